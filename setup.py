@@ -1,0 +1,41 @@
+"""A thin driver: CMakeLists.txt builds the kernels, setup.py says where the result goes.
+
+UEFL_BUILD=off installs pure Python on the reference ops. CMAKE_ARGS and MAX_JOBS are handed on.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+
+
+class CMakeBuild(build_ext):
+    """Builds every compiled module of the package in one CMake run."""
+
+    def build_extension(self, ext):
+        out = Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        build = Path(self.build_temp).resolve()
+        configure = [
+            "cmake",
+            "-S",
+            ROOT,
+            "-B",
+            build,
+            "-GNinja",
+            f"-DPython3_EXECUTABLE={sys.executable}",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={out}",
+        ]
+        subprocess.run([*configure, *os.environ.get("CMAKE_ARGS", "").split()], check=True)
+        subprocess.run(["cmake", "--build", build, "--parallel", os.environ.get("MAX_JOBS", str(os.cpu_count()))], check=True)
+
+
+compiled = os.environ.get("UEFL_BUILD", "on") != "off"
+setup(
+    ext_modules=[Extension("uefl_kernels._C", sources=[], py_limited_api=True)] if compiled else [],
+    cmdclass={"build_ext": CMakeBuild},
+)

@@ -1,0 +1,126 @@
+"""``vq``: vector quantisation in one op (search, gather, loss, usage), with closed-form gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._checks import check_search
+from ..._library import define, define_autograd, define_composed, resolve
+from . import reference
+
+
+class VQOutput(NamedTuple):
+    """What ``vq`` returns."""
+
+    quantized: torch.Tensor
+    """``[..., D]``, the dtype of x: every segment replaced by its codeword; the gradient passes straight through to x."""
+    indices: torch.Tensor
+    """``[..., S]`` int64: which codeword."""
+    loss: torch.Tensor
+    """scalar, float32 (float64 for float64 x): (codebook_weight + commitment_weight) * mean((x - quantized)^2)."""
+    counts: torch.Tensor
+    """``[K]`` or ``[S, K]`` int64: how many segments took each codeword."""
+
+
+def _fake(
+    x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, with_sums: bool, codebook_weight: float, commitment_weight: float
+) -> reference.Result:
+    segments = x.shape[-1] // codebook.shape[-1]
+    return (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        x.new_empty(*x.shape[:-1], segments, dtype=torch.int64),
+        x.new_empty((), dtype=reference.loss_dtype(x)),
+        x.new_empty(codebook.shape[:-1], dtype=torch.int64),
+        x.new_empty(codebook.shape if with_sums else (0,), dtype=torch.float64),
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    x, codebook, _, _, ctx.with_sums, ctx.codebook_weight, ctx.commitment_weight = inputs
+    _, indices, _, counts, sums = output
+    ctx.mark_non_differentiable(indices, counts, sums)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, codebook, indices, counts, sums)
+
+
+def _backward(
+    ctx: Any, grad_quantized: torch.Tensor | None, _i: Any, grad_loss: torch.Tensor | None, _c: Any, _s: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """With M = x.numel(), q the codeword of x, n and S the count and the sum of each codeword's rows:
+
+    d/dx = grad_quantized + grad_loss * 2 * commitment_weight / M * (x - q)
+    d/dc = grad_loss * 2 * codebook_weight / M * (n c - S)
+    """
+    x, codebook, indices, counts, sums = ctx.saved_tensors
+    grad_x = grad_codebook = None
+    if ctx.needs_input_grad[0]:
+        grad_x = grad_quantized
+        if grad_loss is not None and ctx.commitment_weight != 0:
+            wide = codebook.dtype if codebook.dtype == torch.float64 else reference.loss_dtype(x)
+            codes = reference.gather(codebook, indices).reshape(x.shape).to(wide)
+            pull = (x.to(wide) - codes) * (grad_loss * (2 * ctx.commitment_weight / max(1, x.numel())))
+            grad_x = pull.to(x.dtype) if grad_quantized is None else (pull + grad_quantized).to(x.dtype)
+        elif grad_x is None:
+            grad_x = torch.zeros_like(x)
+    if ctx.needs_input_grad[1]:
+        if grad_loss is None or ctx.codebook_weight == 0:
+            grad_codebook = torch.zeros_like(codebook)
+        else:
+            scale = grad_loss.double() * (2 * ctx.codebook_weight / max(1, x.numel()))
+            grad_codebook = ((counts.unsqueeze(-1) * codebook.double() - sums) * scale).to(codebook.dtype)
+    return grad_x, grad_codebook, None, None, None, None, None
+
+
+define(
+    "vq(Tensor x, Tensor codebook, str metric, bool exact, bool with_sums, float codebook_weight, float commitment_weight)"
+    " -> (Tensor quantized, Tensor indices, Tensor loss, Tensor counts, Tensor sums)",
+    reference=reference.vq,
+    fake=_fake,
+)
+define_composed("vq", reference.vq_around)
+define_autograd("vq", _backward, _setup)
+
+
+def vq(
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    *,
+    metric: str = "l2",
+    precision: str = "exact",
+    codebook_weight: float = 1.0,
+    commitment_weight: float = 0.25,
+) -> VQOutput:
+    """Replace every segment of x by its nearest codeword; the whole VQ layer in one call.
+
+    Args:
+        x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d contiguous segments.
+        codebook: ``[K, d]`` shared by all segments, or ``[S, K, d]``; keep it in float32 when x is bfloat16 or float16.
+        metric: ``"l2"`` or ``"cosine"``; it decides only which codeword is nearest.
+        precision: ``"exact"`` (the default) or ``"fast"``; see :func:`vq_assign`.
+        codebook_weight: weight of mean((sg[x] - q)^2), which moves the codewords.
+        commitment_weight: weight of mean((x - sg[q])^2), which moves x (the beta of the papers).
+
+    Returns:
+        :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to x unchanged
+        (straight through) and none to the codebook; loss has the closed forms of the two terms above. A row that holds
+        NaN takes codeword 0 and makes the loss NaN. N = 0 gives a loss of 0.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`vq_assign`.
+
+    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 (means instead of norms).
+
+    Equivalent to (``[K, d]``, "l2")::
+
+        indices = vq_assign(x, codebook)
+        q = codebook[indices].reshape(x.shape)
+        loss = codebook_weight * F.mse_loss(q, x.detach()) + commitment_weight * F.mse_loss(x, q.detach())
+        quantized = x + (q - x).detach()   # here exactly q
+        counts = torch.bincount(indices.flatten(), minlength=K)
+    """
+    check_search("vq", x, codebook, metric, precision)
+    with_sums = codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled()
+    out = resolve("vq", x)(x, codebook, metric, precision == "exact", with_sums, float(codebook_weight), float(commitment_weight))
+    return VQOutput(*out[:4])

@@ -1,0 +1,92 @@
+"""The definition of ``vq``: assign, gather, loss, counts and per-code sums, composed from plain PyTorch.
+
+It is also what runs on a GPU, around the search kernel of that GPU: no step synchronises with the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..vq_assign.reference import vq_assign
+
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def vq(
+    x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, with_sums: bool, codebook_weight: float, commitment_weight: float
+) -> Result:
+    """x [..., D], codebook [K, d] | [S, K, d] -> quantized, indices, loss, counts, sums (see ``ops/vq/__init__.py``)."""
+    return compose(x, codebook, vq_assign(x, codebook, metric, exact), with_sums, codebook_weight, commitment_weight)
+
+
+def compose(
+    x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, with_sums: bool, codebook_weight: float, commitment_weight: float
+) -> Result:
+    """Everything after the search."""
+    codes = gather(codebook, indices)
+    quantized = codes.to(x.dtype).reshape(x.shape)
+    error = (x.double() - codes.double().reshape(x.shape)).square().sum()
+    loss = error * ((codebook_weight + commitment_weight) / max(1, x.numel()))
+    flat = flat_indices(codebook, indices)
+    counts = torch.zeros(codebook.shape[:-1].numel(), dtype=torch.int64, device=x.device)
+    counts.scatter_add_(0, flat, torch.ones_like(flat))
+    sums = code_sums(x, codebook, flat) if with_sums else x.new_empty(0, dtype=torch.float64)
+    return quantized, indices, loss.to(loss_dtype(x)), counts.reshape(codebook.shape[:-1]), sums
+
+
+def gather(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """codebook [K, d] | [S, K, d], indices [..., S] -> codewords [..., S, d]."""
+    d = codebook.shape[-1]
+    return codebook.reshape(-1, d)[flat_indices(codebook, indices)].reshape(*indices.shape, d)
+
+
+def flat_indices(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Row numbers into ``codebook.reshape(-1, d)``, flattened."""
+    if codebook.dim() == 3:
+        indices = indices + torch.arange(codebook.shape[0], device=indices.device) * codebook.shape[1]
+    return indices.reshape(-1)
+
+
+def code_sums(x: torch.Tensor, codebook: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Sum of the rows of each codeword, float64, in 64-bit fixed point: the order of the rows does not change a bit.
+
+    One unit is 2^-(62 - ceil(log2 N) - e), where 2^e is the power of two above the largest finite |x|, so that N rows
+    cannot overflow and at least 31 bits of the largest value remain for any N below 2^31. NaN and infinities add nothing.
+    """
+    rows = x.reshape(-1, codebook.shape[-1]).double()
+    rows = torch.where(rows.isfinite(), rows, 0.0)
+    sums = torch.zeros(codebook.shape[:-1].numel(), codebook.shape[-1], dtype=torch.int64, device=x.device)
+    if rows.numel() == 0:
+        return sums.double().reshape(codebook.shape)
+    bits = 62 - math.ceil(math.log2(rows.shape[0]))
+    shift = bits - torch.frexp(rows.abs().amax()).exponent.clamp(min=-900).long()
+    fixed = (rows * _power_of_two(shift)).round().long()
+    sums.index_add_(0, flat, fixed)
+    return (sums.double() * _power_of_two(-shift)).reshape(codebook.shape)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """2^exponent in float64 by its bits: exact on every device, which pow is not, and no transfer from the host."""
+    return (exponent + 1023).bitwise_left_shift(52).view(torch.float64)
+
+
+def loss_dtype(x: torch.Tensor) -> torch.dtype:
+    """float64 in, float64 out; everything else is float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def vq_around(
+    assign: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    metric: str,
+    exact: bool,
+    with_sums: bool,
+    codebook_weight: float,
+    commitment_weight: float,
+) -> Result:
+    """The same composition around another search kernel: what the Triton and CUDA backends run today."""
+    return compose(x, codebook, assign(x, codebook, metric, exact), with_sums, codebook_weight, commitment_weight)

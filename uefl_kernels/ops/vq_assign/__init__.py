@@ -1,0 +1,51 @@
+"""``vq_assign``: the index of the nearest codeword, exactly."""
+
+from __future__ import annotations
+
+import torch
+
+from ..._checks import check_search
+from ..._library import define, define_triton, resolve
+from . import reference
+
+
+def _fake(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // codebook.shape[-1], dtype=torch.int64)
+
+
+define("vq_assign(Tensor x, Tensor codebook, str metric, bool exact) -> Tensor", reference=reference.vq_assign, fake=_fake)
+define_triton("vq_assign", f"{__name__}.triton")
+
+
+def vq_assign(x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", precision: str = "exact") -> torch.Tensor:
+    """Index of the nearest codeword of every segment of every row.
+
+    The answer is the argmin of the float64 distance on the values given, summed in the order of the elements, ties to the
+    lowest index: the same on every backend, for any batch size and number of threads. A row that holds NaN gets index 0.
+
+    Args:
+        x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d contiguous segments.
+        codebook: ``[K, d]``, shared by all segments, or ``[S, K, d]``, one for each; any of the dtypes of x, not
+            necessarily the same one. It must be finite: checked on the CPU; on a GPU, where a check would stall the
+            device, a codeword with a NaN or an infinity is never chosen while another one is finite.
+        metric: ``"l2"`` (squared Euclidean distance) or ``"cosine"`` (the codewords' scale does not matter).
+        precision: ``"exact"`` as above, or ``"fast"``: the best float32 score, not certified.
+
+    Returns:
+        indices ``[..., S]``, int64. No gradient.
+
+    Raises:
+        TypeError: a dtype that is not one of the four.
+        ValueError: shapes, devices, metric or precision that do not fit.
+        RuntimeError: the codebook is not finite, or a forced backend is absent.
+
+    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eq. 1.
+
+    Equivalent to (``[K, d]``, "l2", but without an N x K matrix)::
+
+        rows = x.reshape(*x.shape[:-1], -1, d).double()
+        ((rows.unsqueeze(-2) - codebook.double()) ** 2).sum(-1).argmin(-1)
+    """
+    check_search("vq_assign", x, codebook, metric, precision)
+    indices: torch.Tensor = resolve("vq_assign", x)(x, codebook, metric, precision == "exact")
+    return indices

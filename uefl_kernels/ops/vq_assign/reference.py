@@ -1,0 +1,55 @@
+"""The definition of ``vq_assign``: a float64 evaluation in a fixed order, so that every backend can agree to the bit."""
+
+from __future__ import annotations
+
+import torch
+
+# Rows are taken in blocks so that the distances of one block, not of all rows, are in memory.
+_BLOCK_ELEMENTS = 1 << 22
+
+
+def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
+    """x [..., D], codebook [K, d] or [S, K, d] -> indices [..., S] int64; ``exact`` is always true here.
+
+    l2:     distance_k = sum over d of (x_d - c_kd)^2, the argmin
+    cosine: score_k = sum over d of x_d * (c_kd / |c_k|), the argmax; a zero codeword scores 0
+
+    Terms are rounded and added in float64 in the order d = 0, 1, ...; ties go to the lowest index; NaN never wins, so a
+    row of NaN gets index 0.
+    """
+    if codebook.device.type == "cpu" and not bool(torch.isfinite(codebook).all()):
+        raise RuntimeError("vq_assign: the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)")
+    d = codebook.shape[-1]
+    segments = x.reshape(-1, x.shape[-1] // d, d)
+    n, s = segments.shape[:2]
+    indices = torch.empty(n, s, dtype=torch.int64, device=x.device)
+    block = max(1, _BLOCK_ELEMENTS // codebook.shape[-2])
+    for segment in range(s):
+        codes = (codebook if codebook.dim() == 2 else codebook[segment]).double()
+        if metric == "cosine":
+            codes = _unit(codes)
+        for start in range(0, n, block):
+            rows = segments[start : start + block, segment].double()
+            indices[start : start + block, segment] = _argmin(rows, codes, metric)
+    return indices.reshape(*x.shape[:-1], s)
+
+
+def _argmin(rows: torch.Tensor, codes: torch.Tensor, metric: str) -> torch.Tensor:
+    total = rows.new_zeros(rows.shape[0], codes.shape[0])
+    for j in range(rows.shape[1]):
+        value, code = rows[:, j, None], codes[:, j]
+        if metric == "l2":
+            difference = value - code
+            total += difference * difference
+        else:
+            total -= value * code
+    return total.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).argmin(1)
+
+
+def _unit(codes: torch.Tensor) -> torch.Tensor:
+    """codes / |codes|, the norm summed in the order d = 0, 1, ...; a zero codeword stays zero."""
+    square = codes.new_zeros(codes.shape[0])
+    for j in range(codes.shape[1]):
+        square += codes[:, j] * codes[:, j]
+    norm = square.sqrt()
+    return torch.where(norm[:, None] > 0, codes / norm[:, None], torch.zeros_like(codes))
