@@ -18,6 +18,7 @@ class CMakeBuild(build_ext):
     """Builds every compiled module of the package in one CMake run."""
 
     def build_extension(self, ext):
+        """Configure, build, and leave the modules beside the package."""
         out = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = Path(self.build_temp).resolve()
         configure = [

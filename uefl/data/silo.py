@@ -1,0 +1,50 @@
+"""A silo: the images of one client, as bytes, in its three splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images ``[N, C, H, W]`` uint8 and labels ``[N]`` int64."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> Split:
+        """The same split on another device."""
+        return Split(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Silo:
+    """One client's data: ``train`` is trained on, ``holdout`` steers the extension, ``test`` is only reported."""
+
+    name: str
+    train: Split
+    holdout: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All silos of a run, of one image shape and one list of classes."""
+
+    silos: tuple[Silo, ...]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    """per channel, on the scale 0-1, over the training images of the data set"""
+    std: tuple[float, ...]
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        c, h, w = self.silos[0].train.images.shape[1:]
+        return c, h, w

@@ -1,0 +1,9 @@
+"""The two ways in which a run ends early; the command line turns each into one line and an exit code."""
+
+
+class UserError(Exception):
+    """What was asked for cannot be done as asked; the message says what to change. Exit code 2, nothing was written."""
+
+
+class RunError(Exception):
+    """A run that started but could not finish honestly (quorum lost, diverged model). Exit code 1."""
