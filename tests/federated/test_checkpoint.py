@@ -1,0 +1,78 @@
+import json
+
+import pytest
+import torch
+
+from uefl import checkpoint
+from uefl.errors import UserError
+
+TENSORS = {"values": torch.arange(5.0), "block.0": torch.randn(3, 2)}
+
+
+def test_round_trip(tmp_path):
+    checkpoint.save(tmp_path, TENSORS, {"round": 3})
+    tensors, plain = checkpoint.load(tmp_path)
+    assert plain == {"round": 3}
+    assert all(torch.equal(tensors[k], v) for k, v in TENSORS.items())
+
+
+def test_none_where_there_is_none(tmp_path):
+    assert checkpoint.load(tmp_path) is None
+
+
+def test_only_the_newest_tensors_are_kept(tmp_path):
+    for i in range(3):
+        checkpoint.save(tmp_path, {"values": torch.full((2,), float(i))}, {"round": i})
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    assert checkpoint.load(tmp_path)[0]["values"].tolist() == [2.0, 2.0]
+
+
+def test_a_kill_between_the_two_files_leaves_the_previous_pair(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path, {"values": torch.zeros(2)}, {"round": 0})
+
+    def killed(path, value):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, {"values": torch.ones(2)}, {"round": 1})
+    tensors, plain = checkpoint.load(tmp_path)
+    assert plain == {"round": 0}
+    assert tensors["values"].tolist() == [0.0, 0.0]
+
+
+def tensor_file(directory):
+    return next(directory.glob("*.safetensors"))
+
+
+def damage(kind, directory):
+    index = directory / "checkpoint.json"
+    if kind == "truncated tensors":
+        tensor_file(directory).write_bytes(tensor_file(directory).read_bytes()[:-3])
+    elif kind == "missing tensors":
+        tensor_file(directory).unlink()
+    elif kind == "truncated index":
+        index.write_text(index.read_text()[:20])
+    elif kind == "other version":
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"schema": 99}))
+    elif kind == "no state":
+        content = json.loads(index.read_text())
+        del content["state"]
+        index.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("truncated tensors", "truncated or altered"),
+        ("missing tensors", "missing"),
+        ("truncated index", "truncated or no checkpoint"),
+        ("other version", "schema 99, this version of uefl reads schema 1"),
+        ("no state", "incomplete"),
+    ],
+)
+def test_damage_is_an_error_that_says_what_to_do(tmp_path, kind, message):
+    checkpoint.save(tmp_path, TENSORS, {"round": 3})
+    damage(kind, tmp_path)
+    with pytest.raises(UserError, match=message):
+        checkpoint.load(tmp_path)

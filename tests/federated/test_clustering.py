@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from uefl.clustering import kmeans
+from uefl.errors import RunError
+
+
+def test_separated_clusters_are_found_with_their_sizes():
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    rows = torch.cat([c + 0.1 * torch.randn(n, 2, generator=generator) for c, n in zip(centres, (20, 30, 50), strict=True)])
+    centroids, mass = kmeans(rows, 3, seed=0)
+    order = torch.cdist(centres, centroids).argmin(1)
+    torch.testing.assert_close(centroids[order], centres, atol=0.1, rtol=0)
+    assert mass[order].tolist() == [20, 30, 50]
+
+
+def test_weights_move_the_centroids():
+    centroids, mass = kmeans(torch.tensor([[0.0], [1.0]]), 1, seed=0, weights=torch.tensor([3.0, 1.0]))
+    assert centroids.item() == pytest.approx(0.25)
+    assert mass.tolist() == [4.0]
+
+
+def test_same_seed_same_bits():
+    rows = torch.randn(500, 4, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(kmeans(rows, 8, seed=5)[0], kmeans(rows, 8, seed=5)[0])
+
+
+def test_too_few_rows():
+    with pytest.raises(RunError, match="needs at least 8 feature vectors for 8 codewords, there are 5"):
+        kmeans(torch.randn(5, 2), 8, seed=0)
+
+
+def test_diverged_features():
+    with pytest.raises(RunError, match="diverged"):
+        kmeans(torch.full((9, 2), float("nan")), 3, seed=0)

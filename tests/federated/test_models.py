@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from tests.federated.tiny import settings
+from uefl.config import from_table
+from uefl.errors import UserError
+from uefl.models.flat import FlatModule
+from uefl.models.net import Net
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("keys", "shape", "classes", "encoder", "total", "dim"),
+    [
+        ({}, (1, 28, 28), 10, 7_673_344, 10_038_282, 512),
+        ({"encoder": "vgg16_bn"}, (3, 32, 32), 10, 14_723_136, 14_990_922, 512),
+        ({"encoder": "vgg16_bn"}, (3, 32, 32), 43, 14_723_136, 15_007_851, 512),
+        ({"encoder": "vgg16_bn"}, (3, 32, 32), 100, 14_723_136, 15_037_092, 512),
+    ],
+    ids=["cnn-10", "vgg-10", "vgg-43", "vgg-100"],
+)
+def test_parameter_counts_are_the_published_ones(keys, shape, classes, encoder, total, dim):
+    net = Net(from_table(keys), shape, classes)
+    assert (parameters(net.encoder), parameters(net), net.dim) == (encoder, total, dim)
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(28, 3), (32, 4)])
+def test_cnn_token_grid(size, tokens):
+    net = Net(settings(), (1, size, size), 10).eval()
+    assert net.tokens(torch.zeros(2, 1, size, size)).shape == (2, tokens, tokens, 16)
+
+
+def test_resnet18_takes_grey_images():
+    net = Net(from_table({"encoder": "resnet18"}), (1, 28, 28), 10).eval()
+    assert net.tokens(torch.zeros(1, 1, 28, 28)).shape == (1, 1, 1, 512)
+
+
+def test_images_too_small_for_the_encoder():
+    with pytest.raises(UserError, match="do not fit the encoder"):
+        Net(settings(), (1, 4, 4), 10)
+
+
+def test_a_one_token_model_tells_at_most_as_many_images_apart_as_it_has_codewords():
+    net = Net(settings(segments=1), (1, 8, 8), 3).eval()
+    logits, _ = net(torch.randn(200, 1, 8, 8), torch.randn(5, 16), 0.25)
+    assert 1 < len(logits.unique(dim=0)) <= 5
+
+
+def test_flat_module_is_the_module():
+    torch.manual_seed(0)
+    net, twin = Net(settings(), (1, 8, 8), 3), Net(settings(), (1, 8, 8), 3)
+    twin.load_state_dict(net.state_dict())
+    flat = FlatModule(net)
+    assert flat.values.numel() == parameters(twin)
+    images, labels = torch.randn(8, 1, 8, 8), torch.arange(8) % 3
+    optimizers = [torch.optim.Adam([flat.values], lr=1e-3), torch.optim.Adam(twin.parameters(), lr=1e-3)]
+    for _ in range(3):
+        for model, optimizer in zip((net, twin), optimizers, strict=True):
+            optimizer.zero_grad(set_to_none=False)
+            model.encoder.train()
+            model.head.eval()
+            torch.nn.functional.cross_entropy(model(images, None, 0.25)[0], labels).backward()
+            optimizer.step()
+    named = flat.named(flat.values.detach(), flat.statistics)
+    for name, value in twin.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(named[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_flat_module_set_changes_the_module_in_place():
+    net = Net(settings(), (1, 8, 8), 3)
+    flat = FlatModule(net)
+    pointers = [p.data_ptr() for p in net.parameters()]
+    flat.set(torch.full_like(flat.values, 2.0), torch.full_like(flat.statistics, 3.0))
+    assert [p.data_ptr() for p in net.parameters()] == pointers
+    assert all(bool((p == 2).all()) for p in net.parameters())
+    assert all(bool((b == 3).all()) for b in net.buffers() if b.is_floating_point())

@@ -1,0 +1,75 @@
+import math
+
+import pytest
+import torch
+
+from uefl.models.net import Head
+from uefl.uncertainty import entropy, mc_dropout
+
+
+def confident_head(p: float, logit_dropout: bool, classes: int = 10) -> tuple[Head, torch.Tensor, torch.Tensor]:
+    """A head that is as sure as can be of the label that its input is the one-hot code of."""
+    head = Head(classes, classes, classes, p, logit_dropout)
+    with torch.no_grad():
+        head.fc1.weight.copy_(50 * torch.eye(classes))
+        head.fc1.bias.zero_()
+        head.fc2.weight.copy_(100 * torch.eye(classes) - 50)
+        head.fc2.bias.zero_()
+    labels = torch.arange(2000) % classes
+    return head, torch.nn.functional.one_hot(labels, classes).float(), labels
+
+
+def test_entropy_of_known_distributions():
+    probs = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    torch.testing.assert_close(entropy(probs), torch.tensor([0.0, math.log(2)]))
+
+
+def test_a_confident_head_without_logit_dropout_has_no_entropy_left():
+    head, tokens, _ = confident_head(0.0, False)
+    assert float(mc_dropout(head, tokens, 20).entropy.max()) < 1e-6
+
+
+def test_logit_dropout_puts_a_floor_under_the_entropy():
+    # With the top logit dropped in about 2 of 20 passes, no confidence can push the mean below about 0.16 nats.
+    torch.manual_seed(0)
+    head, tokens, _ = confident_head(0.1, True)
+    head.drop.p = 0.0
+    floor = float(mc_dropout(head, tokens, 20).entropy.mean())
+    assert 0.12 < floor < 0.25
+
+
+@pytest.mark.parametrize("classes", [10, 43])
+def test_logit_dropout_bounds_the_accuracy_with_dropout_on(classes):
+    torch.manual_seed(0)
+    head, tokens, labels = confident_head(0.1, True, classes)
+    head.drop.p = 0.0
+    hits = [(head.train().stochastic(head.prefix(tokens)).argmax(1) == labels).float().mean() for _ in range(40)]
+    bound = 0.9 + 0.1 * (1 - 0.9**classes) / (0.1 * classes)
+    assert float(torch.stack(hits).mean()) == pytest.approx(bound, abs=0.006)
+
+
+def test_passes_differ_with_dropout_on_and_agree_in_legacy_mode():
+    torch.manual_seed(0)
+    head, tokens = Head(6, 32, 4, 0.5, False), torch.randn(50, 6)
+    one, many = mc_dropout(head, tokens, 1), mc_dropout(head, tokens, 1)
+    assert not torch.equal(one.probs, many.probs)
+    legacy = mc_dropout(head, tokens, 1, legacy=True), mc_dropout(head, tokens, 7, legacy=True)
+    torch.testing.assert_close(legacy[0].probs, legacy[1].probs, rtol=1e-6, atol=0)
+    torch.testing.assert_close(legacy[0].entropy, legacy[0].entropy_deterministic)
+
+
+def test_the_mean_over_many_passes_is_that_of_whole_forward_passes():
+    torch.manual_seed(0)
+    head, tokens = Head(6, 32, 4, 0.3, False), torch.randn(5, 6)
+    ours = mc_dropout(head, tokens, 3000).probs
+    head.train()
+    plain = torch.stack([head.stochastic(head.prefix(tokens)).softmax(-1) for _ in range(3000)]).mean(0)
+    torch.testing.assert_close(ours, plain, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_head_is_left_as_found(training):
+    head = Head(6, 8, 4, 0.1, False).train(training)
+    mc_dropout(head, torch.randn(2, 6), 2)
+    assert head.training is training
+    assert head.drop.training is training

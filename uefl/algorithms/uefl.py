@@ -1,0 +1,158 @@
+"""UEFL: a shared codebook for all, more codewords for the clients that the model is uncertain about.
+
+Source: Liu et al., "Uncertainty-Based Extensible-Codebook Federated Learning" (arXiv 2402.18888), with what its text leaves
+open or its code gets wrong settled as docs/uefl.md says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import clustering
+from ..aggregation import CodewordMean, WeightedMean
+from ..engines.base import Option, Reply, Request
+from ..errors import RunError
+from ..seeds import derive
+from .fedavg import FedAvg, Record
+
+
+@dataclass
+class Block:
+    """Codewords that one group of clients sees and trains; the shared codebook is the block of all clients."""
+
+    members: frozenset[str]
+    codewords: torch.Tensor
+    """``[v, d]`` float32"""
+
+
+class UEFL(FedAvg):
+    """FedAvg of encoder and head around a quantiser whose codebook grows for uncertain clients.
+
+    Args:
+        codeword_length: d.
+        extend: whether clients are ever extended; without, this is FedAvg with an averaged codebook (arm ``fedavg-vq``).
+    """
+
+    def __init__(self, *args: Any, codeword_length: int, extend: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        generator = torch.Generator().manual_seed(derive(self.config.seed, "codebook"))
+        shared = torch.randn(self.config.codewords, codeword_length, generator=generator).to(self.values.device)
+        self.blocks = [Block(frozenset(self.engine.clients()), shared)]
+        self.extend = extend
+        self.threshold: float | None = None
+        self.uncertain: list[str] = []
+        """clients above the threshold after the iteration before this one: they get new codewords in its first round"""
+
+    # --- codebooks -------------------------------------------------------------------------------------------------
+
+    @property
+    def quantized(self) -> bool:
+        """False only in the first round of ``codebook_init = "kmeans"``, whose features the codebook is made of."""
+        return not (self.config.codebook_init == "kmeans" and self.round == 0)
+
+    def visible(self, client: str) -> torch.Tensor:
+        """The codebook of one client, ``[V, d]``: shared codewords first, then its extensions in the order of their coming."""
+        return torch.cat([block.codewords for block in self.blocks if client in block.members])
+
+    def pooled_kmeans(self, clients: list[str], purpose: str) -> torch.Tensor:
+        """One block for several clients, ``[v, d]``: k-means on each one's features, then on the weighted centroids of all."""
+        count = self.config.codewords
+        centroids, masses = [], []
+        requests = {name: super(UEFL, self).request(name, measure=False, train=False) for name in clients}
+        for name, request in requests.items():
+            request.options |= {"new_codewords": count, "kmeans_seed": derive(self.config.seed, purpose, self.iteration, name)}
+        for reply in self.engine.round(requests):
+            if reply.error is not None:
+                raise RunError(f"{reply.client} could not find new codewords: {reply.error}")
+            centroids.append(reply.tensors["block"])
+            masses.append(reply.tensors["mass"])
+        block, _ = clustering.kmeans(torch.cat(centroids), count, derive(self.config.seed, purpose, self.iteration), torch.cat(masses))
+        return block.to(self.values.device)
+
+    # --- a turn ----------------------------------------------------------------------------------------------------
+
+    def exchange(self, *, measure: bool, train: bool) -> list[Record]:
+        """As FedAvg, after the extensions that need an exchange of their own."""
+        if self.round == 1 and self.trained == 1 and self.config.codebook_init == "kmeans":
+            self.blocks[0].codewords = self.pooled_kmeans(self.engine.clients(), "codebook")
+        if self.trained == 0 and self.uncertain and self.config.ext_share == "group":
+            self.blocks.append(Block(frozenset(self.uncertain), self.pooled_kmeans(self.uncertain, "extend")))
+        return super().exchange(measure=measure, train=train)
+
+    def request(self, client: str, *, measure: bool, train: bool) -> Request:
+        """The client's own codebook with it; and for a private extension, the order to make one."""
+        request = super().request(client, measure=measure, train=train)
+        if self.quantized:
+            codebook = request.tensors["codebook"] = self.visible(client)
+            if train and self.trained == 0 and client in self.uncertain and self.config.ext_share == "none":
+                seed: Option = derive(self.config.seed, "extend", self.iteration, client)
+                request.options |= {"new_codewords": self.config.codewords, "new_at": len(codebook), "kmeans_seed": seed}
+        return request
+
+    def begin_average(self) -> None:
+        """One average per block."""
+        super().begin_average()
+        self._means = [(CodewordMean if self.config.usage_aware else WeightedMean)(block.codewords) for block in self.blocks]
+        self._new: list[Block] = []
+
+    def add(self, reply: Reply) -> None:
+        """Each block's part of the client's codebook goes to that block's average; what is behind them is a new block."""
+        super().add(reply)
+        if not self.quantized:
+            return
+        codebook, usage, start = reply.tensors["codebook"], reply.tensors["usage"], 0
+        for block, mean in zip(self.blocks, self._means, strict=True):
+            if reply.client in block.members:
+                part = slice(start, start + len(block.codewords))
+                mean.add(codebook[part], usage[part] if isinstance(mean, CodewordMean) else reply.examples)  # type: ignore[arg-type]
+                start = part.stop
+        if start < len(codebook):
+            self._new.append(Block(frozenset([reply.client]), codebook[start:].clone()))
+
+    def end_average(self) -> None:
+        """Blocks whose every member was refused stay as they are."""
+        super().end_average()
+        if self.quantized:
+            for block, mean in zip(self.blocks, self._means, strict=True):
+                block.codewords = mean.result()
+        self.blocks += self._new
+
+    def record(self, reply: Reply) -> Record:
+        """With the size of the client's codebook, and whether it has just grown."""
+        new = self.trained == 1 and reply.client in self.uncertain
+        return super().record(reply) | {"codewords": len(self.visible(reply.client)), "extended": new}
+
+    def end_iteration(self, records: list[Record]) -> None:
+        """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7)."""
+        if not self.extend:
+            return
+        entropy = {record["client"]: record["holdout_entropy"] for record in records}
+        if self.threshold is None or self.config.threshold == "current":
+            values = list(entropy.values())
+            reference = min(values) if self.config.reference == "min" else sum(values) / len(values)
+            self.threshold = (1 + self.config.gamma) * reference
+        self.uncertain = [name for name, e in sorted(entropy.items()) if e > self.threshold]
+        if not self.uncertain and self.config.stop_when_certain:
+            self.finished = True
+        if self.rounds_of(self.iteration + 1) is not None:
+            least = min(entropy.values())
+            ratios = ", ".join(f"{name} ({entropy[name] / least:.2f} x least)" for name in self.uncertain)
+            self.notice(f"after iteration {self.iteration + 1}, entropy above {self.threshold:.3f} nats: {ratios or 'no client'}")
+
+    # --- the state between two turns -------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Also the blocks, their members, and who is to be extended."""
+        tensors, plain = super().state()
+        tensors |= {f"block.{i}": block.codewords for i, block in enumerate(self.blocks)}
+        members = [sorted(block.members) for block in self.blocks]
+        return tensors, plain | {"members": members, "threshold": self.threshold, "uncertain": self.uncertain}
+
+    def restore(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+        """The opposite of :meth:`state`."""
+        super().restore(tensors, plain)
+        self.blocks = [Block(frozenset(m), tensors[f"block.{i}"].to(self.values.device)) for i, m in enumerate(plain["members"])]
+        self.threshold, self.uncertain = plain["threshold"], plain["uncertain"]

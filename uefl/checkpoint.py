@@ -1,0 +1,90 @@
+"""The checkpoint of a run: tensors in safetensors, everything else in JSON, both replaced at once or not at all.
+
+``checkpoint.json`` names the tensor file that belongs to it, and is renamed into place last: a run killed at any moment
+leaves the previous pair or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from .errors import UserError
+
+SCHEMA = 1
+_INDEX = "checkpoint.json"
+
+
+def save(directory: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+    """Write both files and remove the tensors of the checkpoint before."""
+    old = _read_index(directory)["tensors"] if (directory / _INDEX).exists() else None
+    temporary = directory / "checkpoint.tmp"
+    save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, temporary)
+    digest = _digest(temporary)
+    name = f"checkpoint-{digest[:16]}.safetensors"
+    _replace(temporary, directory / name)
+    write_json(directory / _INDEX, {"schema": SCHEMA, "tensors": name, "sha256": digest, "state": plain})
+    if old is not None and old != name:
+        (directory / old).unlink(missing_ok=True)
+
+
+def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+    """Read the checkpoint of a run, None when there is none yet.
+
+    Raises:
+        UserError: another schema version, a file that is missing, truncated or altered.
+    """
+    if not (directory / _INDEX).exists():
+        return None
+    index = _read_index(directory)
+    path = directory / index["tensors"]
+    if not path.exists():
+        raise UserError(f"{directory / _INDEX} names {path.name}, which is missing; restore it, or start again in another folder")
+    if _digest(path) != index["sha256"]:
+        raise UserError(f"{path} is truncated or altered (its checksum does not match); start again in another folder")
+    try:
+        return load_file(path), index["state"]
+    except SafetensorError as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    _replace(temporary, path)
+
+
+def _read_index(directory: Path) -> dict[str, Any]:
+    path = directory / _INDEX
+    try:
+        index = json.loads(path.read_text())
+        schema = index["schema"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is truncated or no checkpoint; start again in another folder") from None
+    if schema != SCHEMA:
+        raise UserError(f"{path} has schema {schema}, this version of uefl reads schema {SCHEMA}; resume with the version that wrote it")
+    if not {"tensors", "sha256", "state"} <= set(index):
+        raise UserError(f"{path} is incomplete; start again in another folder")
+    return dict(index)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read()).hexdigest()
+        )
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Rename into place after the bytes are on disk."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

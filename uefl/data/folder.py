@@ -1,0 +1,108 @@
+"""A folder of the user's own silos: one subfolder per silo, in it one folder of images per class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from ..errors import UserError
+from .rotate import resize
+from .silo import Split
+from .sources import OwnSilos
+
+_LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/image.png"
+
+
+def image_folder(root: Path, image_size: int = 0) -> OwnSilos:
+    """Read ``root/SILO/CLASS/*`` or ``root/SILO/{train,test}/CLASS/*``; classes are the union over all silos, sorted by name.
+
+    Every file in a class folder must be an image that Pillow reads; only hidden files are passed over. Images are RGB if any of them
+    is in colour, else greyscale; transparency is dropped.
+
+    Args:
+        root: the folder; its subfolders give the silos their names.
+        image_size: resize every image to this square; 0: they must be of one size.
+
+    Raises:
+        UserError: folders or images missing or misplaced, a file that cannot be read, images of different sizes.
+    """
+    files = {silo.name: _parts(silo) for silo in _subfolders(root)}
+    every = [file for parts in files.values() for part in parts.values() for file in part]
+    classes = tuple(sorted({label for _, label in every}))
+    images = {path: _read(path, image_size) for path, _ in every}
+    _check_sizes(images)
+    channels = max(len(image) for image in images.values())
+
+    def split(part: list[tuple[Path, str]]) -> Split:
+        pixels = torch.stack([images[path].expand(channels, -1, -1) for path, _ in part])
+        return Split(pixels, torch.tensor([classes.index(label) for _, label in part]))
+
+    return OwnSilos(
+        {name: (split(parts["train"]), split(parts["test"]) if "test" in parts else None) for name, parts in files.items()}, classes
+    )
+
+
+def _parts(silo: Path) -> dict[str, list[tuple[Path, str]]]:
+    """Files and their classes by split; a silo that is not split yet counts as ``train``."""
+    inside = _subfolders(silo)
+    # classes that are called train and test hold images, splits hold folders
+    given = {f.name for f in inside} == {"train", "test"} and any(f.is_dir() for part in inside for f in part.iterdir())
+    parts = {part.name: _labelled(part) for part in inside} if given else {"train": _labelled(silo)}
+    for name, part in parts.items():
+        if not part:
+            raise UserError(f"{silo / name if given else silo} holds no image; {_LAYOUT}")
+    return parts
+
+
+def _labelled(folder: Path) -> list[tuple[Path, str]]:
+    files = []
+    for by_class in _subfolders(folder):
+        for path in _visible(by_class):
+            if path.is_dir():
+                raise UserError(f"{path} is a folder among the images of a class; {_LAYOUT}")
+            files.append((path, by_class.name))
+    return files
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    entries = _visible(folder)
+    for path in entries:
+        if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS:
+            raise UserError(f"{path} is not in a class folder; {_LAYOUT}")
+    folders = [path for path in entries if path.is_dir()]
+    if not folders:
+        raise UserError(f"{folder} has no subfolders; {_LAYOUT}")
+    return folders
+
+
+def _visible(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise UserError(f"cannot read folder {folder}: {error.strerror}") from None
+
+
+def _read(path: Path, image_size: int) -> torch.Tensor:
+    """One image ``[C, H, W]`` uint8, C = 1 or 3."""
+    try:
+        with Image.open(path) as file:
+            if file.mode[0] in "IF":
+                raise UserError(f"{path} has more than 8 bits per value; save it as an 8-bit image")
+            pixels = np.array(file.convert("L" if file.mode in ("1", "L", "LA") else "RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
+        raise UserError(f"cannot read image {path} ({reason}); repair or remove it") from None
+    image = torch.from_numpy(pixels)[None] if pixels.ndim == 2 else torch.from_numpy(pixels).movedim(2, 0)
+    return resize(image, image_size) if image_size else image
+
+
+def _check_sizes(images: dict[Path, torch.Tensor]) -> None:
+    (first, pattern), *others = images.items()
+    for path, image in others:
+        if image.shape[1:] != pattern.shape[1:]:
+            (h, w), (h0, w0) = image.shape[1:], pattern.shape[1:]
+            raise UserError(f"{path} is {w}x{h} and {first} is {w0}x{h0}; set image_size to resize all images to one square")

@@ -1,0 +1,53 @@
+"""Image encoders: images ``[B, C, H, W]`` to feature maps ``[B, D, H', W']``."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class BasicBlock(nn.Module):
+    """The residual block of ResNet-18 at constant width (He et al. 2016, fig. 5 left)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(x + self.norm2(self.conv2(y)))
+
+
+def small_cnn(in_channels: int, width: int) -> nn.Sequential:
+    """Three stages of convolution, residual block and 2x2 max-pool; widths w, 2w, 4w. 28x28 becomes 3x3."""
+    stages: list[nn.Module] = []
+    for channels in (width, 2 * width, 4 * width):
+        stages += [nn.Conv2d(in_channels, channels, 3, padding=1), BasicBlock(channels), nn.MaxPool2d(2)]
+        in_channels = channels
+    return nn.Sequential(*stages)
+
+
+def vgg16_bn(in_channels: int, pretrained: bool) -> nn.Module:
+    """The convolutional part of VGG-16 with batch norm; 32x32 becomes 1x1, D = 512."""
+    from torchvision.models import VGG16_BN_Weights
+    from torchvision.models import vgg16_bn as build
+
+    features: nn.Sequential = build(weights=VGG16_BN_Weights.IMAGENET1K_V1 if pretrained else None).features
+    if in_channels != 3:
+        features[0] = nn.Conv2d(in_channels, 64, 3, padding=1)
+    return features
+
+
+def resnet18(in_channels: int, pretrained: bool) -> nn.Module:
+    """ResNet-18 up to the feature map before global pooling, D = 512; 224x224 becomes 7x7, 28x28 and 32x32 become 1x1."""
+    from torchvision.models import ResNet18_Weights
+    from torchvision.models import resnet18 as build
+
+    net = build(weights=ResNet18_Weights.IMAGENET1K_V1 if pretrained else None)
+    if in_channels != 3:
+        net.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+    return nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3, net.layer4)

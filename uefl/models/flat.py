@@ -1,0 +1,68 @@
+"""One buffer for all parameters of a module, one for all its running statistics.
+
+What a federated round does with a model (send, set, average, check, step) is then one operation on one tensor,
+instead of one per layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class FlatModule:
+    """Moves the parameters and floating-point buffers of ``module`` into flat tensors, in place.
+
+    Attributes:
+        values: ``[P]`` float32, a leaf whose ``.grad`` is the flat gradient: an optimizer needs nothing else.
+        statistics: ``[Q]`` float32, running means and variances. Integer buffers stay where they are.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = list(module.parameters())
+        buffers = [b for b in module.buffers() if b.is_floating_point()]
+        device = parameters[0].device
+        self.module = module
+        self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
+        self.values.grad = torch.zeros_like(self.values)
+        self.statistics = torch.empty(sum(b.numel() for b in buffers), device=device)
+        offset = 0
+        for p in parameters:
+            view = _view(self.values.data, offset, p)
+            view.copy_(p.data)
+            p.data, p.grad = view, _view(self.values.grad, offset, p)
+            offset += p.numel()
+        offset = 0
+        for b in buffers:
+            view = _view(self.statistics, offset, b)
+            view.copy_(b)
+            b.data = view
+            offset += b.numel()
+
+    def set(self, values: torch.Tensor, statistics: torch.Tensor) -> None:
+        """Overwrite parameters and statistics in place."""
+        self.values.data.copy_(values)
+        self.statistics.copy_(statistics)
+
+    def named(self, values: torch.Tensor, statistics: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The module's state dict, without integers, for flat tensors laid out as this one's: views, by name."""
+        named: dict[str, torch.Tensor] = {}
+        offset = 0
+        for name, p in self.module.named_parameters():
+            named[name] = _view(values, offset, p)
+            offset += p.numel()
+        offset = 0
+        for name, b in self.module.named_buffers():
+            if b.is_floating_point():
+                named[name] = _view(statistics, offset, b)
+                offset += b.numel()
+        return named
+
+
+def _view(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
+    """The elements from ``offset`` on in the shape of ``like``; maps are kept channels-last, which convolutions prefer."""
+    piece = flat[offset : offset + like.numel()]
+    if like.dim() != 4:
+        return piece.view(like.shape)
+    o, i, h, w = like.shape
+    return piece.view(o, h, w, i).permute(0, 3, 1, 2)

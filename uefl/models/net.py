@@ -1,0 +1,92 @@
+"""The network of every arm: encoder, quantiser where there is a codebook, two-layer head with dropout."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import uefl_kernels
+
+from ..config import Config
+from ..errors import UserError
+from . import encoders
+
+
+class Head(nn.Module):
+    """Linear, GELU, dropout, linear, and optionally dropout on the logits."""
+
+    def __init__(self, inputs: int, hidden: int, classes: int, p: float, logit_dropout: bool) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(inputs, hidden)
+        self.drop = nn.Dropout(p)
+        self.fc2 = nn.Linear(hidden, classes)
+        self.logit_drop = nn.Dropout(p if logit_dropout else 0.0)
+
+    def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The deterministic part: tokens [B, ...] -> hidden [B, hidden]."""
+        return nn.functional.gelu(self.fc1(tokens.flatten(1)))
+
+    def stochastic(self, hidden: torch.Tensor) -> torch.Tensor:
+        """From the first dropout on: hidden [B, hidden] -> logits [B, classes]."""
+        logits: torch.Tensor = self.logit_drop(self.fc2(self.drop(hidden)))
+        return logits
+
+
+class Net(nn.Module):
+    """Encoder and head; the codebook is not a parameter here, because each client sees one of its own.
+
+    Args:
+        config: the model keys of the configuration.
+        image_shape: (C, H, W).
+        classes: number of classes.
+
+    Raises:
+        UserError: the images are too small for the encoder.
+    """
+
+    def __init__(self, config: Config, image_shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels = image_shape[0]
+        if config.encoder == "cnn":
+            self.encoder: nn.Module = encoders.small_cnn(channels, config.width)
+        else:
+            self.encoder = getattr(encoders, config.encoder)(channels, config.pretrained)
+        height, width, self.dim = self._token_shape(image_shape)
+        self.segments = config.segments
+        self.head = Head(height * width * self.dim, config.hidden, classes, config.dropout, config.logit_dropout)
+
+    @property
+    def codeword_length(self) -> int:
+        """d = D / segments."""
+        return self.dim // self.segments
+
+    def tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """images [B, C, H, W], normalised -> tokens [B, H', W', D]; free of a copy in channels-last memory."""
+        features: torch.Tensor = self.encoder(images)
+        return features.permute(0, 2, 3, 1)
+
+    def quantize(
+        self, tokens: torch.Tensor, codebook: torch.Tensor | None, commitment: float
+    ) -> tuple[torch.Tensor, uefl_kernels.VQOutput | None]:
+        """Tokens as the head sees them, and the quantiser's output where there is a codebook ``[V, d]``."""
+        if codebook is None:
+            return tokens, None
+        out = uefl_kernels.vq(tokens, codebook, commitment_weight=commitment)
+        return out.quantized, out
+
+    def forward(
+        self, images: torch.Tensor, codebook: torch.Tensor | None, commitment: float
+    ) -> tuple[torch.Tensor, uefl_kernels.VQOutput | None]:
+        """logits [B, classes] and the quantiser's output."""
+        tokens, out = self.quantize(self.tokens(images), codebook, commitment)
+        return self.head.stochastic(self.head.prefix(tokens)), out
+
+    @torch.no_grad()
+    def _token_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        training, probe = self.encoder.training, torch.zeros(1, *image_shape)
+        try:
+            dim, height, width = self.encoder.eval()(probe).shape[1:]
+        except RuntimeError as error:
+            raise UserError(f"images of {list(image_shape)} do not fit the encoder ({error}); set image_size, or another encoder") from None
+        self.encoder.train(training)
+        return height, width, dim

@@ -1,0 +1,142 @@
+"""Reading a run folder: configuration, metrics and summary, of a finished run or of one that is still going."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import config as configuration
+from ..errors import UserError
+
+Record = dict[str, Any]
+"""One line of metrics.jsonl: an arm, a round and a client, and what was measured there."""
+
+_KEYS = frozenset({"arm", "iteration", "round", "client", "accuracy", "entropy", "nll", "ece", "perplexity", "codewords", "extended"})
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder in memory."""
+
+    path: Path
+    config: configuration.Config
+    records: list[Record]
+    """of whole rounds, in the order they were written: by arm, round and client"""
+    arms: dict[str, Record]
+    """per arm what summary.json says; of an unfinished run what its records say, without seconds and rejected updates"""
+    finished: bool
+
+    @property
+    def clients(self) -> list[str]:
+        """Names, in the order of the run."""
+        return list(dict.fromkeys(r["client"] for r in self.records))
+
+    def of(self, arm: str) -> list[Record]:
+        """The records of one arm."""
+        return [r for r in self.records if r["arm"] == arm]
+
+    def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
+        """One metric of an arm as ``[rounds, clients]``; what was not measured is NaN."""
+        row = {round: i for i, round in enumerate(sorted({r["round"] for r in self.of(arm)}))}
+        column = {client: i for i, client in enumerate(self.clients)}
+        values = np.full((len(row), len(column)), np.nan)
+        for r in self.of(arm):
+            values[row[r["round"]], column[r["client"]]] = np.nan if r[key] is None else r[key]
+        return values
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder.
+
+    A run without summary.json is unfinished: a last line that is still being written, and a last round that does not
+    have all its clients yet, are left out.
+
+    Raises:
+        UserError: not a run folder, or a file in it that is damaged or of another version; the message names the file.
+    """
+    for name in ("config.toml", "metrics.jsonl"):
+        if not (path / name).is_file():
+            raise UserError(f"{path} has no {name}; expected a run folder, as `uefl train` writes it")
+    finished = (path / "summary.json").is_file()
+    records = _read_records(path / "metrics.jsonl", finished)
+    if not records:
+        raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet; continue with `uefl train --resume {path}`")
+    arms = _read_summary(path / "summary.json") if finished else summarize(records)
+    return Run(path, configuration.load(str(path / "config.toml")), records, arms, finished)
+
+
+def summarize(records: list[Record]) -> dict[str, Record]:
+    """Per arm: means over the clients at the last round, accuracy over the last four rounds, and the clients themselves.
+
+    The deviation over rounds is the sample deviation, 0 for a single round.
+    """
+    arms = {}
+    for arm, lines in _grouped(records, "arm"):
+        rounds = [chunk for _, chunk in _grouped(lines, "round")]
+        last = rounds[-1]
+        recent = [_mean(chunk, "accuracy") or 0.0 for chunk in rounds[-4:]]
+        arms[arm] = {
+            **{key: _mean(last, key) for key in ("accuracy", "entropy", "perplexity", "nll", "ece")},
+            "accuracy_last4": {"mean": statistics.fmean(recent), "sd": statistics.stdev(recent) if len(recent) > 1 else 0.0},
+            "rounds": len(rounds),
+            "clients": {r["client"]: {key: r[key] for key in ("accuracy", "entropy", "codewords")} for r in last},
+        }
+    return arms
+
+
+def _mean(records: list[Record], key: str) -> float | None:
+    values = [r[key] for r in records if r[key] is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _grouped(records: list[Record], key: str) -> list[tuple[Any, list[Record]]]:
+    return [(value, list(lines)) for value, lines in groupby(records, key=lambda r: r[key])]
+
+
+def _read_records(path: Path, finished: bool) -> list[Record]:
+    lines = _text(path).splitlines(keepends=True)
+    if lines and not finished and not lines[-1].endswith("\n"):
+        lines.pop()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict) or not record.keys() >= _KEYS:
+            raise UserError(f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train anew")
+        records.append(record)
+    if finished:
+        return records
+    rounds = [chunk for _, arm in _grouped(records, "arm") for _, chunk in _grouped(arm, "round")]
+    if rounds and len(rounds[-1]) < len(rounds[0]):
+        rounds.pop()
+    return [r for chunk in rounds for r in chunk]
+
+
+def _read_summary(path: Path) -> dict[str, Record]:
+    try:
+        summary = json.loads(_text(path))
+        schema, arms = summary["schema"], dict(summary["arms"])
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{path} is not a summary of a run; delete it to report from metrics.jsonl alone") from None
+    if schema != _SCHEMA:
+        raise UserError(f"{path} has schema {schema}, expected {_SCHEMA}; read it with the version of uefl that wrote it")
+    return arms
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text; the file is damaged: restore it, or train anew") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None

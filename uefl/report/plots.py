@@ -1,0 +1,220 @@
+"""The pictures of a report; drawn on figures of their own, so that importing this changes no global state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from .folder import Run
+
+# From the palette of Okabe and Ito, told apart by colour-blind readers; the dashes tell them apart in print.
+_ARM_STYLE: dict[str, dict[str, Any]] = {
+    "fedavg": {"color": "#0072B2", "linestyle": (0, (4, 1.2))},
+    "fedavg-vq": {"color": "#009E73", "linestyle": (0, (1, 1))},
+    "uefl": {"color": "#D55E00", "linestyle": "-"},
+}
+_RC: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "xtick.major.size": 2,
+    "ytick.major.size": 2,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "legend.handlelength": 2.4,
+    "text.parse_math": False,  # a silo may be called anything
+    "savefig.dpi": 150,
+}
+_MOST_PANELS = 12
+_DEALT = ("digits", "mnist", "fashion_mnist")
+_LABEL = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
+Matrix = npt.NDArray[np.float64]
+
+
+def write_plots(run: Run) -> list[tuple[str, str, str]]:
+    """Draw every picture of a run into its ``plots`` folder; (file name, short text, caption) of each, in reading order."""
+    folder = run.path / "plots"
+    folder.mkdir(exist_ok=True)
+    with matplotlib.rc_context(_RC):
+        pictures = list(_draw(run))
+        for name, _, _, figure in pictures:
+            figure.savefig(folder / name)
+    return [(name, alt, caption) for name, alt, caption, _ in pictures]
+
+
+def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
+    few = len(run.clients) <= _MOST_PANELS
+    band = "Lines: mean over the clients; bands: from the 10 % to the 90 % quantile of the clients."
+    marks = "Triangles: codewords added before this round (decided on held-out training images; shown here: the test split)."
+    yield "arms.png", "Arms side by side", band, _draw_arms(run)
+    for key in ("accuracy", "entropy"):
+        alt = f"{key.capitalize()} per client over the rounds"
+        if few:
+            yield f"{key}.png", alt, f"One panel per client. {marks}", _draw_clients(run, key)
+        else:
+            yield f"{key}.png", alt, f"{band} Thin lines: the clients that were extended. {marks}", _draw_many_clients(run, key)
+    for arm in run.arms:
+        if any(r.get("usage") for r in run.of(arm)):
+            caption = f"Share of each client's test vectors that took each codeword of arm {arm}; grey: codewords the client does not have."
+            yield f"usage-{arm}.png", f"Codeword usage of arm {arm}", caption, _draw_usage(run, arm)
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def _draw_arms(run: Run) -> Figure:
+    figure = _figure(8.4, 3.2)
+    for ax, key in zip(figure.subplots(1, 2), _LABEL, strict=True):
+        for arm in run.arms:
+            _draw_mean(ax, run, arm, key)
+        _finish(ax, run, key)
+        ax.set_ylabel(_LABEL[key])
+        ax.set_xlabel("round")
+    _legend(figure, run, list(run.arms))
+    return figure
+
+
+def _draw_clients(run: Run, key: str) -> Figure:
+    """Small multiples: a panel per client, all arms in it."""
+    names = run.clients
+    columns = 3 if len(names) <= 9 else 4
+    columns = min(columns, len(names))
+    rows = math.ceil(len(names) / columns)
+    series = {arm: run.series(arm, key) for arm in run.arms}
+    figure = _figure(max(2.8 * columns, 4.2), 1.75 * rows + 0.7)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for i, ax in enumerate(panels.flat):
+        if i >= len(names):
+            ax.set_axis_off()
+            continue
+        for arm, values in series.items():
+            ax.plot(_rounds(values), values[:, i], **_style(arm))
+        _finish(ax, run, key)
+        for arm in run.arms:
+            _mark(ax, arm, [r["round"] for r in run.of(arm) if r["extended"] and r["client"] == names[i]])
+        ax.set_title(_title(run, names[i]))
+        if i + columns >= len(names):  # the lowest panel of its column
+            ax.set_xlabel("round")
+            ax.tick_params(labelbottom=True)
+    for row in panels:
+        row[0].set_ylabel(_LABEL[key])
+    _legend(figure, run, list(run.arms))
+    return figure
+
+
+def _draw_many_clients(run: Run, key: str) -> Figure:
+    """A panel per arm: the mean and the band of all clients, and a thin line for each extended one."""
+    figure = _figure(4.4 * len(run.arms), 3.4)
+    panels = figure.subplots(1, len(run.arms), sharey=True, squeeze=False)[0]
+    for ax, arm in zip(panels, run.arms, strict=True):
+        values = run.series(arm, key)
+        extended = [r for r in run.of(arm) if r["extended"]]
+        who = [i for i, name in enumerate(run.clients) if name in {r["client"] for r in extended}]
+        ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
+        _draw_mean(ax, run, arm, key)
+        _finish(ax, run, key)
+        _mark(ax, arm, sorted({r["round"] for r in extended}))
+        ax.set_title(f"{arm}: {len(who)} of {len(run.clients)} clients extended" if who else arm)
+        ax.set_xlabel("round")
+    panels[0].set_ylabel(_LABEL[key])
+    _legend(figure, run, list(run.arms))
+    return figure
+
+
+def _draw_usage(run: Run, arm: str) -> Figure:
+    counts = {r["client"]: np.asarray(r["usage"], dtype=np.float64) for r in run.of(arm) if r.get("usage")}
+    names = [name for name in run.clients if name in counts]
+    share = np.full((len(names), max(map(len, counts.values()))), np.nan)
+    for i, name in enumerate(names):
+        share[i, : len(counts[name])] = 100 * counts[name] / max(counts[name].sum(), 1)
+    figure = _figure(8.4, min(1.3 + 0.26 * len(names), 12))
+    ax = figure.subplots()
+    ax.set_facecolor("#d9d9d9")
+    ax.grid(False)
+    # The square root keeps rare codewords visible beside a dominant one.
+    image = ax.imshow(share, aspect="auto", interpolation="nearest", cmap="viridis", norm=PowerNorm(0.5, vmin=0))
+    for edge in range(run.config.codewords, share.shape[1], run.config.codewords):
+        ax.axvline(edge - 0.5, color="white", linewidth=2)
+    step = math.ceil(len(names) / 40)
+    ax.set_yticks(range(0, len(names), step), labels=[_title(run, name) for name in names[::step]])
+    ax.set_xlabel(f"codeword (shared: the first {run.config.codewords}; then the client's extensions)")
+    ax.set_title(arm)
+    ax.spines[:].set_visible(False)
+    figure.colorbar(image, ax=ax, label="share of the client's vectors (%)", pad=0.01)
+    return figure
+
+
+def _draw_mean(ax: Axes, run: Run, arm: str, key: str) -> None:
+    values = run.series(arm, key)
+    low, high = np.nanquantile(values, (0.1, 0.9), axis=1)
+    ax.fill_between(_rounds(values), low, high, color=_style(arm)["color"], alpha=0.15, linewidth=0)
+    ax.plot(_rounds(values), np.nanmean(values, axis=1), **_style(arm))
+
+
+def _finish(ax: Axes, run: Run, key: str) -> None:
+    """What all panels share: limits, whole rounds, and a faint line where an iteration begins."""
+    length = max(arm["rounds"] for arm in run.arms.values())
+    ax.set_xlim(0.5, max(length, 2) + 0.5)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    iterations = run.config.iterations()
+    for start in np.cumsum(iterations[:-1]):
+        if start < length:
+            ax.axvline(start + 0.5, color="#bbbbbb", linewidth=0.8, zorder=0)
+    if key == "entropy":
+        ax.set_ylim(bottom=0)
+    else:
+        ax.set_ylim(top=1.0)
+
+
+def _mark(ax: Axes, arm: str, rounds: list[int]) -> None:
+    """A tick between the round before an extension and the first one after it."""
+    for round in rounds:
+        ax.axvline(round + 0.5, color=_style(arm)["color"], linewidth=0.9)
+        ax.plot([round + 0.5], [1], marker="v", color=_style(arm)["color"], markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
+
+
+def _legend(figure: Figure, run: Run, arms: list[str]) -> None:
+    handles = [Line2D([], [], label=arm, **_style(arm)) for arm in arms]
+    handles += [
+        Line2D([], [], label=f"{arm}: codebook extended", color=_style(arm)["color"], linestyle="", marker="v")
+        for arm in arms
+        if any(r["extended"] for r in run.of(arm))
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
+
+
+def _style(arm: str) -> dict[str, Any]:
+    return _ARM_STYLE.get(arm, {"color": "#444444", "linestyle": "-"})
+
+
+def _rounds(values: Matrix) -> npt.NDArray[np.int64]:
+    """1 for the first round: the horizontal axis counts rounds that are done."""
+    return np.arange(1, len(values) + 1)
+
+
+def _title(run: Run, client: str) -> str:
+    """The client's name, with its angle where the data were dealt and turned."""
+    angles = run.config.rotations
+    if run.config.data not in _DEALT or len(angles) != len(run.clients):
+        return client
+    return f"{client} ({angles[run.clients.index(client)]:g}°)"

@@ -1,0 +1,112 @@
+"""The tables of a report, once, for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from .folder import Run
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns; the first column names the row."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        """As a Markdown table, without the title."""
+        rule = [":--"] + ["--:"] * (len(self.header) - 1)
+        lines = [self.header, rule, *([cell.replace("|", r"\|") for cell in row] for row in self.rows)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+    def rich(self) -> RichTable:
+        """For the terminal; text is taken as it is, a silo's name may hold square brackets."""
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        for i, name in enumerate(self.header):
+            table.add_column(Text(name), justify="right" if i else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def arm_table(run: Run) -> Table:
+    """One row per arm: means over its clients at the last round, and its accuracy over the last four rounds."""
+    header = ["arm", "accuracy", "last 4 rounds", "entropy", "perplexity", "NLL", "ECE", "rounds", "seconds"]
+    rows = [
+        [
+            name,
+            number(arm["accuracy"]),
+            plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
+            number(arm["entropy"]),
+            number(arm["perplexity"], 1),
+            number(arm["nll"]),
+            number(arm["ece"]),
+            str(arm["rounds"]),
+            number(arm.get("seconds"), 1),
+        ]
+        for name, arm in run.arms.items()
+    ]
+    return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows)
+
+
+def client_table(run: Run) -> Table:
+    """One row per client: accuracy, entropy and visible codewords in each arm, at the last round."""
+    with_codebook = [name for name, arm in run.arms.items() if arm["perplexity"] is not None]
+    header = ["client"]
+    header += [f"accuracy {arm}" for arm in run.arms] + [f"entropy {arm}" for arm in run.arms]
+    header += [f"codewords {arm}" for arm in with_codebook]
+
+    def cell(arm: str, client: str, key: str, digits: int) -> str:
+        return number(run.arms[arm]["clients"].get(client, {}).get(key), digits)
+
+    rows = [
+        [client]
+        + [cell(arm, client, "accuracy", 3) for arm in run.arms]
+        + [cell(arm, client, "entropy", 3) for arm in run.arms]
+        + [cell(arm, client, "codewords", 0) for arm in with_codebook]
+        for client in run.clients
+    ]
+    return Table("per client", header, rows)
+
+
+def spread_table(runs: Sequence[Run]) -> Table:
+    """One row per arm over several runs: mean and sample deviation of its accuracy over the last four rounds.
+
+    Unfinished runs are left out: they would pull the mean with rounds that the others have behind them.
+    """
+    finished = [run for run in runs if run.finished]
+    names = dict.fromkeys(name for run in finished for name in run.arms)
+    rows = []
+    for name in names:
+        values = [run.arms[name]["accuracy_last4"]["mean"] for run in finished if name in run.arms]
+        spread = number(statistics.stdev(values)) if len(values) > 1 else "-"
+        rows.append([name, str(len(values)), number(statistics.fmean(values)), spread])
+    return Table("over runs: accuracy of the last 4 rounds", ["arm", "runs", "mean", "sd over runs"], rows)
+
+
+def differing_keys(runs: Sequence[Run]) -> list[str]:
+    """Configuration keys other than the seed in which the runs differ; their mean then says little."""
+    configs = [replace(run.config, seed=0) for run in runs]
+    return [f.name for f in fields(configs[0]) if len({getattr(c, f.name) for c in configs}) > 1]
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """A number with fixed digits, or a dash for what was not measured."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def plus_minus(mean: float, sd: float) -> str:
+    """Mean and deviation in one cell."""
+    return f"{number(mean)} ± {number(sd)}"
