@@ -17,9 +17,9 @@ ROOT = Path(__file__).parent.resolve()
 class CMakeBuild(build_ext):
     """Builds every compiled module of the package in one CMake run."""
 
-    def build_extension(self, ext):
+    def build_extensions(self):
         """Configure, build, and leave the modules beside the package."""
-        out = Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        out = Path(self.get_ext_fullpath(self.extensions[0].name)).resolve().parent
         build = Path(self.build_temp).resolve()
         configure = [
             "cmake",
@@ -37,6 +37,8 @@ class CMakeBuild(build_ext):
 
 compiled = os.environ.get("UEFL_BUILD", "on") != "off"
 setup(
-    ext_modules=[Extension("uefl_kernels._C", sources=[], py_limited_api=True)] if compiled else [],
+    ext_modules=[Extension("uefl_kernels._C", sources=[], py_limited_api=True), Extension("uefl_kernels._host", sources=[])]
+    if compiled
+    else [],
     cmdclass={"build_ext": CMakeBuild},
 )

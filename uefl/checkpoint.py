@@ -25,11 +25,11 @@ _INDEX = "checkpoint.json"
 def save(directory: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
     """Write both files and remove the tensors of the checkpoint before."""
     old = _read_index(directory)["tensors"] if (directory / _INDEX).exists() else None
-    temporary = directory / "checkpoint.tmp"
-    save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, temporary)
-    digest = _digest(temporary)
+    new = directory / "checkpoint.new"
+    save_tensors(new, tensors)
+    digest = _digest(new)
     name = f"checkpoint-{digest[:16]}.safetensors"
-    _replace(temporary, directory / name)
+    os.replace(new, directory / name)
     write_json(directory / _INDEX, {"schema": SCHEMA, "tensors": name, "sha256": digest, "state": plain})
     if old is not None and old != name:
         (directory / old).unlink(missing_ok=True)
@@ -53,6 +53,13 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
         return load_file(path), index["state"]
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a safetensors file whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary)
+    _replace(temporary, path)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 config.toml        the resolved configuration           metrics.jsonl   one line per arm, round and client
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
+model-*.safetensors  the final network of each arm, by parameter name, and ``codebook.<client>``
 plots/, report.md  what a person looks at               events.*        for TensorBoard, where it is installed
 """
 
@@ -56,7 +57,7 @@ def train(cfg: Config, *, preset: str, out: Path, device: str, data_root: Path |
         RunError: the run could not finish honestly; the folder holds what there is.
     """
     where = _device(device)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
         raise UserError(f"{out} is in use; choose another folder with --out, or go on with that run: --resume {out}")
     _settle(cfg)
     federation = build_silos(cfg, data_root=data_root)
@@ -119,7 +120,7 @@ class _Run:
         arm = build(name, self.cfg, engine, self.room, self.observer.notice)
         return arm
 
-    def _finish(self, index: int, arm: FedAvg, events: report.EventWriter | None) -> None:
+    def _finish(self, index: int, arm: FedAvg, events: "report.EventWriter | None") -> None:
         self.observer.arm(arm.arm, arm.round)
         while not arm.finished:
             begun = time.monotonic()
@@ -141,6 +142,8 @@ class _Run:
                 "state": state,
             }
             checkpoint.save(self.out, tensors, plain)
+        named = self.room.flat.named(arm.values, arm.statistics) | {f"codebook.{k}": v for k, v in arm.codebooks().items()}
+        checkpoint.save_tensors(self.out / f"model-{arm.arm}.safetensors", named)
 
     def _summary(self) -> dict[str, Any]:
         lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]

@@ -162,6 +162,10 @@ class FedAvg:
     def end_iteration(self, records: list[Record]) -> None:
         """The metrics after an iteration's last round are known."""
 
+    def codebooks(self) -> dict[str, torch.Tensor]:
+        """The codebook that each client sees, ``[V, d]``; empty for an arm without quantiser."""
+        return {}
+
     # --- the state between two turns -------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

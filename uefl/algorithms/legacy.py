@@ -97,6 +97,10 @@ class LegacyUEFL(FedAvg):
             f"after iteration {self.iteration + 1}, entropy above {self.threshold:.3f} nats: {', '.join(self.uncertain) or 'no client'}"
         )
 
+    def codebooks(self) -> dict[str, torch.Tensor]:
+        """What each client sees."""
+        return {name: self._visible(name) for name in self.engine.clients()}
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Also every silo's blocks and where it points."""
         tensors, plain = super().state()

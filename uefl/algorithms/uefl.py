@@ -142,6 +142,10 @@ class UEFL(FedAvg):
             ratios = ", ".join(f"{name} ({entropy[name] / least:.2f} x least)" for name in self.uncertain)
             self.notice(f"after iteration {self.iteration + 1}, entropy above {self.threshold:.3f} nats: {ratios or 'no client'}")
 
+    def codebooks(self) -> dict[str, torch.Tensor]:
+        """What each client sees."""
+        return {name: self.visible(name) for name in self.engine.clients()}
+
     # --- the state between two turns -------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

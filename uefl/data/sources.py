@@ -92,8 +92,9 @@ def npz_file(path: Path) -> Pool | OwnSilos:
     if train.images.shape[1:] != test.images.shape[1:]:
         raise UserError(f"{path}: images of x_train and x_test differ in shape: {arrays['x_train'].shape} and {arrays['x_test'].shape}")
     classes = _check_labels(path, "y_train", train.labels)
-    if int(test.labels.max()) >= classes:
-        raise UserError(f"{path}: y_test holds label {int(test.labels.max())}; expected 0 to {classes - 1}, as in y_train")
+    unseen = [label for label in test.labels.unique().tolist() if not 0 <= label < classes]
+    if unseen:
+        raise UserError(f"{path}: y_test holds label {unseen[0]}; expected 0 to {classes - 1}, as in y_train")
     return Pool(_shuffled(train), _shuffled(test), _numbers(classes))
 
 

@@ -9,6 +9,7 @@ Scores are half squared distances less a constant of the row: with y = x - mu, b
 mu = 0, c is the unit codeword and the score is -x.c.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # No postponed annotations here: Triton reads the types of the arguments.
 from typing import Any, NamedTuple
 
@@ -20,35 +21,30 @@ import triton.language as tl
 _ROWS, _CODES, _ELEMENTS = 64, 64, 32
 # Rows scanned for flags by one program of the second pass, and codewords that it evaluates at a time.
 _SCAN, _CANDIDATES = 128, 128
-# Beyond it the certificate does not hold (csrc/cuda/certificate.h): every row is re-scored.
-_MAX_CERTIFIED_LENGTH = 1 << 16
-_UNIT_ROUNDOFF = tl.constexpr(2.0**-24)
-_SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 # Run-time values: a new N, K or stride does not recompile. stride_d stays special, being 1 nearly always.
-_SHAPE = ["n", "outer", "segments", "books", "d", "k", "stride_a", "stride_b"]
+_SHAPE = ["outputs", "outer", "segments", "books", "d", "k", "stride_a", "stride_b"]
 
 
 @triton.jit
-def _place(m, book, segments, books, outer, d, stride_a, stride_b, stride_d):  # type: ignore[no-untyped-def]
-    """Of row m of a codebook: where it begins in x [A, B, D], and where its index goes in [A * B, S]."""
-    share = segments // books  # segments that use one codebook: all of them, or one
-    row = m // share
-    segment = book + m % share
-    return (row // outer) * stride_a + (row % outer) * stride_b + segment * d * stride_d, row * segments + segment
+def _begin(output, segments, outer, d, stride_a, stride_b, stride_d):
+    """Where segment ``output % segments`` of row ``output // segments`` begins in x [A, B, D]."""
+    row = output // segments
+    return (row // outer) * stride_a + (row % outer) * stride_b + output % segments * d * stride_d
 
 
 @triton.jit(do_not_specialize=_SHAPE)
-def _search(  # type: ignore[no-untyped-def]
-    x, mu, codes, half_norms, radii, indices,
-    n: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, d, k,
+def _search(
+    x, mu, codes, half_norms, bounds, indices,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, d, k,
     stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
     EXACT: tl.constexpr, L2: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
     """indices[row, segment] = the best codeword, or -1 when EXACT and the second best is too near to be sure."""
     program = tl.program_id(0).to(tl.int64)
     book = program % books
-    m = (program // books) * ROWS + tl.arange(0, ROWS)
-    offset, target = _place(m, book, segments, books, outer, d, stride_a, stride_b, stride_d)
+    # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its segment.
+    output = ((program // books) * ROWS + tl.arange(0, ROWS)) * books + book
+    offset = _begin(output, segments, outer, d, stride_a, stride_b, stride_d)
     columns, elements = tl.arange(0, CODES), tl.arange(0, ELEMENTS)
 
     best = tl.full((ROWS, CODES), float("inf"), tl.float32)
@@ -61,13 +57,10 @@ def _search(  # type: ignore[no-untyped-def]
         square = tl.zeros((ROWS,), tl.float32)
         for start in range(0, d, ELEMENTS):
             j = start + elements
-            inside = (m < n)[:, None] & (j < d)[None, :]
+            inside = (output < outputs)[:, None] & (j < d)[None, :]
             value = tl.load(x + offset[:, None] + j[None, :] * stride_d, mask=inside, other=0.0)
             mean = tl.load(mu + book * d + j, mask=j < d, other=0.0)[None, :]
-            if x.dtype.element_ty == tl.float64:
-                y = (value - mean.to(tl.float64)).to(tl.float32)
-            else:
-                y = value.to(tl.float32) - mean
+            y = (value - mean.to(tl.float64)).to(tl.float32) if x.dtype.element_ty == tl.float64 else value - mean
             y = tl.where(inside, y, 0.0)
             b = tl.load(codes + (book * d + j[:, None]) * k + code[None, :], mask=(j < d)[:, None] & (code < k)[None, :], other=0.0)
             dot = tl.dot(y, b, dot, input_precision="ieee")
@@ -83,35 +76,35 @@ def _search(  # type: ignore[no-untyped-def]
     index = tl.min(tl.where(best == least[:, None], winner, k - 1), 1)
     if EXACT:
         runner_up = tl.min(tl.where(columns[None, :] == (index % CODES)[:, None], second, best), 1)
-        # score_error() of csrc/cuda/certificate.h, term for term.
-        radius = tl.load(radii + book)
-        square += d * _SMALLEST_NORMAL
-        norm = tl.sqrt(square)
-        reach = 4 * norm * radius
+        # score_error() of csrc/common/certificate.h, with an upper bound of |y|^2, which was summed in float32.
+        half_square, radius = tl.load(bounds + 2 * book), tl.load(bounds + 2 * book + 1)
+        total = square.to(tl.float64) * 1.01 + d * 2.0**-126
+        norm = tl.sqrt(total)
+        magnitude = half_square + norm * radius
+        error = (d + 8) * (1.01 * 2.0**-24 * magnitude + 2.0**-125 * (1 + norm + radius))
         if L2:
-            reach += 2 * (radius * radius + square * 2.0**-28)
-        error = (d + 8) * (reach * (0.2525 * _UNIT_ROUNDOFF) + (1 + norm + radius) * (4 * _SMALLEST_NORMAL))
-        index = tl.where(runner_up - least > 2 * error, index, -1)
-    tl.store(indices + target, index.to(tl.int64), mask=m < n)
+            error += (d + 8) * 2.0**-53 * total
+        gap = runner_up.to(tl.float64) - least.to(tl.float64)
+        bounded = (magnitude < 2.0**126) & (norm < 2.0**126) & (d <= 65536)
+        index = tl.where(bounded & (gap > 2 * error), index, -1)
+    tl.store(indices + output, index.to(tl.int64), mask=output < outputs)
 
 
 @triton.jit(do_not_specialize=_SHAPE)
-def _rescore(  # type: ignore[no-untyped-def]
+def _rescore(
     x, codes, indices,
-    n: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, d, k,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, d, k,
     stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
     L2: tl.constexpr, SCAN: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """Replace every -1 by the canonical answer. Launched without contraction to FMA, which would round differently."""
-    program = tl.program_id(0).to(tl.int64)
-    book = program % books
-    m = (program // books) * SCAN + tl.arange(0, SCAN)
-    _, targets = _place(m, book, segments, books, outer, d, stride_a, stride_b, stride_d)
-    flagged = tl.load(indices + targets, mask=m < n, other=0) < 0
-    pending = tl.where(flagged, m, n)  # n: no row
-    row = tl.min(pending, 0)
-    while row < n:
-        offset, target = _place(row, book, segments, books, outer, d, stride_a, stride_b, stride_d)
+    scanned = tl.program_id(0).to(tl.int64) * SCAN + tl.arange(0, SCAN)
+    flagged = tl.load(indices + scanned, mask=scanned < outputs, other=0) < 0
+    pending = tl.where(flagged, scanned, outputs)
+    output = tl.min(pending, 0)
+    while output < outputs:
+        offset = _begin(output, segments, outer, d, stride_a, stride_b, stride_d)
+        book = output % segments % books
         best = tl.full((CODES,), float("inf"), tl.float64)
         winner = tl.zeros((CODES,), tl.int32)
         for first in range(0, k, CODES):
@@ -129,13 +122,13 @@ def _rescore(  # type: ignore[no-untyped-def]
             best = tl.where(lower, total, best)
         # Where no distance is below infinity every winner still is 0, and so is the answer.
         index = tl.min(tl.where(best == tl.min(best, 0), winner, k - 1), 0)
-        tl.store(indices + target, index.to(tl.int64))
-        pending = tl.where(pending == row, n, pending)
-        row = tl.min(pending, 0)
+        tl.store(indices + output, index.to(tl.int64))
+        pending = tl.where(pending == output, outputs, pending)
+        output = tl.min(pending, 0)
 
 
 @triton.jit(do_not_specialize=["rows", "d"])
-def _square_norms(codes, squares, rows, d, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _square_norms(codes, squares, rows, d, ROWS: tl.constexpr):
     """squares[k] = sum over d of codes[k, d]^2 in float64, in the order of d; launched without contraction to FMA."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     total = tl.zeros((ROWS,), tl.float64)
@@ -152,7 +145,7 @@ class _Packed(NamedTuple):
     mu: torch.Tensor  # [books, d] float32: their mean, zero for cosine
     codes: torch.Tensor  # [books, d, K] float32: exact - mu
     half_norms: torch.Tensor  # [books, K] float32: |exact - mu|^2 / 2, zero for cosine
-    radii: torch.Tensor  # [books] float32: the largest |exact - mu|
+    bounds: torch.Tensor  # [books, 2] float64: the largest half norm and the largest |exact - mu|
 
 
 def _pack(codebook: torch.Tensor, metric: str) -> _Packed:
@@ -168,11 +161,10 @@ def _pack(codebook: torch.Tensor, metric: str) -> _Packed:
     mu = codes.nanmean(1).float() if metric == "l2" else codes.new_zeros(codes.shape[0], d, dtype=torch.float32)
     centred = codes - mu.unsqueeze(1).double()
     squares = centred.square().sum(-1)
-    radii = torch.where(squares.isnan(), 0.0, squares).amax(1).sqrt().float()
-    if d > _MAX_CERTIFIED_LENGTH:
-        radii.fill_(torch.inf)
     half_norms = squares / 2 if metric == "l2" else squares * 0
-    return _Packed(codes.mT.contiguous(), mu.contiguous(), centred.float().mT.contiguous(), half_norms.float().contiguous(), radii)
+    bounds = torch.stack([half_norms, squares.sqrt()], -1)
+    bounds = torch.where(bounds.isnan(), 0.0, bounds).amax(1)
+    return _Packed(codes.mT.contiguous(), mu, centred.float().mT.contiguous(), half_norms.float(), bounds)
 
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
@@ -186,17 +178,20 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
         raise ValueError(f"vq_assign: codebook {list(codebook.shape)} is too large for the Triton kernel, expected K and d below 2^31")
     # [A, B, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two strides cannot describe.
     rows = x.flatten(1, -2) if x.dim() > 2 else x.reshape(1, -1, x.shape[-1])
+    if x.dtype in (torch.bfloat16, torch.float16):
+        # A dot of operands widened in the kernel goes to TF32 on sm_100, "ieee" or not (Triton 3.6), and the bound would not hold.
+        rows = rows.float()
     packed = _pack(codebook, metric)
     books = packed.mu.shape[0]
-    n = indices.numel() // books
-    shape: tuple[Any, ...] = (n, rows.shape[1], s, books, d, k, *rows.stride())
+    outputs = indices.numel()
+    shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, d, k, *rows.stride())
     l2 = metric == "l2"
     with torch.cuda.device_of(x):
-        _search[(triton.cdiv(n, _ROWS) * books,)](
-            rows, packed.mu, packed.codes, packed.half_norms, packed.radii, indices, *shape, exact, l2, _ROWS, _CODES, _ELEMENTS
+        _search[(triton.cdiv(outputs // books, _ROWS) * books,)](
+            rows, packed.mu, packed.codes, packed.half_norms, packed.bounds, indices, *shape, exact, l2, _ROWS, _CODES, _ELEMENTS
         )
         if exact:
-            _rescore[(triton.cdiv(n, _SCAN) * books,)](
+            _rescore[(triton.cdiv(outputs, _SCAN),)](
                 rows, packed.exact, indices, *shape, l2, _SCAN, _CANDIDATES, num_warps=4, enable_fp_fusion=False
             )
     return indices

@@ -1,0 +1,56 @@
+# make demo     UEFL beside FedAvg on real digits, with pictures, in runs/demo
+# make test     the whole test suite
+# make lint     style, types, C++ format
+# make bench    the benchmark suite against its peers       make ctest      C++ tests, without torch
+# make gpu-check  correctness and timings on a GPU machine  make clean      remove what was built
+# Every target first does the set-up it needs: .venv, pinned packages, compiled kernels.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PY := .venv/bin/python
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+
+.PHONY: setup demo test lint bench bench-smoke ctest gpu-check clean
+.DELETE_ON_ERROR:
+
+setup: .venv/.built
+
+.venv/.packages: requirements.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, %s is %d.%d; name one: make PYTHON=..." % (sys.executable, v[0], v[1]))'
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+SOURCES := setup.py CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/*/*.*)
+
+.venv/.built: .venv/.packages $(SOURCES)
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+demo: setup
+	@if [ -f runs/demo/config.toml ]; then .venv/bin/uefl train --resume runs/demo; else .venv/bin/uefl train demo --out runs/demo; fi
+
+test: setup
+	$(PY) -m pytest
+
+lint: .venv/.packages
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu' 'tests/cpp/*.cpp')
+	.venv/bin/mypy
+
+ctest: .venv/.packages
+	.venv/bin/cmake -S . -B build/ctest -GNinja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DUEFL_TORCH=OFF -DUEFL_TESTS=ON
+	.venv/bin/cmake --build build/ctest
+	.venv/bin/ctest --test-dir build/ctest --output-on-failure
+
+bench: setup
+	$(PY) -m benchmarks.run
+
+bench-smoke: setup
+	$(PY) -m benchmarks.run --smoke
+
+gpu-check:
+	bash benchmarks/gpu_check.sh
+
+clean:
+	rm -rf build .venv/.built uefl_kernels/*.so *.egg-info

@@ -1,0 +1,20 @@
+// Which instruction set the kernels run on: the best that this CPU has, or the one that UEFL_CPU names.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace uefl::cpu {
+
+enum class Isa { portable, avx2, avx512 };
+
+// Chosen at the first call. Throws std::runtime_error when UEFL_CPU is not a variant or is one that this CPU cannot run.
+Isa isa();
+
+const char* name(Isa isa);
+
+// Each feature that a variant needs, and whether this CPU (and its operating system) has it.
+std::vector<std::pair<std::string, bool>> features();
+
+}  // namespace uefl::cpu

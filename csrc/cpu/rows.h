@@ -1,0 +1,96 @@
+// Where the rows of x lie and how one element of any dtype becomes a float; shared by every kernel and its callers.
+// Everything with code in it has internal linkage: files compiled for different instruction sets include this header, and
+// a function that the linker could merge between them might run AVX-512 on a CPU that lacks it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace uefl::cpu {
+
+enum class Dtype { f32, bf16, f16, f64 };
+
+// x as [outer, inner, dim]; strides are counted in elements and may be zero or negative.
+struct Rows {
+  const void* data;
+  Dtype dtype;
+  int64_t outer, inner, dim;
+  int64_t outer_stride, inner_stride, dim_stride;
+};
+
+namespace {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Half {
+  uint16_t bits;
+};
+
+inline int64_t element_size(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
+
+inline float float_from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline float widen(float value) { return value; }
+inline double widen(double value) { return value; }
+inline float widen(BFloat16 value) { return float_from_bits(static_cast<uint32_t>(value.bits) << 16); }
+
+// Without branches, so that loops over it vectorise, and without subnormal floats, so that flush-to-zero does not touch it.
+inline float widen(Half value) {
+  const uint32_t exponent = value.bits & 0x7c00u, bits = (value.bits & 0x7fffu) << 13;
+  const float normal = float_from_bits(bits + ((exponent == 0x7c00u ? 224u : 112u) << 23));
+  const float subnormal = float_from_bits(bits + (113u << 23)) - 0x1p-14f;
+  const float magnitude = exponent == 0 ? subnormal : normal;
+  return value.bits & 0x8000u ? -magnitude : magnitude;
+}
+
+// Calls body with a null pointer of the element type.
+template <class Body>
+inline void with_type(Dtype dtype, const Body& body) {
+  switch (dtype) {
+    case Dtype::f32:
+      return body(static_cast<const float*>(nullptr));
+    case Dtype::bf16:
+      return body(static_cast<const BFloat16*>(nullptr));
+    case Dtype::f16:
+      return body(static_cast<const Half*>(nullptr));
+    case Dtype::f64:
+      return body(static_cast<const double*>(nullptr));
+  }
+}
+
+// Address of element `column` of row n, n in [0, outer * inner).
+inline const char* element(const Rows& x, int64_t n, int64_t column) {
+  const int64_t a = x.inner == 1 ? n : n / x.inner, b = x.inner == 1 ? 0 : n % x.inner;
+  return static_cast<const char*>(x.data) + (a * x.outer_stride + b * x.inner_stride + column * x.dim_stride) * element_size(x.dtype);
+}
+
+// Views a strided [..., dim] array as Rows; false when its leading dimensions do not collapse into two.
+inline bool view_rows(const void* data, Dtype dtype, const int64_t* sizes, const int64_t* strides, int64_t ndim, Rows& rows) {
+  int64_t size[2] = {1, 1}, stride[2] = {0, 0};  // innermost first
+  int used = 0;
+  for (int64_t i = ndim - 2; i >= 0; --i) {
+    if (sizes[i] == 1) continue;
+    if (used > 0 && strides[i] == stride[used - 1] * size[used - 1]) {
+      size[used - 1] *= sizes[i];
+    } else if (used < 2) {
+      size[used] = sizes[i];
+      stride[used++] = strides[i];
+    } else {
+      return false;
+    }
+  }
+  if (used < 2) {  // one run of rows: as [outer, 1, dim], the form whose addresses need no division
+    size[1] = size[0], stride[1] = stride[0];
+    size[0] = 1, stride[0] = 0;
+  }
+  rows = Rows{data, dtype, size[1], size[0], sizes[ndim - 1], stride[1], stride[0], strides[ndim - 1]};
+  return true;
+}
+
+}  // namespace
+}  // namespace uefl::cpu

@@ -1,0 +1,8 @@
+#if defined(__x86_64__)
+#define UEFL_KERNEL_BODY
+#include "cpu/vq_kernel.h"
+
+namespace uefl::cpu {
+const VqKernel vq_avx512{replace, largest};
+}
+#endif

@@ -1,0 +1,6 @@
+#define UEFL_KERNEL_BODY
+#include "cpu/vq_kernel.h"
+
+namespace uefl::cpu {
+const VqKernel vq_portable{replace, largest};
+}

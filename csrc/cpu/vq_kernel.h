@@ -1,0 +1,136 @@
+// What follows the search, on one run of rows. Each vq.<isa>.cpp includes this body under the flags of its instruction set;
+// no standard templates and internal linkage throughout, for the reason given in rows.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/rows.h"
+
+namespace uefl::cpu {
+
+struct VqRun {
+  Rows x;
+  int64_t lo, hi;  // rows
+  int64_t d;
+  int64_t codebook_step;   // codewords from one segment's codebook to the next: k, or 0 when all segments share one
+  const int64_t* indices;  // [N, S]
+  const char* codes;       // [.., k, d] in the dtype of x
+  const double* exact;     // the same, in float64
+  char* quantized;         // [N, S * d] in the dtype of x
+  int64_t* counts;         // [.., k]
+  int64_t* fixed;          // [.., k, d] or null
+  double scale;            // units of `fixed` in 1.0
+};
+
+struct VqKernel {
+  // Writes quantized, adds to counts and fixed, returns the sum of (x - codeword)^2.
+  double (*replace)(const VqRun& run);
+  // The bits of the largest finite |x| of rows [lo, hi) as float64.
+  int64_t (*largest)(const Rows& x, int64_t lo, int64_t hi);
+};
+
+extern const VqKernel vq_portable, vq_avx2, vq_avx512;
+
+}  // namespace uefl::cpu
+
+#if defined(UEFL_KERNEL_BODY)
+
+namespace uefl::cpu {
+namespace {
+
+constexpr int kLanes = 8;  // partial sums, on every instruction set, so that all of them add in the same order
+typedef double Double8 __attribute__((vector_size(64)));
+
+inline int64_t magnitude_bits(double value) {
+  int64_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits & INT64_MAX;
+}
+
+constexpr int64_t kInfinityBits = int64_t{0x7ff} << 52;
+
+template <class T>
+inline double square_error(const T* x, int64_t stride, const double* code, int64_t d) {
+  Double8 total = {};
+  int64_t j = 0;
+  for (; j + kLanes <= d; j += kLanes) {
+    Double8 value, target;
+    for (int i = 0; i < kLanes; ++i) value[i] = static_cast<double>(widen(x[(j + i) * stride]));
+    __builtin_memcpy(&target, code + j, sizeof target);
+    const Double8 difference = value - target;
+    total += difference * difference;
+  }
+  for (; j < d; ++j) {
+    const double difference = static_cast<double>(widen(x[j * stride])) - code[j];
+    total[j % kLanes] += difference * difference;
+  }
+  return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
+}
+
+template <class T>
+inline void add_fixed(const T* x, int64_t stride, int64_t d, double scale, int64_t* fixed) {
+  for (int64_t j = 0; j < d; ++j) {
+    const double value = static_cast<double>(widen(x[j * stride]));
+    const double finite = magnitude_bits(value) < kInfinityBits ? value : 0;
+    fixed[j] += __builtin_llrint(finite * scale);  // to nearest, ties to even
+  }
+}
+
+template <class T>
+double replace_typed(const VqRun& run) {
+  const int64_t segments = run.x.dim / run.d, bytes = run.d * static_cast<int64_t>(sizeof(T));
+  double error = 0;
+  for (int64_t n = run.lo; n < run.hi; ++n) {
+    for (int64_t s = 0; s < segments; ++s) {
+      const int64_t position = n * segments + s, code = run.indices[position] + s * run.codebook_step;
+      const T* x = reinterpret_cast<const T*>(element(run.x, n, s * run.d));
+      __builtin_memcpy(run.quantized + position * bytes, run.codes + code * bytes, bytes);
+      ++run.counts[code];
+      if (run.x.dim_stride == 1) {  // said twice so that the loops of the usual case vectorise
+        error += square_error(x, 1, run.exact + code * run.d, run.d);
+        if (run.fixed) add_fixed(x, 1, run.d, run.scale, run.fixed + code * run.d);
+      } else {
+        error += square_error(x, run.x.dim_stride, run.exact + code * run.d, run.d);
+        if (run.fixed) add_fixed(x, run.x.dim_stride, run.d, run.scale, run.fixed + code * run.d);
+      }
+    }
+  }
+  return error;
+}
+
+template <class T>
+inline int64_t largest_of(const T* x, int64_t stride, int64_t dim, int64_t found) {
+  for (int64_t j = 0; j < dim; ++j) {
+    const int64_t bits = magnitude_bits(static_cast<double>(widen(x[j * stride])));
+    const int64_t finite = bits < kInfinityBits ? bits : 0;
+    found = finite > found ? finite : found;
+  }
+  return found;
+}
+
+template <class T>
+int64_t largest_typed(const Rows& x, int64_t lo, int64_t hi) {
+  int64_t found = 0;
+  for (int64_t n = lo; n < hi; ++n) {
+    const T* row = reinterpret_cast<const T*>(element(x, n, 0));
+    found = x.dim_stride == 1 ? largest_of(row, 1, x.dim, found) : largest_of(row, x.dim_stride, x.dim, found);
+  }
+  return found;
+}
+
+double replace(const VqRun& run) {
+  double error = 0;
+  with_type(run.x.dtype, [&]<class T>(const T*) { error = replace_typed<T>(run); });
+  return error;
+}
+
+int64_t largest(const Rows& x, int64_t lo, int64_t hi) {
+  int64_t found = 0;
+  with_type(x.dtype, [&]<class T>(const T*) { found = largest_typed<T>(x, lo, hi); });
+  return found;
+}
+
+}  // namespace
+}  // namespace uefl::cpu
+
+#endif

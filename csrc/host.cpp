@@ -1,0 +1,111 @@
+// Module _host: the kernels for NumPy and what they would do on this machine. It never sees torch.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/features.h"
+#include "cpu/vq_assign.h"
+
+namespace py = pybind11;
+namespace cpu = uefl::cpu;
+
+namespace {
+
+cpu::Dtype dtype_of(const py::array& array, const char* name) {
+  if (py::isinstance<py::array_t<float>>(array)) return cpu::Dtype::f32;
+  if (py::isinstance<py::array_t<double>>(array)) return cpu::Dtype::f64;
+  throw py::type_error("vq_assign: " + std::string(name) + " must be a float32 or float64 array");
+}
+
+py::array contiguous(const py::array& array) { return py::array::ensure(array, py::array::c_style); }
+
+// x as strided rows; copied when its strides are no multiple of the element or need more than two leading dimensions.
+cpu::Rows view(py::array& x, cpu::Dtype dtype) {
+  cpu::Rows rows;
+  while (true) {
+    bool whole = reinterpret_cast<uintptr_t>(x.data()) % x.itemsize() == 0;
+    std::vector<int64_t> sizes(x.shape(), x.shape() + x.ndim()), strides(x.ndim());
+    for (py::ssize_t i = 0; i < x.ndim(); ++i) {
+      whole = whole && x.strides(i) % x.itemsize() == 0;
+      strides[i] = x.strides(i) / x.itemsize();
+    }
+    if (whole && cpu::view_rows(x.data(), dtype, sizes.data(), strides.data(), x.ndim(), rows)) return rows;
+    x = x.attr("copy")("C");
+  }
+}
+
+int64_t thread_count(int64_t blocks) { return std::max<int64_t>(1, std::min<int64_t>(blocks, std::thread::hardware_concurrency())); }
+
+py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, const std::string& metric, bool exact) {
+  const cpu::Dtype dtype = dtype_of(x, "x"), codebook_dtype = dtype_of(codebook_given, "codebook");
+  if (metric != "l2" && metric != "cosine") throw py::value_error("vq_assign: metric '" + metric + "' is not known, expected l2 or cosine");
+  const py::array codebook = contiguous(codebook_given);
+  const py::ssize_t dims = codebook.ndim();
+  if (x.ndim() < 1) throw py::value_error("vq_assign: x must have shape [..., D], got a scalar");
+  if (dims != 2 && dims != 3) throw py::value_error("vq_assign: codebook must have shape [K, d] or [S, K, d]");
+  if (codebook.size() == 0) throw py::value_error("vq_assign: the codebook is empty; it needs at least one codeword of one element");
+  const int64_t dim = x.shape(x.ndim() - 1), d = codebook.shape(dims - 1);
+  const cpu::Codebook codes{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1, codebook.shape(dims - 2), d};
+  if (dims == 3 ? codes.segments * d != dim : dim == 0 || dim % d != 0) {
+    throw py::value_error("vq_assign: x [..., " + std::to_string(dim) + "] does not fit codewords of " + std::to_string(d) +
+                          "; D must be S * d");
+  }
+  std::vector<py::ssize_t> shape(x.shape(), x.shape() + x.ndim());
+  shape.back() = dim / d;
+  py::array_t<int64_t> indices(shape);
+  int64_t* out = indices.mutable_data();
+  const cpu::Rows given = view(x, dtype);
+
+  const py::gil_scoped_release release;
+  const cpu::Search search(codes, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact);
+  const cpu::Rows rows = search.flatten_segments(given);
+  const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim), blocks = (n + step - 1) / step;
+  const int64_t threads = thread_count(blocks);
+  const auto work = [&](int64_t thread) {
+    search.assign(rows, std::min(n, blocks * thread / threads * step), std::min(n, blocks * (thread + 1) / threads * step), out);
+  };
+  std::vector<std::jthread> pool;
+  for (int64_t thread = 1; thread < threads; ++thread) pool.emplace_back(work, thread);
+  work(0);
+  pool.clear();  // joins
+  return indices;
+}
+
+py::dict cpu_features() {
+  py::dict result;
+  for (const auto& [feature, present] : cpu::features()) result[feature.c_str()] = present;
+  return result;
+}
+
+py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
+  if (n < 0 || d < 1 || k < 1 || segments < 1) throw py::value_error("plan: n must be >= 0, and d, k and segments >= 1");
+  const cpu::TileShape tile = cpu::tile_shape();
+  const int64_t step = cpu::block_rows(d * segments, k), blocks = (n + step - 1) / step;
+  py::dict result;
+  result["variant"] = cpu::name(cpu::isa());
+  result["tile_rows"] = tile.rows;
+  result["tile_codewords"] = tile.lanes;
+  result["block_rows"] = step;
+  result["blocks"] = blocks;
+  result["threads"] = thread_count(blocks);
+  result["uncertified_rows"] = "scored again in float32, the codewords within the bound evaluated in float64";
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_host, m) {
+  m.doc() = "The CPU kernels for NumPy arrays, the features of this CPU and the plan chosen for a shape.";
+  m.def("cpu_features", &cpu_features, "Feature name -> bool, for each feature that a compiled variant needs.");
+  m.def("variant", [] { return cpu::name(cpu::isa()); }, "The variant in use: 'avx512', 'avx2' or 'portable' (UEFL_CPU forces one).");
+  m.def("plan", &plan, py::arg("n"), py::arg("d"), py::arg("k"), py::arg("segments") = 1,
+        "How n rows of `segments` segments of d elements would be searched among k codewords (one codebook for each segment).");
+  m.def("vq_assign", &vq_assign, py::arg("x"), py::arg("codebook"), py::arg("metric") = "l2", py::arg("exact") = true,
+        "uefl_kernels.vq_assign for float32 and float64 arrays of any strides: x [..., D], codebook [K, d] or [S, K, d]\n"
+        "-> indices [..., S], int64. Raises TypeError, ValueError and, for a codebook that is not finite, RuntimeError.");
+}

@@ -1,0 +1,118 @@
+// The only C++ that knows torch: checks, shapes, dispatch-key registration (LibTorch stable ABI).
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cpu/vq.h"
+#include "cpu/vq_assign.h"
+
+namespace uefl {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// The public functions check with care (uefl_kernels/_checks.py); this guards memory when torch.ops is called directly.
+void require(bool condition, const std::string& op, const char* expected) {
+  if (!condition) throw std::runtime_error(op + ": " + expected);
+}
+
+cpu::Dtype dtype_of(const Tensor& tensor, const std::string& op) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return cpu::Dtype::f32;
+    case ScalarType::BFloat16:
+      return cpu::Dtype::bf16;
+    case ScalarType::Half:
+      return cpu::Dtype::f16;
+    case ScalarType::Double:
+      return cpu::Dtype::f64;
+    default:
+      throw std::runtime_error(op + ": expected float32, bfloat16, float16 or float64");
+  }
+}
+
+// x and the codebook as the kernels see them; holds the tensors whose memory they point to.
+struct Input {
+  Input(const std::string& op, const Tensor& x_given, const Tensor& codebook_given, const std::string& metric_name)
+      : x(x_given), codebook(torch::stable::contiguous(codebook_given)) {
+    require(x.is_cpu() && codebook.is_cpu(), op, "x and codebook must be on the same device");
+    require(x.dim() >= 1, op, "x must have shape [..., D]");
+    require(codebook.dim() == 2 || codebook.dim() == 3, op, "codebook must have shape [K, d] or [S, K, d]");
+    require(codebook.numel() > 0, op, "the codebook is empty");
+    require(metric_name == "l2" || metric_name == "cosine", op, "metric must be 'l2' or 'cosine'");
+    metric = metric_name == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine;
+    const int64_t dims = codebook.dim(), dim = x.size(-1), d = codebook.size(-1);
+    codes = {codebook.const_data_ptr(), dtype_of(codebook, op), dims == 3 ? codebook.size(0) : 1, codebook.size(-2), d};
+    require(dims == 3 ? codes.segments * d == dim : dim > 0 && dim % d == 0, op, "D must be S * d of the codebook");
+    segments = dim / d;
+    const cpu::Dtype dtype = dtype_of(x, op);
+    if (!cpu::view_rows(x.const_data_ptr(), dtype, x.sizes().data(), x.strides().data(), x.dim(), rows)) {
+      x = torch::stable::contiguous(x);
+      cpu::view_rows(x.const_data_ptr(), dtype, x.sizes().data(), x.strides().data(), x.dim(), rows);
+    }
+  }
+
+  Tensor new_indices() const {
+    std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+    shape.back() = segments;
+    return torch::stable::new_empty(x, shape, ScalarType::Long);
+  }
+
+  Tensor x, codebook;
+  cpu::Metric metric;
+  cpu::Rows rows;
+  cpu::Codebook codes;
+  int64_t segments;
+};
+
+Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
+  const Input input("vq_assign", x, codebook, metric);
+  Tensor indices = input.new_indices();
+  const cpu::Search search(input.codes, input.metric, exact);
+  const cpu::Rows rows = search.flatten_segments(input.rows);
+  const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim);
+  int64_t* out = static_cast<int64_t*>(indices.mutable_data_ptr());
+  torch::stable::parallel_for(0, (n + step - 1) / step, 1, [&](int64_t lo, int64_t hi) {
+    for (int64_t block = lo; block < hi; ++block) search.assign(rows, block * step, std::min(n, (block + 1) * step), out);
+  });
+  return indices;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Tensor& codebook, std::string metric, bool exact,
+                                                      bool with_sums, double codebook_weight, double commitment_weight) {
+  const Input input("vq", x, codebook, metric);
+  const ScalarType dtype = x.scalar_type(), loss_dtype = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const Tensor codes = codebook.scalar_type() == dtype ? input.codebook : torch::stable::to(input.codebook, dtype);
+  const auto shape = codebook.sizes();
+  Tensor quantized = torch::stable::new_empty(x, x.sizes());
+  Tensor indices = input.new_indices();
+  Tensor counts = torch::stable::new_zeros(x, shape.slice(0, shape.size() - 1), ScalarType::Long);
+  Tensor sums = torch::stable::new_empty(x, with_sums ? std::vector<int64_t>(shape.begin(), shape.end()) : std::vector<int64_t>{0},
+                                         ScalarType::Double);
+  Tensor loss = torch::stable::new_empty(x, std::vector<int64_t>{}, loss_dtype);
+
+  const cpu::Search search(input.codes, input.metric, exact);
+  cpu::Vq run(search, input.codes, codes.const_data_ptr(), input.rows,
+              {quantized.mutable_data_ptr(), static_cast<int64_t*>(indices.mutable_data_ptr()),
+               static_cast<int64_t*>(counts.mutable_data_ptr()), with_sums ? static_cast<double*>(sums.mutable_data_ptr()) : nullptr});
+  if (with_sums) torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.measure(lo, hi); });
+  torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.run(lo, hi); });
+  const double mean = run.finish() * ((codebook_weight + commitment_weight) / static_cast<double>(std::max<int64_t>(1, x.numel())));
+  torch::stable::fill_(loss, mean);
+  return {quantized, indices, loss, counts, sums};
+}
+
+}  // namespace
+}  // namespace uefl
+
+STABLE_TORCH_LIBRARY_IMPL(uefl, CPU, m) {
+  m.impl("vq_assign", TORCH_BOX(&uefl::vq_assign));
+  m.impl("vq", TORCH_BOX(&uefl::vq));
+}

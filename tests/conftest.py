@@ -1,0 +1,67 @@
+"""Fixtures for data: small image folders, .npz files and IDX files made on the spot, and the real data sets where they are."""
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture
+def data_root():
+    """Folder of the real data sets."""
+    root = os.environ.get("UEFL_DATA")
+    if not root:
+        pytest.skip("UEFL_DATA does not name a folder of data sets")
+    return Path(root)
+
+
+@pytest.fixture
+def make_images(tmp_path):
+    """Write ``count`` random images of a PIL mode to tmp_path/folder; the pixels depend on the folder alone."""
+
+    def make(folder, count=5, size=(8, 6), mode="L"):
+        path = tmp_path / folder
+        path.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng(list(folder.encode()))
+        shape = (size[1], size[0]) if mode == "L" else (size[1], size[0], 3)
+        for i in range(count):
+            Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path / f"{i}.png")
+        return path
+
+    return make
+
+
+@pytest.fixture
+def make_npz(tmp_path):
+    """Write arrays to an .npz; without arrays: 40 own 6x6 images of 4 classes in the silos north and south."""
+
+    def make(**arrays):
+        rng = np.random.default_rng(0)
+        own = {
+            "images": rng.integers(0, 256, (40, 6, 6), dtype=np.uint8),
+            "labels": np.arange(40) % 4,
+            "silo": np.repeat(["south", "north"], 20),
+        }
+        path = tmp_path / "data.npz"
+        np.savez(path, **{name: array for name, array in {**own, **arrays}.items() if array is not None})
+        return path
+
+    return make
+
+
+@pytest.fixture
+def idx_root(tmp_path):
+    """A data root with MNIST as torchvision stores it, of 40 training and 20 test images."""
+    raw = tmp_path / "root" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for stem, count in (("train", 40), ("t10k", 20)):
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        header = np.array([0x803, count, 28, 28], ">i4").tobytes()
+        (raw / f"{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
+        labels = np.arange(count, dtype=np.uint8) % 10
+        (raw / f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(np.array([0x801, count], ">i4").tobytes() + labels.tobytes()))
+    return tmp_path / "root"

@@ -1,0 +1,58 @@
+// Vq against its definition written out: gather, error, counts and fixed-point sums.
+#include <cmath>
+
+#include "check.h"
+#include "cpu/vq.h"
+
+using namespace uefl::cpu;
+
+static void matches_the_definition() {
+  std::mt19937 random(8);
+  const int64_t n = 700, s = 2, d = 13, k = 21;
+  const auto x = normal<float>(n * s * d, random), codes = normal<float>(s * k * d, random);
+  const Codebook codebook{codes.data(), Dtype::f32, s, k, d};
+  const Search search(codebook, Metric::l2, true);
+  std::vector<float> quantized(n * s * d, std::nanf(""));
+  std::vector<int64_t> indices(n * s, -1), counts(s * k);
+  std::vector<double> sums(s * k * d, std::nan(""));
+  Vq vq(search, codebook, codes.data(), {x.data(), Dtype::f32, n, 1, s * d, s * d, 0, 1},
+        {quantized.data(), indices.data(), counts.data(), sums.data()});
+  vq.measure(0, vq.blocks());
+  for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.run(block, block + 1);  // any order
+  const double error = vq.finish();
+
+  double expected_error = 0;
+  std::vector<int64_t> expected_counts(s * k);
+  std::vector<long double> expected_sums(s * k * d);
+  for (int64_t i = 0; i < n * s; ++i) {
+    const int64_t code = nearest(&x[i * d], 1, &codes[i % s * k * d], k, d) + i % s * k;
+    CHECK(indices[i] == code % k, "index %ld", static_cast<long>(i));
+    ++expected_counts[code];
+    for (int64_t j = 0; j < d; ++j) {
+      const double difference = static_cast<double>(x[i * d + j]) - codes[code * d + j];
+      expected_error += difference * difference;
+      expected_sums[code * d + j] += x[i * d + j];
+      CHECK(quantized[i * d + j] == codes[code * d + j], "quantized %ld", static_cast<long>(i));
+    }
+  }
+  CHECK(counts == expected_counts, "counts");
+  CHECK(std::fabs(error - expected_error) <= 1e-12 * expected_error, "error %g, expected %g", error, expected_error);
+  for (size_t i = 0; i < sums.size(); ++i) CHECK(std::fabs(sums[i] - expected_sums[i]) < 1e-12, "sum %zu", i);
+}
+
+static void no_rows() {
+  const float codes[2] = {1, 2};
+  const Codebook codebook{codes, Dtype::f32, 1, 2, 1};
+  const Search search(codebook, Metric::l2, true);
+  int64_t counts[2] = {0, 0};
+  double sums[2] = {std::nan(""), std::nan("")};
+  Vq vq(search, codebook, codes, {nullptr, Dtype::f32, 0, 1, 1, 1, 0, 1}, {nullptr, nullptr, counts, sums});
+  vq.measure(0, vq.blocks());
+  vq.run(0, vq.blocks());
+  CHECK(vq.finish() == 0 && sums[0] == 0 && sums[1] == 0 && counts[0] == 0, "N = 0");
+}
+
+void run() {
+  matches_the_definition();
+  no_rows();
+}

@@ -1,0 +1,138 @@
+// Search against the definition written out, for the variant that UEFL_CPU names.
+#include <cmath>
+#include <thread>
+
+#include "check.h"
+#include "cpu/vq_assign.h"
+
+using namespace uefl::cpu;
+
+template <class T>
+constexpr Dtype dtype = sizeof(T) == 4 ? Dtype::f32 : Dtype::f64;
+
+template <class T, class C>
+static void compare(const char* what, const std::vector<T>& x, const std::vector<C>& codes, int64_t k, int64_t d) {
+  const int64_t n = static_cast<int64_t>(x.size()) / d;
+  const Search search({codes.data(), dtype<C>, 1, k, d}, Metric::l2, true);
+  std::vector<int64_t> indices(n, -1);
+  search.assign({x.data(), dtype<T>, n, 1, d, d, 0, 1}, 0, n, indices.data());
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < n; ++i) wrong += indices[i] != nearest(&x[i * d], 1, codes.data(), k, d);
+  CHECK(wrong == 0, "%s, K %ld, d %ld: %ld of %ld rows", what, static_cast<long>(k), static_cast<long>(d), static_cast<long>(wrong),
+        static_cast<long>(n));
+}
+
+static void odd_shapes() {
+  std::mt19937 random(2);
+  for (const int64_t d : {1, 2, 3, 4, 5, 7, 8, 16, 33, 63, 64, 65, 100, 513}) {
+    for (const int64_t k : {1, 2, 15, 16, 17, 31, 33, 255}) {
+      for (const double offset : {0.0, 10.0, 1e3}) {
+        compare("float", normal<float>(29 * d, random, offset), normal<float>(k * d, random, offset), k, d);
+        compare("double", normal<double>(29 * d, random, offset), normal<double>(k * d, random, offset), k, d);
+      }
+      compare("mixed", normal<float>(29 * d, random), normal<double>(k * d, random), k, d);
+    }
+  }
+}
+
+// Rows on the midpoint of two codewords, and one float away from it: the float32 pass cannot tell, the definition can.
+static void near_ties() {
+  std::mt19937 random(3);
+  const int64_t d = 24, k = 40, n = 400;
+  const auto codes = normal<float>(k * d, random, 5);
+  std::vector<float> x(n * d);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t a = random() % k, b = random() % k, j = random() % d;
+    for (int64_t e = 0; e < d; ++e) x[i * d + e] = (codes[a * d + e] + codes[b * d + e]) / 2;
+    if (i % 3) x[i * d + j] = std::nextafter(x[i * d + j], i % 3 == 1 ? 1e9f : -1e9f);
+  }
+  compare("near ties", x, codes, k, d);
+}
+
+static void duplicates_take_the_lowest_index() {
+  std::mt19937 random(4);
+  const int64_t d = 9, k = 70;
+  auto codes = normal<float>(k * d, random);
+  for (int64_t i = 35 * d; i < k * d; ++i) codes[i] = codes[i - 35 * d];
+  compare("duplicates", normal<float>(200 * d, random), codes, k, d);
+  compare("rows equal to codewords", codes, codes, k, d);
+  compare("all equal", std::vector<float>(50 * d, 0.1f), std::vector<float>(k * d, 0.1f), k, d);
+}
+
+static void extreme_values() {
+  std::mt19937 random(5);
+  const int64_t d = 6, k = 20;
+  for (const double scale : {1e-45, 1e-40, 1e-30, 1e-20, 1e10, 1e18, 1e19, 1e30, 3e37}) {
+    compare("scale", normal<float>(60 * d, random, 0, scale), normal<float>(k * d, random, 0, scale), k, d);
+    compare("far rows", normal<float>(60 * d, random, 0, scale), normal<float>(k * d, random), k, d);
+  }
+  for (const double scale : {1e-310, 1e-200, 1e-60, 1e60, 1e150, 1e300}) {
+    compare("double scale", normal<double>(60 * d, random, 0, scale), normal<double>(k * d, random, 0, scale), k, d);
+  }
+  auto x = normal<float>(60 * d, random);
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (int64_t i = 0; i < 60; i += 4) x[i * d + i % d] = nan;
+  for (int64_t i = 1; i < 60; i += 4) x[i * d + i % d] = i % 8 == 1 ? infinity : -infinity;
+  compare("NaN and infinity", x, normal<float>(k * d, random), k, d);
+}
+
+static void strides_and_segments() {
+  std::mt19937 random(6);
+  const int64_t a = 5, b = 7, s = 3, d = 11, k = 19;
+  const auto x = normal<float>(a * b * s * d, random);
+  for (const bool shared : {true, false}) {
+    const auto codes = normal<float>((shared ? 1 : s) * k * d, random);
+    const Search search({codes.data(), Dtype::f32, shared ? 1 : s, k, d}, Metric::l2, true);
+    const Rows channels_first{x.data(), Dtype::f32, a, b, s * d, b * s * d, 1, b},
+        dense{x.data(), Dtype::f32, a * b, 1, s * d, s * d, 0, 1};
+    for (const Rows& given : {channels_first, dense}) {
+      const Rows rows = search.flatten_segments(given);
+      std::vector<int64_t> indices(a * b * s, -1);
+      search.assign(rows, 0, rows.outer * rows.inner, indices.data());
+      for (int64_t i = 0; i < a * b * s; ++i) {
+        const float* row = x.data() + i / (b * s) * given.outer_stride * (given.inner == 1 ? 0 : 1) +
+                           (given.inner == 1 ? i / s * given.outer_stride : i / s % b) + i % s * d * given.dim_stride;
+        const int64_t expected = nearest(row, given.dim_stride, codes.data() + (shared ? 0 : i % s * k * d), k, d);
+        CHECK(indices[i] == expected, "shared %d, position %ld", shared, static_cast<long>(i));
+      }
+    }
+  }
+}
+
+static void any_split_of_the_rows_gives_the_same() {
+  std::mt19937 random(7);
+  const int64_t n = 101, d = 20, k = 50;
+  const auto x = normal<float>(n * d, random), codes = normal<float>(k * d, random);
+  const Search search({codes.data(), Dtype::f32, 1, k, d}, Metric::cosine, true);
+  const Rows rows{x.data(), Dtype::f32, n, 1, d, d, 0, 1};
+  std::vector<int64_t> whole(n), split(n);
+  search.assign(rows, 0, n, whole.data());
+  std::thread other([&] { search.assign(rows, 0, 37, split.data()); });
+  search.assign(rows, 37, 38, split.data());
+  search.assign(rows, 38, n, split.data());
+  other.join();
+  CHECK(whole == split, "cosine search of 101 rows");
+}
+
+static void a_codebook_that_is_not_finite_is_refused() {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    const float codes[4] = {0, 1, bad, 2};
+    bool refused = false;
+    try {
+      Search({codes, Dtype::f32, 1, 2, 2}, Metric::l2, true);
+    } catch (const std::runtime_error&) {
+      refused = true;
+    }
+    CHECK(refused, "codebook with %g", bad);
+  }
+}
+
+void run() {
+  odd_shapes();
+  near_ties();
+  duplicates_take_the_lowest_index();
+  extreme_values();
+  strides_and_segments();
+  any_split_of_the_rows_gives_the_same();
+  a_codebook_that_is_not_finite_is_refused();
+}

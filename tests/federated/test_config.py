@@ -1,0 +1,215 @@
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from uefl import config
+from uefl.config import Config, tomllib
+from uefl.errors import UserError
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_document_lists_every_key_in_order_with_its_default():
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    documented = [(key, tomllib.loads(f"value = {default}")["value"]) for key, default, _ in rows]
+    fields = dataclasses.fields(Config)
+    assert documented == [(f.name, list(f.default) if isinstance(f.default, tuple) else f.default) for f in fields]
+
+
+def test_document_names_every_choice():
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE))
+    for key, choices in {**config._CHOICES, "arms": config._ARMS}.items():
+        assert [choice for choice in choices if f"`{choice}`" not in rows[key]] == []
+
+
+def test_every_preset_loads_and_is_described_by_its_first_line():
+    presets = config.presets()
+    assert {"demo", "mnist-9", "mnist-5", "fashion-9", "mnist-9-legacy", "own-silos"} <= set(presets)
+    for name, description in presets.items():
+        assert len(description) > 20
+        config.load(name)
+
+
+def test_published_settings():
+    paper, legacy = config.load("mnist-9"), config.load("mnist-9-legacy")
+    for c in (paper, legacy):
+        assert (c.width, c.segments, c.local_epochs, c.lr, c.batch_size, c.passes, c.commitment) == (128, 1, 20, 1e-4, 1024, 20, 0.25)
+        assert (c.clients, c.train_per_client, c.test_per_client) == (9, 2000, 500)
+    assert (paper.mode, paper.codewords, paper.gamma, paper.reference) == ("paper", 32, 0.3, "min")
+    assert (legacy.mode, legacy.codewords, legacy.gamma, legacy.reference) == ("legacy", 64, 0.1, "mean")
+    assert (legacy.normalize, legacy.logit_dropout, legacy.arms) == ("raw", True, ("uefl",))
+    assert config.load("mnist-5").rotations == (0, 0, 0, -50, 120)
+
+
+@pytest.mark.parametrize("name", ["demo", "mnist-9-legacy", "own-silos"])
+def test_toml_round_trip(tmp_path, name):
+    first = config.load(name, ["seed=7", "lr=0.1234567890123456"])
+    path = tmp_path / "config.toml"
+    path.write_text(first.to_toml())
+    assert config.load(str(path)) == first
+
+
+def test_toml_holds_every_key():
+    assert list(tomllib.loads(Config().to_toml())) == [f.name for f in dataclasses.fields(Config)]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("gamma=0.5", "gamma", 0.5),
+        ("gamma=1", "gamma", 1.0),
+        (" seed = 3 ", "seed", 3),
+        ("reference=mean", "reference", "mean"),
+        ('reference="mean"', "reference", "mean"),
+        ("pretrained=true", "pretrained", True),
+        ("rounds=[3, 2]", "rounds", (3, 2)),
+        ('arms=["uefl"]', "arms", ("uefl",)),
+        ("rotations=[0,1,2,3,4,5,6,7,8.5]", "rotations", (0, 1, 2, 3, 4, 5, 6, 7, 8.5)),
+        ("data=/some/place=here", "data", "/some/place=here"),
+    ],
+)
+def test_overrides(override, key, value):
+    result = getattr(config.load("demo", [override]), key)
+    assert result == value
+    assert type(result) is type(value)
+
+
+def test_later_overrides_and_keywords_win_and_none_is_passed_over():
+    assert config.load("demo", ["seed=1", "seed=2"]).seed == 2
+    assert config.load("demo", ["seed=1"], seed=3).seed == 3
+    assert config.load("demo", ["seed=1"], seed=None).seed == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "iterations"),
+    [
+        ({"rounds": [8, 4, 4]}, [8, 4, 4]),
+        ({"rounds": [8, 4], "max_iterations": 4}, [8, 4, 4, 4]),
+        ({"rounds": [8, 4, 2], "max_iterations": 2}, [8, 4]),
+    ],
+    ids=["as-given", "last-repeated", "capped"],
+)
+def test_iterations(keys, iterations):
+    assert config.from_table(keys).iterations() == iterations
+
+
+@pytest.mark.parametrize("key", config._CHOICES)
+def test_choices_are_checked(key):
+    with pytest.raises(UserError, match=f"key '{key}': 'other' is not one of {', '.join(config._CHOICES[key])}"):
+        config.from_table({key: "other"})
+
+
+@pytest.mark.parametrize("key", config._AT_LEAST_ONE)
+def test_counts_are_at_least_one(key):
+    with pytest.raises(UserError, match=f"key '{key}': must be at least 1, got 0"):
+        config.from_table({key: 0})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "more"),
+    [
+        ("arms", [], {}),
+        ("arms", ["uefl", "uefl"], {}),
+        ("arms", ["fedprox"], {}),
+        ("arms", ["fedavg", "uefl"], {"mode": "legacy"}),
+        ("rounds", [], {}),
+        ("rounds", [3, 0], {}),
+        ("max_iterations", -1, {}),
+        ("rotations", [0, 90], {"clients": 3}),
+        ("dropout", 1.0, {}),
+        ("dropout", -0.1, {}),
+        ("dropout", float("nan"), {}),
+        ("holdout", 0.0, {}),
+        ("holdout", 1.0, {}),
+        ("gamma", -0.1, {}),
+        ("lr", 0.0, {}),
+        ("lr", float("nan"), {}),
+        ("commitment", -1.0, {}),
+        ("quorum", 0.0, {}),
+        ("quorum", 1.1, {}),
+        ("max_update_norm", -1.0, {}),
+        ("threads", -1, {}),
+        ("seed", -1, {}),
+        ("seed", 2**31, {}),
+        ("image_size", -1, {}),
+        ("segments", 3, {}),
+        ("segments", 3, {"encoder": "vgg16_bn"}),
+    ],
+)
+def test_values_out_of_range_are_refused(key, value, more):
+    with pytest.raises(UserError, match=f"key '{key}': expected .*; got ") as error:
+        config.from_table({key: value, **more})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("arms", ["fedavg-vq"]),
+        ("rotations", []),
+        ("dropout", 0.0),
+        ("gamma", 0.0),
+        ("quorum", 1.0),
+        ("seed", 2**31 - 1),
+        ("segments", 512),
+        ("max_iterations", 0),
+    ],
+)
+def test_values_at_the_edge_are_taken(key, value):
+    result = getattr(config.from_table({key: value}), key)
+    assert result == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_segments_divide_the_channels_of_the_encoder():
+    assert config.from_table({"encoder": "resnet18", "width": 3, "segments": 8}).segments == 8
+    with pytest.raises(UserError, match=r"a divisor of the 12 channels \(4 x width\); got 8"):
+        config.from_table({"encoder": "cnn", "width": 3, "segments": 8})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("clients", "9", "int"),
+        ("clients", 9.0, "int"),
+        ("clients", True, "int"),
+        ("lr", True, "float"),
+        ("lr", "fast", "float"),
+        ("pretrained", 1, "bool"),
+        ("data", 5, "str"),
+        ("rounds", 5, "a list of int"),
+        ("rounds", [1, "2"], "int"),
+        ("arms", "uefl", "a list of str"),
+    ],
+)
+def test_wrong_types_are_refused(key, value, expected):
+    with pytest.raises(UserError, match=re.escape(f"key {key!r}: expected {expected}, got ")):
+        config.from_table({key: value})
+
+
+def test_unknown_key_names_the_nearest():
+    with pytest.raises(UserError, match=r"unknown key 'codeword' .did you mean 'codewords'.*docs/configuration.md"):
+        config.load("demo", ["codeword=3"])
+    with pytest.raises(UserError, match="unknown key 'zzz'; the keys are listed"):
+        config.from_table({"zzz": 1})
+
+
+def test_override_without_a_value_is_refused():
+    with pytest.raises(UserError, match="--set 'gamma': expected key=value"):
+        config.load("demo", ["gamma"])
+
+
+def test_unknown_preset_names_the_nearest():
+    with pytest.raises(UserError, match=r"no preset 'mnist9' .did you mean 'mnist-9'.*uefl presets"):
+        config.load("mnist9")
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*absent.toml: No such file"):
+        config.load(str(tmp_path / "absent.toml"))
+    for content in (b"clients = ", b"\xff\xfe"):
+        (tmp_path / "broken.toml").write_bytes(content)
+        with pytest.raises(UserError, match=r"broken.toml is not valid TOML") as error:
+            config.load(str(tmp_path / "broken.toml"))
+        assert "\n" not in str(error.value)

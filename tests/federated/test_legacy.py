@@ -1,0 +1,153 @@
+"""The published code's behaviour, mistake by mistake."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.federated.test_fedavg import Meddler
+from tests.federated.tiny import arm, federation, finish, settings
+from uefl.clustering import kmeans
+from uefl.uncertainty import mc_dropout
+
+NAMES = ("silo-0", "silo-1", "silo-2")
+
+
+def legacy(**keys):
+    keys = {
+        "mode": "legacy",
+        "arms": ["uefl"],
+        "reference": "mean",
+        "gamma": 0.02,
+        "max_iterations": 3,
+        "rounds": [2, 2],
+        "logit_dropout": True,
+    } | keys
+    return settings(**keys)
+
+
+def start(cfg, **more):
+    return arm("uefl", cfg, **more)
+
+
+def turns(algorithm, count):
+    return [algorithm.turn() for _ in range(count)]
+
+
+def test_all_dropout_passes_are_the_same():
+    records = finish(start(legacy())[0])
+    assert all(r["entropy"] == pytest.approx(r["entropy_deterministic"], rel=1e-5) for r in records)
+    _, device, _ = start(legacy())
+    tokens = torch.randn(4, device.net.head.fc1.in_features)
+    one, many = (mc_dropout(device.net.head, tokens, n, legacy=True).probs for n in (1, 20))
+    torch.testing.assert_close(one, many, rtol=1e-6, atol=0)
+
+
+def test_no_codeword_is_averaged_and_the_silos_drift_apart_from_the_first_round():
+    algorithm, _, _ = start(legacy())
+    common = algorithm.main.clone()
+    assert all(torch.equal(algorithm.own[n], common) for n in NAMES)
+    algorithm.turn()
+    first = {n: algorithm.own[n][0].clone() for n in NAMES}
+    assert not torch.equal(first["silo-0"], first["silo-1"])
+    assert not torch.equal(first["silo-1"], first["silo-2"])
+    assert not torch.equal(first["silo-0"], common[0])
+    assert all(torch.equal(algorithm.own[n][1], common[1]) for n in NAMES)  # the spare is not visible, so not trained
+
+
+def test_a_new_iteration_starts_in_every_silo_from_the_last_silo_s_copy():
+    seen = []
+
+    class Spy(Meddler):
+        def round(self, requests, deadline=None):
+            seen.append({n: r.tensors["codebook"].clone() for n, r in requests.items()})
+            return self.inner.round(requests, deadline)
+
+    algorithm, _, _ = start(legacy(gamma=1e9, stop_when_certain=False), wrap=lambda e: Spy(e, None))
+    turns(algorithm, 3)
+    last = algorithm.own["silo-2"][0].clone()
+    assert not torch.equal(last, algorithm.own["silo-0"][0])
+    algorithm.turn()
+    assert all(torch.equal(seen[-1][n], last) for n in NAMES)
+
+
+def test_k_means_overwrites_the_shared_block_of_silos_that_were_not_uncertain():
+    algorithm, device, _ = start(legacy(rounds=[4, 1], local_epochs=3))
+    turns(algorithm, 5)
+    device.config = dataclasses.replace(device.config, lr=1e-12)  # so that training leaves the new centroids where they are
+    certain = [n for n in NAMES if n not in algorithm.uncertain]
+    assert certain
+    assert algorithm.uncertain
+    device_values = algorithm.values.clone(), algorithm.statistics.clone()
+    shared_before = algorithm.main[0].clone()
+    algorithm.turn()
+    device.flat.set(*device_values)
+    device.net.eval()
+    for name in NAMES:
+        silo = next(s for s in federation(legacy=True).silos if s.name == name)
+        with torch.no_grad():
+            features = device.net.tokens(device.normalize(silo.train.images)).reshape(-1, device.net.codeword_length)
+        centroids, _ = kmeans(features, 4, 0)
+        block = 0 if name in certain else 1
+        torch.testing.assert_close(algorithm.own[name][block], centroids, atol=1e-6, rtol=1e-5)
+        if name not in certain:
+            torch.testing.assert_close(algorithm.own[name][0], shared_before, atol=1e-6, rtol=1e-5)
+
+
+def test_a_silo_sees_at_most_two_blocks_and_each_extension_leaves_a_spare():
+    algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1], max_iterations=3))
+    records = finish(algorithm)
+    assert {r["codewords"] for r in records} <= {4, 8}
+    assert max(algorithm.book.values()) == 3
+    assert len(algorithm.main) == 2 + 2  # shared and spare, one more spare after each of two extensions
+    assert all(len(blocks) == len(algorithm.main) for blocks in algorithm.own.values())
+
+
+def test_an_older_extension_is_no_longer_seen():
+    algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1]))
+    turns(algorithm, 4)
+    name = next(n for n in algorithm.uncertain if algorithm.book[n] == 2)
+    turns(algorithm, 1)
+    seen = algorithm._visible(name)
+    assert torch.equal(seen[4:], algorithm.own[name][2])
+    assert not any(torch.equal(seen[4:], algorithm.own[name][b]) for b in (0, 1))
+
+
+def test_silos_weigh_the_same_whatever_their_size():
+    def meddle(reply):
+        if "values" in reply.tensors:
+            reply.tensors["values"] = torch.full_like(reply.tensors["values"], float(reply.client[-1]))
+        return reply
+
+    algorithm, _, _ = start(legacy(), fed=federation(sizes=(9, 30, 48), legacy=True), wrap=lambda e: Meddler(e, meddle))
+    algorithm.turn()
+    torch.testing.assert_close(algorithm.values, torch.full_like(algorithm.values, 1.0))
+
+
+def test_the_threshold_is_the_mean_s_and_set_once_on_the_test_split():
+    algorithm, _, _ = start(legacy(gamma=0.5))
+    records = turns(algorithm, 3)[-1]
+    assert algorithm.threshold == pytest.approx(1.5 * sum(r["entropy_deterministic"] for r in records) / 3)
+    first = algorithm.threshold
+    algorithm.finished = False
+    turns(algorithm, 3)
+    assert algorithm.threshold == first
+
+
+def test_there_is_no_cap_on_iterations_unless_one_is_set():
+    algorithm, _, _ = start(legacy(max_iterations=0, rounds=[2, 1]))
+    assert [algorithm.rounds_of(i) for i in (0, 1, 2, 1000)] == [2, 1, 1, 1]
+    capped, _, _ = start(legacy(max_iterations=3, rounds=[2, 1]))
+    assert [capped.rounds_of(i) for i in (0, 1, 2, 3)] == [2, 1, 1, None]
+
+
+def test_a_resumed_run_is_the_uninterrupted_one():
+    expected = finish(start(legacy())[0])
+    records, (algorithm, _, _) = [], start(legacy())
+    while not algorithm.finished:
+        tensors, plain = algorithm.state()
+        tensors = {k: v.clone() for k, v in tensors.items()}
+        algorithm, _, _ = start(legacy())
+        algorithm.restore(tensors, plain)
+        records += algorithm.turn()
+    assert records == expected

@@ -1,0 +1,81 @@
+import math
+
+import pytest
+import torch
+
+from uefl.data.rotate import resize, rotate
+
+
+def random_images(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def by_definition(image, degrees, center):
+    """Bilinear sampling of one channel [H, W] at each pixel turned back about ``center`` (x, y), in float64."""
+    height, width = image.shape
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    padded = torch.zeros(height + 2, width + 2, dtype=torch.float64)  # black outside
+    padded[1:-1, 1:-1] = image
+    out = torch.zeros(height, width, dtype=torch.float64)
+    for y in range(height):
+        for x in range(width):
+            # y points down, so that a counter-clockwise turn of the picture samples from here
+            dx, dy = x - center[0], y - center[1]
+            sx, sy = center[0] + cos * dx - sin * dy, center[1] + sin * dx + cos * dy
+            if not (-1 < sx < width and -1 < sy < height):
+                continue
+            x0, y0 = math.floor(sx), math.floor(sy)
+            fx, fy = sx - x0, sy - y0
+            square = padded[y0 + 1 : y0 + 3, x0 + 1 : x0 + 3]
+            weight = torch.tensor([[(1 - fy) * (1 - fx), (1 - fy) * fx], [fy * (1 - fx), fy * fx]], dtype=torch.float64)
+            out[y, x] = (square * weight).sum()
+    return out
+
+
+@pytest.mark.parametrize("degrees", [0, 360, -720])
+@pytest.mark.parametrize("legacy", [False, True], ids=["centre", "legacy"])
+def test_no_turn_is_the_identity(degrees, legacy):
+    images = random_images(3, 1, 7, 9)
+    assert torch.equal(rotate(images, degrees, legacy_center=legacy), images)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+@pytest.mark.parametrize("size", [7, 28])
+def test_quarter_turns_are_exact_and_counter_clockwise(turns, size):
+    images = random_images(2, 3, size, size)
+    assert torch.equal(rotate(images, 90 * turns), torch.rot90(images, turns, (-2, -1)))
+
+
+@pytest.mark.parametrize("degrees", [-50, 120, 7.5])
+@pytest.mark.parametrize("legacy", [False, True], ids=["centre", "legacy"])
+@pytest.mark.parametrize("shape", [(9, 9), (8, 11)], ids=["square", "wide"])
+def test_agrees_with_bilinear_sampling_by_definition(degrees, legacy, shape):
+    height, width = shape
+    images = random_images(2, 2, height, width)
+    turned = rotate(images, degrees, legacy_center=legacy)
+    assert turned.dtype == torch.uint8
+    assert turned.shape == images.shape
+    center = (width / 2, height / 2) if legacy else ((width - 1) / 2, (height - 1) / 2)
+    for image, result in zip(images.flatten(0, 1), turned.flatten(0, 1), strict=True):
+        expected = by_definition(image, degrees, center)
+        assert (result.double() - expected).abs().max() <= 0.5 + 1e-2  # rounding, and float32 coordinates
+
+
+def test_images_are_turned_one_by_one():
+    images = random_images(5, 1, 28, 28)
+    assert torch.equal(rotate(images, -50), torch.cat([rotate(image[None], -50) for image in images]))
+
+
+@pytest.mark.cuda
+def test_gpu_agrees_to_one_grey_level():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    images = random_images(20, 3, 28, 28)
+    difference = rotate(images.cuda(), 120).cpu().int() - rotate(images, 120).int()
+    assert difference.abs().max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 6, 9), (3, 20, 20)], ids=["batch", "one"])
+def test_resize_gives_a_square_of_bytes(shape):
+    images = torch.full(shape, 77, dtype=torch.uint8)
+    assert torch.equal(resize(images, 5), torch.full((*shape[:-2], 5, 5), 77, dtype=torch.uint8))

@@ -1,0 +1,224 @@
+"""Whole runs through their folder: what is written, and that interruptions change nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from uefl import config, run
+from uefl.errors import RunError, UserError
+
+KEYS = [
+    "clients=3", "rotations=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
+    "codewords=8", "rounds=[2, 1]", "local_epochs=1", "batch_size=16", "passes=3", "threads=1", "gamma=0.0",
+]  # fmt: skip
+
+
+class Watcher:
+    """Collects what a run says; raises where told to."""
+
+    def __init__(self, stop_after: int = 10**9, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.rounds, self.notices, self.calls, self.stop_after, self.error = [], [], [], stop_after, error
+
+    def start(self, arms, rounds, clients):
+        self.calls.append(("start", arms, rounds, clients))
+
+    def arm(self, name, done_rounds):
+        self.calls.append(("arm", name, done_rounds))
+
+    def client(self, arm, round, client):
+        self.calls.append(("client", arm, round, client))
+        if len([c for c in self.calls if c[0] == "client"]) > self.stop_after:
+            raise self.error
+
+    def round(self, arm, round, records):
+        self.rounds.append((arm, round))
+
+    def notice(self, message):
+        self.notices.append(message)
+
+
+def start(out: Path, *keys: str, observer: Watcher | None = None):
+    cfg = config.load("demo", [*KEYS, *keys])
+    return run.train(cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher())
+
+
+def go_on(out: Path, observer: Watcher | None = None):
+    return run.resume(out, device="cpu", data_root=None, observer=observer or Watcher())
+
+
+def outcome(out: Path):
+    """All of a finished run that must repeat itself bit for bit."""
+    summary = json.loads((out / "summary.json").read_text())
+    for arm in summary["arms"].values():
+        assert arm.pop("seconds") > 0
+    models = {f.name: {k: v.tolist() for k, v in load_file(f).items()} for f in sorted(out.glob("model-*.safetensors"))}
+    return summary, (out / "metrics.jsonl").read_text(), models
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out, observer = tmp_path_factory.mktemp("runs") / "whole", Watcher()
+    summary = start(out, observer=observer)
+    return out, observer, summary
+
+
+def test_the_folder_of_a_finished_run(finished):
+    out, observer, summary = finished
+    names = {path.name for path in out.iterdir()}
+    assert {"config.toml", "metrics.jsonl", "summary.json", "checkpoint.json", "report.md", "plots", "run.lock"} <= names
+    assert {"model-fedavg.safetensors", "model-uefl.safetensors"} <= names
+    assert not [name for name in names if name.endswith((".tmp", ".new"))]
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert config.load(str(out / "config.toml")) == config.load("demo", KEYS)
+    assert observer.rounds == [(arm, r) for arm in ("fedavg", "uefl") for r in range(3)]
+    assert observer.calls[0] == ("start", ["fedavg", "uefl"], 3, 3)
+
+
+def test_metrics_have_one_line_per_arm_round_and_client(finished):
+    lines = [json.loads(line) for line in (finished[0] / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["arm"], r["round"], r["client"]) for r in lines] == [
+        (a, n, f"silo-{k}") for a in ("fedavg", "uefl") for n in range(3) for k in range(3)
+    ]
+    for r in lines:
+        assert 0 <= r["accuracy"] <= 1
+        assert 0 <= r["entropy"] <= 2.31
+        assert (r["perplexity"] is None) == (r["arm"] == "fedavg")
+
+
+def test_the_summary_is_the_last_round_s(finished):
+    out, _, summary = finished
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for arm, outcome_ in summary["arms"].items():
+        by_round = [[r["accuracy"] for r in lines if r["arm"] == arm and r["round"] == n] for n in range(3)]
+        means = [sum(v) / 3 for v in by_round]
+        assert outcome_["accuracy"] == pytest.approx(means[-1])
+        assert outcome_["accuracy_last4"]["mean"] == pytest.approx(sum(means) / 3)
+        assert outcome_["rounds"] == 3
+        assert set(outcome_["clients"]) == {"silo-0", "silo-1", "silo-2"}
+        assert set(outcome_["clients"]["silo-0"]) == {"accuracy", "entropy", "codewords"}
+
+
+def test_the_saved_model_carries_every_client_s_codebook(finished):
+    out, _, summary = finished
+    model = load_file(out / "model-uefl.safetensors")
+    for client, values in summary["arms"]["uefl"]["clients"].items():
+        assert len(model[f"codebook.{client}"]) == values["codewords"]
+    assert model["head.fc2.weight"].shape == (10, 16)
+    assert not [name for name in load_file(out / "model-fedavg.safetensors") if name.startswith("codebook")]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, tmp_path):
+    start(tmp_path / "again")
+    start(tmp_path / "other", "seed=1")
+    assert outcome(tmp_path / "again") == outcome(finished[0])
+    assert outcome(tmp_path / "other")[1] != outcome(finished[0])[1]
+
+
+@pytest.mark.parametrize("calls", [0, 1, 4, 8, 14, 19, 24])
+def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", observer=Watcher(stop_after=calls))
+    observer = Watcher()
+    go_on(tmp_path / "run", observer)
+    assert outcome(tmp_path / "run") == outcome(finished[0])
+    lost = len([c for c in observer.calls if c[0] == "client"]) - (30 - calls)
+    assert lost <= 3  # at most the one exchange that was under way
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from tests.federated.test_run import Watcher, start
+class Loud(Watcher):
+    def client(self, arm, round, client):
+        print(arm, round, client, flush=True)
+start(Path(sys.argv[1]), observer=Loud())
+"""
+
+
+def test_kill_9_loses_at_most_a_round(finished, tmp_path):
+    root = Path(__file__).parents[2]
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, cwd=root)
+    for line in child.stdout:
+        if line.startswith("uefl 1"):
+            break
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    child.stdout.close()
+    assert not (tmp_path / "run" / "summary.json").exists()
+    observer = Watcher()
+    go_on(tmp_path / "run", observer)
+    assert outcome(tmp_path / "run") == outcome(finished[0])
+    assert ("arm", "fedavg", 3) not in observer.calls  # the arm that had ended was not run again
+
+
+def test_resuming_a_finished_run_returns_its_summary_and_writes_nothing(finished):
+    out, _, summary = finished
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != "run.lock"}
+    assert go_on(out) == summary
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != "run.lock"} == before
+
+
+def test_a_folder_in_use_is_left_alone(finished, tmp_path):
+    out = finished[0]
+    with pytest.raises(UserError, match="in use; choose another folder with --out"):
+        start(out)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="in use"):
+        start(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_two_processes_do_not_share_a_folder(finished):
+    out = finished[0]
+    with run._lock(out), pytest.raises(UserError, match="in use by another process"):
+        go_on(out)
+
+
+def test_resuming_what_is_no_run(tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        go_on(tmp_path)
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", observer=Watcher(stop_after=8))
+    index = tmp_path / "run" / "checkpoint.json"
+    index.write_text(index.read_text().replace('"schema": 1', '"schema": 7'))
+    kept = index.read_text()
+    with pytest.raises(UserError, match="schema 7"):
+        go_on(tmp_path / "run")
+    assert index.read_text() == kept
+
+
+def test_a_diverged_run_ends_with_an_error(tmp_path):
+    with pytest.raises(RunError, match="quorum"):
+        start(tmp_path / "run", "lr=1e30")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_devices(tmp_path):
+    cfg = config.load("demo", KEYS)
+    with pytest.raises(UserError, match="not one of auto, cpu, cuda"):
+        run.train(cfg, preset="demo", out=tmp_path / "a", device="tpu", data_root=None, observer=Watcher())
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="no CUDA device"):
+            run.train(cfg, preset="demo", out=tmp_path / "a", device="cuda", data_root=None, observer=Watcher())
+    assert not (tmp_path / "a").exists()
+
+
+def test_nothing_in_the_packages_unpickles():
+    root = Path(__file__).parents[2]
+    for package in ("uefl", "uefl_kernels"):
+        for path in (root / package).rglob("*.py"):
+            text = path.read_text()
+            assert not any(word in text for word in ("import pickle", "torch.load(", "torch.save(", "allow_pickle=True", "joblib")), path
+    assert len(list((root / "uefl").rglob("*.py"))) > 20

@@ -1,0 +1,168 @@
+import pytest
+import torch
+
+from tests.federated.test_fedavg import Meddler
+from tests.federated.tiny import arm, federation, finish, settings
+from uefl.clustering import kmeans
+
+
+def turns(algorithm, count):
+    return [algorithm.turn() for _ in range(count)]
+
+
+def test_every_client_sees_the_same_averaged_shared_codebook():
+    algorithm, _, _ = arm("uefl", settings(rounds=[3]))
+    before = algorithm.visible("silo-0").clone()
+    turns(algorithm, 3)
+    books = [algorithm.visible(f"silo-{k}") for k in range(3)]
+    assert all(torch.equal(books[0], book) for book in books)
+    assert not torch.equal(before, books[0])
+
+
+def test_dropout_passes_differ_between_measurements_of_the_same_model():
+    records = finish(arm("uefl", settings(dropout=0.5, rounds=[2]))[0])
+    assert all(r["entropy"] != r["entropy_deterministic"] for r in records)
+
+
+def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_it():
+    algorithm, _, notices = arm("uefl", settings(rounds=[4, 1], local_epochs=3, gamma=0.2))
+    turns(algorithm, 4)
+    shared = algorithm.visible("silo-0").clone()
+    records = algorithm.turn()
+    entropy = {r["client"]: r["holdout_entropy"] for r in records}
+    expected = [k for k, e in entropy.items() if e > 1.2 * min(entropy.values())]
+    assert algorithm.uncertain == expected == ["silo-2"]  # the silo that is mostly noise
+    assert algorithm.threshold == pytest.approx(1.2 * min(entropy.values()))
+    assert "silo-2" in notices[-1]
+    assert torch.equal(algorithm.visible("silo-0"), shared)
+    last = turns(algorithm, 2)[1]
+    assert [(r["client"], r["codewords"], r["extended"]) for r in last] == [("silo-0", 4, False), ("silo-1", 4, False), ("silo-2", 8, True)]
+
+
+def test_new_codewords_are_k_means_centroids_of_the_client_s_own_features():
+    seen = {}
+
+    class Spy(Meddler):
+        def round(self, requests, deadline=None):
+            seen.update(requests)
+            return self.inner.round(requests, deadline)
+
+    algorithm, device, _ = arm("uefl", settings(rounds=[1, 1], lr=1e-12), wrap=lambda e: Spy(e, None))
+    turns(algorithm, 2)
+    values, statistics = algorithm.values.clone(), algorithm.statistics.clone()
+    (client,) = algorithm.uncertain[:1]
+    algorithm.turn()
+    options = seen[client].options
+    device.flat.set(values, statistics)
+    device.net.eval()
+    silo = next(s for s in federation().silos if s.name == client)
+    with torch.no_grad():
+        features = device.net.tokens(device.normalize(silo.train.images)).reshape(-1, device.net.codeword_length)
+    expected, _ = kmeans(features, 4, options["kmeans_seed"])
+    torch.testing.assert_close(algorithm.visible(client)[4:], expected, atol=1e-6, rtol=1e-5)  # lr 1e-12: training moved nothing
+
+
+def test_extensions_accumulate_and_older_ones_stay_visible():
+    algorithm, _, _ = arm("uefl", settings(rounds=[1, 1, 1]), federation())
+    finish(algorithm)
+    grown = {name: len(algorithm.visible(name)) for name in ("silo-0", "silo-1", "silo-2")}
+    assert max(grown.values()) == 12
+    assert min(grown.values()) == 4 or set(grown.values()) <= {4, 8, 12}
+
+
+@pytest.mark.parametrize("reference", ["min", "mean"])
+def test_threshold_reference(reference):
+    algorithm, _, _ = arm("uefl", settings(reference=reference, gamma=0.25))
+    records = [r for turn in turns(algorithm, 3) for r in turn][-3:]
+    values = [r["holdout_entropy"] for r in records]
+    assert algorithm.threshold == pytest.approx(1.25 * (min(values) if reference == "min" else sum(values) / 3))
+
+
+@pytest.mark.parametrize(("rule", "same"), [("fixed", True), ("current", False)])
+def test_threshold_is_fixed_after_the_first_iteration_unless_asked(rule, same):
+    algorithm, _, _ = arm("uefl", settings(threshold=rule, rounds=[1, 1, 1]))
+    turns(algorithm, 2)
+    first = algorithm.threshold
+    turns(algorithm, 2)
+    assert (algorithm.threshold == first) is same
+
+
+def test_the_run_ends_when_no_client_is_uncertain():
+    algorithm, _, _ = arm("uefl", settings(gamma=1e6, stop_when_certain=True))
+    assert len(finish(algorithm)) == 2 * 3  # the first iteration's two rounds
+
+
+def test_or_goes_on_without_extension_when_arms_must_take_equal_steps():
+    records = finish(arm("uefl", settings(gamma=1e6))[0])
+    assert len(records) == 3 * 3
+    assert all(r["codewords"] == 4 for r in records)
+
+
+def test_the_cap_on_iterations_repeats_the_last_number_of_rounds():
+    assert settings(rounds=[2, 1], max_iterations=4).iterations() == [2, 1, 1, 1]
+    assert settings(rounds=[2, 1, 3], max_iterations=1).iterations() == [2]
+
+
+def test_group_sharing_gives_one_block_to_all_clients_extended_together():
+    algorithm, _, _ = arm("uefl", settings(ext_share="group", gamma=0.0, rounds=[1, 2]))
+    turns(algorithm, 2)
+    group = list(algorithm.uncertain)
+    assert len(group) == 2
+    turns(algorithm, 2)
+    assert algorithm.blocks[1].members == frozenset(group)
+    assert torch.equal(algorithm.visible(group[0]), algorithm.visible(group[1]))
+    assert len(algorithm.visible(group[0])) == 8
+
+
+def test_a_private_block_is_nobody_else_s():
+    algorithm, _, _ = arm("uefl", settings(gamma=0.0))
+    finish(algorithm)
+    for block in algorithm.blocks[1:]:
+        assert len(block.members) == 1
+
+
+def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
+    asked = []
+
+    class Spy(Meddler):
+        def round(self, requests, deadline=None):
+            asked.append({("codebook" in r.tensors, "new_codewords" in r.options) for r in requests.values()})
+            return self.inner.round(requests, deadline)
+
+    algorithm, _, _ = arm("fedavg-vq", settings(codebook_init="kmeans"), wrap=lambda e: Spy(e, None))
+    records = finish(algorithm)
+    assert asked[:3] == [{(False, False)}, {(False, True)}, {(True, False)}]
+    assert [r["codewords"] for r in records] == [4] * 9
+
+
+def test_an_average_without_regard_to_use():
+    algorithm, _, _ = arm("fedavg-vq", settings(usage_aware=False, rounds=[1]))
+    finish(algorithm)
+    assert bool(torch.isfinite(algorithm.visible("silo-0")).all())
+
+
+def test_the_arm_without_extension_never_grows():
+    records = finish(arm("fedavg-vq", settings(gamma=0.0))[0])
+    assert {r["codewords"] for r in records} == {4}
+
+
+def test_a_refused_client_keeps_its_codebook():
+    def meddle(reply):
+        if reply.client == "silo-1" and "codebook" in reply.tensors:
+            reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("inf"))
+        return reply
+
+    algorithm, _, _ = arm("uefl", settings(quorum=0.5, gamma=0.0), wrap=lambda e: Meddler(e, meddle))
+    finish(algorithm)
+    assert algorithm.rejected == 3
+    assert all(bool(torch.isfinite(block.codewords).all()) for block in algorithm.blocks)
+
+
+def test_usage_is_reported_on_the_last_round_of_an_iteration_and_adds_up():
+    records = finish(arm("uefl", settings())[0])
+    with_usage = [r for r in records if "usage" in r]
+    assert {r["round"] for r in with_usage} == {1, 2}
+    for r in with_usage:
+        assert len(r["usage"]) == r["codewords"]
+        assert sum(r["usage"]) == 12 * 1 * 4  # test images x tokens x segments
+        assert 1 <= r["perplexity"] <= r["codewords"]

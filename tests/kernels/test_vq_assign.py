@@ -1,0 +1,274 @@
+"""The compiled search against the reference: zero wrong indices, whatever the data, shape, dtype and strides."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from uefl_kernels import COMPILED, backend, vq_assign
+
+from .conftest import DTYPES, normal, wrong_indices
+
+METRICS = ("l2", "cosine")
+compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("k", [1, 2, 15, 16, 17, 31, 33, 255, 1000])
+def test_odd_shapes(k, metric):
+    for d in (1, 2, 3, 4, 5, 7, 16, 33, 100, 513):
+        assert wrong_indices(normal(61, d), normal(k, d, seed=1), metric) == 0, f"d = {d}"
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("offset", [10.0, 1e3, 1e6])
+def test_common_offset(offset, metric):
+    assert wrong_indices(normal(2000, 24, offset=offset), normal(100, 24, seed=1, offset=offset), metric) == 0
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("scale", [1e-45, 1e-40, 1e-30, 1e-19, 1e10, 1e19, 3e37])
+def test_extreme_scale(scale, metric):
+    assert wrong_indices(normal(200, 8, scale=scale), normal(40, 8, seed=1, scale=scale), metric) == 0
+    assert wrong_indices(normal(200, 8, scale=scale), normal(40, 8, seed=1), metric) == 0
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e-100, 1e100, 1e200, 1e307])
+def test_extreme_scale_float64(scale, metric):
+    x, codebook = normal(200, 8, scale=scale, dtype=torch.float64), normal(40, 8, seed=1, scale=scale, dtype=torch.float64)
+    assert wrong_indices(x.clamp(-1.7e308, 1.7e308), codebook.clamp(-1.7e308, 1.7e308), metric) == 0
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_duplicate_codewords_take_the_lowest_index(metric):
+    codebook = normal(50, 12)
+    x = torch.cat([normal(300, 12, seed=1), codebook])
+    doubled = torch.cat([codebook, codebook, codebook])
+    assert wrong_indices(x, doubled, metric) == 0
+    assert vq_assign(x, doubled, metric=metric).max() < 50
+
+
+def test_midpoints_of_codewords():
+    codebook = normal(40, 24, offset=5)
+    x = (codebook[:, None] + codebook[None]).reshape(-1, 24) / 2
+    assert wrong_indices(x, codebook) == 0
+    assert wrong_indices(torch.nextafter(x, torch.tensor(9.0)), codebook) == 0
+
+
+def test_all_codewords_equal():
+    assert vq_assign(normal(100, 5), torch.full((33, 5), 0.1)).unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_rows_that_are_not_finite(value, metric):
+    x = normal(96, 7)
+    for row in range(0, 96, 3):
+        x[row, row % 7] = value
+    x[95] = value
+    codebook = normal(37, 7, seed=1)
+    assert wrong_indices(x, codebook, metric) == 0
+    if value != value:
+        assert vq_assign(x, codebook, metric=metric)[:96:3].unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_zero_codeword(metric):
+    codebook = normal(20, 6)
+    codebook[7] = 0
+    assert wrong_indices(torch.cat([normal(100, 6, seed=1), torch.zeros(5, 6)]), codebook, metric) == 0
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("codebook_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(dtype, codebook_dtype, metric):
+    x, codebook = normal(500, 20, dtype=dtype), normal(70, 20, seed=1, dtype=codebook_dtype)
+    assert wrong_indices(x, codebook, metric) == 0
+    assert wrong_indices(x.T.contiguous().T, codebook, metric) == 0
+
+
+def test_every_half_precision_value():
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    for dtype in (torch.float16, torch.bfloat16):
+        values = bits.view(dtype).reshape(-1, 1)
+        codebook = values[values.isfinite()][::97].reshape(-1, 1)
+        assert wrong_indices(values, codebook) == 0
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])
+@pytest.mark.parametrize("segments", [1, 2, 5])
+def test_segments(segments, shared, metric):
+    codebook = normal(19, 9, seed=1) if shared else normal(segments, 19, 9, seed=1)
+    x = normal(4, 30, segments * 9)
+    assert vq_assign(x, codebook).shape == (4, 30, segments)
+    assert wrong_indices(x, codebook, metric) == 0
+
+
+VIEWS = {
+    "transposed": lambda: normal(24, 50).T,
+    "sliced": lambda: normal(100, 60)[::2, 3:51:2],
+    "expanded": lambda: normal(1, 24).expand(50, 24),
+    "expanded-elements": lambda: normal(50, 1).expand(50, 24),
+    "channels-first": lambda: normal(3, 24, 5, 7).permute(0, 2, 3, 1),
+    "three-strided-dimensions": lambda: normal(4, 24, 6, 10).permute(0, 2, 3, 1)[:, ::2, ::3],
+    "swapped-rows": lambda: normal(6, 8, 24).transpose(0, 1),
+    "flipped": lambda: normal(50, 24).flip(0)[:, 0:24],
+    "offset": lambda: normal(1300)[7 : 7 + 1200].view(50, 24),
+    "size-one-dimensions": lambda: normal(1, 50, 1, 24)[:, ::3],
+    "one-dimension": lambda: normal(24),
+}
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_strides(view, shared):
+    x = VIEWS[view]()
+    codebook = normal(21, 8, seed=1) if shared else normal(3, 21, 8, seed=1)
+    assert wrong_indices(x, codebook) == 0
+    assert torch.equal(vq_assign(x, codebook), vq_assign(x.contiguous(), codebook))
+
+
+def test_strided_codebook():
+    assert wrong_indices(normal(40, 8), normal(8, 33, seed=1).T) == 0
+    assert wrong_indices(normal(40, 8), normal(1, 8, seed=1).expand(33, 8)) == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (3, 0, 6), (0, 4, 5, 6)], ids=str)
+def test_no_rows(shape):
+    assert vq_assign(torch.empty(shape), normal(5, 3)).shape == (*shape[:-1], 2)
+
+
+def test_batch_size_does_not_matter():
+    x, codebook = normal(333, 18, offset=100), normal(65, 18, seed=1, offset=100)
+    whole = vq_assign(x, codebook)
+    for size in (1, 5, 12, 47):
+        assert torch.equal(whole, torch.cat([vq_assign(part, codebook) for part in x.split(size)]))
+
+
+@compiled
+def test_number_of_threads_does_not_matter():
+    x, codebook = normal(20000, 32), normal(64, 32, seed=1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = vq_assign(x, codebook)
+        torch.set_num_threads(2)
+        assert torch.equal(one, vq_assign(x, codebook))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_fast_precision_is_close():
+    x, codebook = normal(1000, 16), normal(64, 16, seed=1)
+    fast = vq_assign(x, codebook, precision="fast").squeeze(1)
+    distance = (x - codebook[fast]).norm(dim=1)
+    assert torch.allclose(distance, torch.cdist(x, codebook).amin(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["auto", "reference"])
+def test_codebook_that_is_not_finite(name, value):
+    codebook = normal(5, 3)
+    codebook[2, 1] = value
+    with backend(name), pytest.raises(RuntimeError, match=r"^vq_assign: the codebook holds NaN or infinity; re-initialise"):
+        vq_assign(normal(4, 3), codebook)
+
+
+X, C = torch.zeros(4, 6), torch.zeros(5, 3)
+ERRORS = {
+    "x-type": (lambda: vq_assign([1.0], C), TypeError, "x must be a torch.Tensor, got list"),
+    "codebook-type": (lambda: vq_assign(X, None), TypeError, "codebook must be a torch.Tensor, got NoneType"),
+    "x-dtype": (lambda: vq_assign(X.int(), C), TypeError, "x has dtype torch.int32, expected float32"),
+    "codebook-dtype": (lambda: vq_assign(X, C.to(torch.complex64)), TypeError, "codebook has dtype torch.complex64, expected"),
+    "metric": (lambda: vq_assign(X, C, metric="l1"), ValueError, "metric 'l1' is not known, expected one of"),
+    "precision": (lambda: vq_assign(X, C, precision="high"), ValueError, "precision 'high' is not known, expected one of"),
+    "device": (lambda: vq_assign(X, C.to("meta")), ValueError, "x is on cpu and codebook on meta; move one of them"),
+    "x-scalar": (lambda: vq_assign(torch.tensor(1.0), C), ValueError, r"x must have shape \[..., D\], got a scalar"),
+    "codebook-shape": (lambda: vq_assign(X, C[0]), ValueError, r"codebook must have shape \[K, d\] or \[S, K, d\], got \[3\]"),
+    "codebook-empty": (lambda: vq_assign(X, C[:0]), ValueError, "is empty; it needs at least one codeword"),
+    "segments": (lambda: vq_assign(X, C.expand(3, 5, 3)), ValueError, r"3 segments of 3, which needs x \[..., 9\], got \[..., 6\]"),
+    "length": (lambda: vq_assign(X[:, :5], C), ValueError, "cannot be cut into segments of the codeword length 3; make D a multiple"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case):
+    call, error, message = ERRORS[case]
+    with pytest.raises(error, match=f"^vq_assign: .*{message}"):
+        call()
+
+
+UNCHECKED = {
+    "dtype": (X.int(), C, "l2", "expected float32, bfloat16, float16 or float64"),
+    "codebook-dtype": (X, C.int(), "l2", "expected float32, bfloat16, float16 or float64"),
+    "metric": (X, C, "l1", "metric must be 'l2' or 'cosine'"),
+    "scalar": (torch.tensor(1.0), C, "l2", r"x must have shape \[..., D\]"),
+    "codebook-shape": (X, C[0], "l2", r"codebook must have shape \[K, d\] or \[S, K, d\]"),
+    "codebook-empty": (X, C[:0], "l2", "the codebook is empty"),
+    "length": (X[:, :5], C, "l2", r"D must be S \* d of the codebook"),
+    "segments": (X, C.expand(3, 5, 3), "l2", r"D must be S \* d of the codebook"),
+}
+
+
+@compiled
+@pytest.mark.parametrize("case", UNCHECKED)
+def test_direct_calls_are_guarded(case):
+    x, codebook, metric, message = UNCHECKED[case]
+    with pytest.raises(RuntimeError, match=f"^vq_assign: {message}"):
+        torch.ops.uefl.vq_assign(x, codebook, metric, True)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])
+def test_opcheck(shared):
+    codebook = normal(5, 3, seed=1) if shared else normal(2, 5, 3, seed=1)
+    torch.library.opcheck(torch.ops.uefl.vq_assign.default, (normal(4, 7, 6), codebook, "l2", True))
+
+
+def test_compile_fullgraph():
+    x, codebook = normal(33, 8), normal(9, 8, seed=1)
+    compiled_function = torch.compile(lambda a, b: vq_assign(a + 1, b).float().mean(), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled_function(x, codebook), vq_assign(x + 1, codebook).float().mean())
+
+
+VALUES = st.one_of(
+    st.floats(-4, 4, width=32),
+    st.sampled_from([0.0, -0.0, 1.0, 1e-45, -1e-38, 1e-20, 1e15, 1e19, -3e38, float("inf"), float("-inf"), float("nan")]),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(data=st.data(), n=st.integers(1, 30), k=st.integers(1, 40), d=st.integers(1, 9), metric=st.sampled_from(METRICS))
+def test_fuzz(data, n, k, d, metric):
+    pool = torch.tensor(data.draw(st.lists(VALUES, min_size=1, max_size=8)))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 30)))
+    x = pool[torch.randint(len(pool), (n, d), generator=generator)]
+    finite = torch.cat([pool[pool.isfinite()], torch.zeros(1)])
+    codebook = finite[torch.randint(len(finite), (k, d), generator=generator)]
+    assert wrong_indices(x, codebook, metric) == 0
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["avx512", "avx2", "portable"])
+def test_variants(variant):
+    """UEFL_CPU is read once per process: the rest of this file again, in one that is forced to a variant."""
+    environment = {**os.environ, "UEFL_CPU": variant}
+    probe = subprocess.run([sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True)
+    if probe.returncode:
+        assert b"needs instructions that this CPU lacks" in probe.stderr
+        pytest.skip(f"this CPU cannot run {variant}")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", __file__, "-k", "not variants and not compile and not opcheck and not threads"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
