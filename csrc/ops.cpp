@@ -105,7 +105,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
   if (with_sums) torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.measure(lo, hi); });
   torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.run(lo, hi); });
   const double mean = run.finish() * ((codebook_weight + commitment_weight) / static_cast<double>(std::max<int64_t>(1, x.numel())));
-  torch::stable::fill_(loss, mean);
+  if (loss_dtype == ScalarType::Double) {
+    *static_cast<double*>(loss.mutable_data_ptr()) = mean;
+  } else {
+    *static_cast<float*>(loss.mutable_data_ptr()) = static_cast<float>(mean);
+  }
   return {quantized, indices, loss, counts, sums};
 }
 

@@ -20,7 +20,7 @@ if torch.cuda.is_available():
 with pytest.MonkeyPatch.context() as environment:
     environment.setenv("TRITON_INTERPRET", "1")
     pytest.importorskip("triton")
-    import uefl_kernels.ops.vq_assign.triton  # noqa: F401
+    import uefl_kernels.ops.vq_assign.triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
 
@@ -165,7 +165,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import uefl_kernels.ops.vq_assign.triton as kernels
 
-ARRAYS = {"mu": "*fp32", "half_norms": "*fp32", "bounds": "*fp64", "indices": "*i64", "squares": "*fp64", "d": "i32", "k": "i32", "rows": "i64"}
+TYPES = {"mu": "*fp32", "half_norms": "*fp32", "bounds": "*fp64", "indices": "*i64", "squares": "*fp64", "d": "i32", "k": "i32"}
 CONSTANTS = {"EXACT": True, "L2": True, "ELEMENTS": kernels._ELEMENTS}
 report = []
 for kernel, x, codes, rows, codewords in (
@@ -176,14 +176,21 @@ for kernel, x, codes, rows, codewords in (
 ):
     constants = {**CONSTANTS, "ROWS": rows, "CODES": codewords, "SCAN": kernels._SCAN}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    types = {**ARRAYS, "x": x, "codes": codes}
+    types = {**TYPES, "x": x, "codes": codes}
     signature = {name: "constexpr" if name in constants else types.get(name, "i64") for name in kernel.arg_names}
     for architecture in (80, 90, 100):
         options = {} if kernel is kernels._search else {"enable_fp_fusion": False}
         built = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", architecture, 32), options=options)
         ptx = built.asm["ptx"]
-        report.append({"kernel": kernel.__name__, "x": x, "architecture": architecture, "shared": built.metadata.shared,
-            "tensor_cores": "mma" in ptx, "flushes": ".ftz" in ptx, "fused_doubles": ptx.count("fma.rn.f64"), "code": len(built.asm["cubin"])})
+        report.append({
+            "kernel": kernel.__name__,
+            "architecture": architecture,
+            "code": len(built.asm["cubin"]),
+            "shared": built.metadata.shared,
+            "tensor_cores": "mma" in ptx,
+            "flushes": ".ftz" in ptx,
+            "fused_doubles": ptx.count("fma.rn.f64"),
+        })
 print(json.dumps(report))
 """
 

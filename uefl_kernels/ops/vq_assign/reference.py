@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 # Rows are taken in blocks so that the distances of one block, not of all rows, are in memory.
@@ -19,6 +20,7 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
     """
     if codebook.device.type == "cpu" and not bool(torch.isfinite(codebook).all()):
         raise RuntimeError("vq_assign: the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)")
+    x, codebook = x.detach(), codebook.detach()  # indices have no gradient, so no graph is worth recording
     d = codebook.shape[-1]
     segments = x.reshape(-1, x.shape[-1] // d, d)
     n, s = segments.shape[:2]
@@ -51,5 +53,10 @@ def _unit(codes: torch.Tensor) -> torch.Tensor:
     square = codes.new_zeros(codes.shape[0])
     for j in range(codes.shape[1]):
         square += codes[:, j] * codes[:, j]
-    norm = square.sqrt()
+    norm = _sqrt(square)
     return torch.where(norm[:, None] > 0, codes / norm[:, None], torch.zeros_like(codes))
+
+
+def _sqrt(square: torch.Tensor) -> torch.Tensor:
+    """Rounded correctly, as IEEE 754 asks: torch's own on the CPU may come from a vector library that is off by one ulp."""
+    return torch.from_numpy(np.sqrt(square.numpy())) if square.device.type == "cpu" else square.sqrt()

@@ -1,0 +1,1 @@
+"""Measurements of the kernels beside their peers: ``python -m benchmarks.run``."""

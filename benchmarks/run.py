@@ -1,0 +1,129 @@
+"""Measure the ops beside their peers: ``python -m benchmarks.run [--op OP] [--shape NxDxK] [--peers A,B] [--save] [--smoke]``.
+
+Correctness comes first: every provider's indices are compared with the float64 definition, and an op of ours with a wrong index
+ends the run with exit code 1 (all but those named fast, which promise nothing). Times are medians of repeated calls, after
+warming up. Nothing here asserts a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils.benchmark import Timer
+
+from .registry import REGISTRY, SMOKE, Call, Op, Shape, float64_indices
+
+RESULTS = Path(__file__).with_name("results")
+_CHECKED_PRODUCTS = 1 << 29  # about this many float64 differences are evaluated to check one shape
+
+
+def measure(name: str, op: Op, shape: Shape, device: str, peers: set[str] | None, seconds: float) -> Iterator[dict[str, Any]]:
+    """One row of results per provider of one op and shape; ``seconds`` = 0 times a single call."""
+    x, codebook = op.inputs(shape, device)
+    checked = torch.arange(0, shape.n, max(1, shape.search_flops // 2 // _CHECKED_PRODUCTS), device=device)
+    right = float64_indices(x[checked], codebook)
+    for provider, prepare in op.providers.items():
+        if peers is not None and provider not in peers and not provider.startswith("uefl"):
+            continue
+        try:
+            call = prepare(x, codebook)
+        except ImportError:  # not installed, or not for this device
+            continue
+        row: dict[str, Any] = {"op": name, "shape": shape.name, "provider": provider}
+        row["wrong_rate"] = _wrong_rate(call, checked, right)
+        timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        time = (timer.blocked_autorange(min_run_time=seconds) if seconds else timer.timeit(1)).median
+        yield row | {"median_ms": time * 1e3, "gb_s": op.bytes(shape) / time / 1e9, "gflop_s": op.flops(shape) / time / 1e9}
+
+
+def _wrong_rate(call: Call, checked: torch.Tensor, right: torch.Tensor) -> float | None:
+    found = call()
+    return None if found is None else float((found.reshape(-1, right.shape[1])[checked] != right).double().mean())
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers depend on besides the code."""
+    name = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    return {
+        "machine": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "commit": commit.stdout.strip() or "unknown",
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """One table; the ratio is the provider's time over ours of the same op and shape: above 1, we are faster."""
+    ours = {(row["op"], row["shape"]): row["median_ms"] for row in rows if row["provider"] == "uefl"}
+    table = Table("op", "shape", "provider", "median ms", "ratio", "wrong indices", "GB/s", "GFLOP/s")
+    for row in rows:
+        wrong = "-" if row["wrong_rate"] is None else f"{row['wrong_rate']:.1e}"
+        numbers = (f"{row['median_ms']:.3f}", f"{row['median_ms'] / ours[row['op'], row['shape']]:.2f}", wrong)
+        table.add_row(row["op"], row["shape"], row["provider"], *numbers, f"{row['gb_s']:.1f}", f"{row['gflop_s']:.0f}")
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def save(rows: list[dict[str, Any]], about: dict[str, Any]) -> Path:
+    """Append to results/<machine>.csv."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / (re.sub(r"\W+", "-", about["machine"].lower()).strip("-") + ".csv")
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], *about])
+        if new:
+            writer.writeheader()
+        writer.writerows({name: f"{v:.6g}" if isinstance(v, float) else v for name, v in (row | about).items()} for row in rows)
+    return path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="measure the ops beside their peers")
+    parser.add_argument("--op", choices=REGISTRY, help="only this op")
+    parser.add_argument("--shape", help="only this shape, named as in the table")
+    parser.add_argument("--peers", help="only these peers, separated by commas; ours are always measured")
+    parser.add_argument("--save", action="store_true", help="append the numbers to benchmarks/results/<machine>.csv")
+    parser.add_argument("--smoke", action="store_true", help="one tiny shape, one call: that it runs and is right, not how fast")
+    options = parser.parse_args(arguments)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    peers = set(options.peers.split(",")) if options.peers else None
+
+    rows = []
+    for name, op in REGISTRY.items():
+        shapes = (SMOKE,) if options.smoke else op.shapes
+        for shape in shapes:
+            if options.op in (None, name) and options.shape in (None, shape.name):
+                rows.extend(measure(name, op, shape, device, peers, seconds=0 if options.smoke else 1))
+    if not rows:
+        parser.error(f"no shape {options.shape!r}; there are {', '.join(shape.name for op in REGISTRY.values() for shape in op.shapes)}")
+    show(rows)
+    if options.save:
+        print(save(rows, machine(device)))
+    wrong = [row for row in rows if row["provider"].startswith("uefl") and "fast" not in row["provider"] and row["wrong_rate"] > 0]
+    for row in wrong:
+        print(f"WRONG: {row['op']} {row['shape']} {row['provider']} differs from float64 on {row['wrong_rate']:.1e} of the rows")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

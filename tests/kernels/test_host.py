@@ -1,0 +1,104 @@
+"""The NumPy front end: the same kernels without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from uefl_kernels import vq_assign
+
+_host = pytest.importorskip("uefl_kernels._host", reason="the compiled kernels are absent")
+
+
+def array(*shape: int, seed: int = 0, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("codebook_dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equals_the_op(dtype, codebook_dtype, metric):
+    for codebook in (array(33, 7, seed=1, dtype=codebook_dtype), array(3, 33, 7, seed=1, dtype=codebook_dtype)):
+        x = array(9, 50, 21, dtype=dtype)
+        indices = _host.vq_assign(x, codebook, metric=metric)
+        assert indices.dtype == np.int64
+        assert np.array_equal(indices, vq_assign(torch.from_numpy(x), torch.from_numpy(codebook), metric=metric).numpy())
+
+
+VIEWS = {
+    "transposed": lambda: array(12, 40).T,
+    "reversed": lambda: array(40, 12)[::-1, ::-1],
+    "sliced": lambda: array(80, 30)[::2, 3:27:2],
+    "fortran": lambda: np.asfortranarray(array(5, 8, 12)),
+    "broadcast": lambda: np.broadcast_to(array(12), (40, 12)),
+    "three-strided-dimensions": lambda: array(4, 6, 8, 12)[::2, ::3, ::2],
+    "field-of-a-record": lambda: np.zeros(40, dtype=[("flag", "i1"), ("x", "f4", 12)])["x"] + 0,
+    "unaligned": lambda: np.frombuffer(b"\0" + array(40, 12).tobytes(), np.uint8)[1:].view(np.float32).reshape(40, 12),
+    "unaligned-field": lambda: np.ones(40, dtype=[("flag", "i1"), ("x", "f4", 12)])["x"],
+    "one-dimension": lambda: array(12),
+    "no-rows": lambda: array(0, 12),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_strides(view):
+    x, codebook = VIEWS[view](), array(19, 4, seed=1)
+    dense = np.array(x, order="C", copy=True)
+    assert np.array_equal(_host.vq_assign(x, codebook), _host.vq_assign(dense, codebook))
+    assert np.array_equal(_host.vq_assign(dense, codebook), vq_assign(torch.from_numpy(dense), torch.from_numpy(codebook)).numpy())
+    assert np.array_equal(_host.vq_assign(dense, np.asfortranarray(codebook)), _host.vq_assign(dense, codebook))
+
+
+def test_many_rows_on_several_threads():
+    x, codebook = array(60000, 16), array(64, 16, seed=1)
+    assert np.array_equal(_host.vq_assign(x, codebook), vq_assign(torch.from_numpy(x), torch.from_numpy(codebook)).numpy())
+
+
+X, C = array(4, 6), array(5, 3)
+ERRORS = {
+    "x-dtype": ((X.astype(np.int32), C), TypeError, "x must be a float32 or float64 array"),
+    "codebook-dtype": ((X, C.astype(np.float16)), TypeError, "codebook must be a float32 or float64 array"),
+    "metric": ((X, C, "l1"), ValueError, "metric 'l1' is not known, expected l2 or cosine"),
+    "scalar": ((np.float32(1) + np.zeros((), np.float32), C), TypeError, None),
+    "codebook-shape": ((X, C[0]), ValueError, r"codebook must have shape \[K, d\] or \[S, K, d\]"),
+    "codebook-empty": ((X, C[:0]), ValueError, "the codebook is empty"),
+    "length": ((X[:, :5], C), ValueError, r"x \[..., 5\] does not fit codewords of 3; D must be S \* d"),
+    "segments": ((X, np.ones((3, 5, 3), np.float32)), ValueError, r"x \[..., 6\] does not fit codewords of 3"),
+    "not-finite": ((X, np.full((5, 3), np.nan)), RuntimeError, "the codebook holds NaN or infinity"),
+}
+ERRORS["scalar"] = ((np.array(1, np.float32), C), ValueError, r"x must have shape \[..., D\], got a scalar")
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case):
+    arguments, error, message = ERRORS[case]
+    with pytest.raises(error, match=f"^vq_assign: {message}"):
+        _host.vq_assign(*arguments)
+
+
+def test_plan_and_features():
+    plan = _host.plan(n=100_000, d=64, k=256)
+    assert plan["variant"] == _host.variant()
+    assert plan["blocks"] * plan["block_rows"] >= 100_000
+    assert _host.plan(0, 1, 1)["blocks"] == 0
+    assert _host.plan(1, 1, 1)["threads"] == 1
+    assert all(isinstance(present, bool) for present in _host.cpu_features().values())
+    with pytest.raises(ValueError, match=r"^plan: n must be >= 0"):
+        _host.plan(1, 0, 1)
+
+
+def variant(name: str) -> subprocess.CompletedProcess[str]:
+    code = "from uefl_kernels import _host; print(_host.variant())"
+    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "UEFL_CPU": name}, capture_output=True, text=True)
+
+
+def test_variant_is_forced_by_the_environment():
+    assert variant("portable").stdout.strip() == "portable"
+    result = variant("sse9")
+    assert result.returncode != 0
+    assert "UEFL_CPU=sse9 is not a variant; use one of avx512, avx2, portable, or unset it" in result.stderr
