@@ -45,7 +45,7 @@ class Config:
     holdout: float = 0.1
     """share of each client's training images kept aside for its entropy; the test split never steers anything"""
     image_size: int = 0
-    """resize the images of the user's own silos to this square, 0: keep (they must then be of one size)"""
+    """resize every image to this square, 0: keep (images of one folder must then be of one size)"""
     normalize: str = "standard"
     """``standard`` (mean and deviation of the data set), ``imagenet``, or ``raw`` (0-255, as the published code)"""
 

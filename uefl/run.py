@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,28 +145,10 @@ class _Run:
         checkpoint.save_tensors(self.out / f"model-{arm.arm}.safetensors", named)
 
     def _summary(self) -> dict[str, Any]:
-        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        arms = {arm: self._outcome(arm, [line for line in lines if line["arm"] == arm]) for arm in self.cfg.arms}
+        arms = report.summarize([json.loads(line) for line in self.metrics.read_text().splitlines()])
+        for name, outcome in arms.items():
+            outcome |= {"seconds": round(self.seconds[name], 3), "rejected": self.rejected[name]}
         return {"schema": 1, "preset": self.preset, "seed": self.cfg.seed, "arms": arms}
-
-    def _outcome(self, arm: str, lines: list[Record]) -> dict[str, Any]:
-        rounds = 1 + max(line["round"] for line in lines)
-        last = [line for line in lines if line["round"] == rounds - 1]
-        recent = [_mean([line["accuracy"] for line in lines if line["round"] == r]) for r in range(max(0, rounds - 4), rounds)]
-        means = {key: _mean([line[key] for line in last]) for key in ("accuracy", "entropy", "perplexity", "nll", "ece")}
-        return {
-            **means,
-            "accuracy_last4": {"mean": statistics.fmean(recent), "sd": statistics.stdev(recent) if len(recent) > 1 else 0.0},
-            "rounds": rounds,
-            "seconds": round(self.seconds[arm], 3),
-            "rejected": self.rejected[arm],
-            "clients": {line["client"]: {key: line[key] for key in ("accuracy", "entropy", "codewords")} for line in last},
-        }
-
-
-def _mean(values: list[float | None]) -> float | None:
-    numbers = [v for v in values if v is not None]
-    return statistics.fmean(numbers) if numbers else None
 
 
 def _device(name: str) -> torch.device:

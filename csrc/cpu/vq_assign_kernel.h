@@ -36,6 +36,7 @@ constexpr float kInfinity = __builtin_inff();
 
 // y is laid out [ceil(d / 64)][kRows][64]: rows at a distance known to the compiler, so that each is one address away.
 constexpr int64_t kChunk = 64;
+constexpr int64_t kSquareStep = 16;  // elements that square_rows reads at once: the end of a row is filled up with zeros
 
 template <class T>
 inline float centre(T value, float mean) {
@@ -44,39 +45,46 @@ inline float centre(T value, float mean) {
 
 template <class T>
 void load_rows(const char* const* source, int64_t stride, int64_t d, const float* mean, float* y) {
-  for (int64_t start = 0; start < d; start += kChunk) {
-    const int64_t n = d - start < kChunk ? d - start : kChunk;
-    float* tile = y + start * kRows;
-    if (stride == 1) {
-      for (int r = 0; r < kRows; ++r) {
-        const T* x = reinterpret_cast<const T*>(source[r]) + start;
-        for (int64_t j = 0; j < n; ++j) tile[r * kChunk + j] = centre(x[j], mean[start + j]);
-      }
-    } else {  // neighbouring rows share cache lines when dim is not the innermost dimension
-      for (int64_t j = 0; j < n; ++j) {
-        for (int r = 0; r < kRows; ++r) {
-          tile[r * kChunk + j] = centre(reinterpret_cast<const T*>(source[r])[(start + j) * stride], mean[start + j]);
-        }
+  const auto place = [&](int r, int64_t j) -> float& { return y[(j / kChunk * kRows + r) * kChunk + j % kChunk]; };
+  if (stride == 1) {
+    for (int r = 0; r < kRows; ++r) {
+      const T* x = reinterpret_cast<const T*>(source[r]);
+      for (int64_t start = 0; start < d; start += kChunk) {
+        const int64_t n = d - start < kChunk ? d - start : kChunk;
+        float* chunk = &place(r, start);
+        for (int64_t j = 0; j < n; ++j) chunk[j] = centre(x[start + j], mean[start + j]);
       }
     }
-    for (int r = 0; r < kRows; ++r) {
-      for (int64_t j = n; j % 8 != 0; ++j) tile[r * kChunk + j] = 0;  // square_rows reads eight at a time
+  } else {  // neighbouring rows share cache lines when dim is not the innermost dimension
+    for (int64_t j = 0; j < d; ++j) {
+      for (int r = 0; r < kRows; ++r) place(r, j) = centre(reinterpret_cast<const T*>(source[r])[j * stride], mean[j]);
     }
   }
+  for (int r = 0; r < kRows; ++r) {
+    for (int64_t j = d; j % kSquareStep != 0; ++j) place(r, j) = 0;
+  }
+}
+
+typedef float Float8 __attribute__((vector_size(32)));
+typedef double Double8 __attribute__((vector_size(64)));
+
+inline __attribute__((always_inline)) void add_squares(const float* values, Double8& sum) {
+  Float8 narrow;
+  __builtin_memcpy(&narrow, values, sizeof narrow);
+  const Double8 wide = __builtin_convertvector(narrow, Double8);
+  sum += wide * wide;
 }
 
 // In float64, where squares of floats neither overflow nor underflow.
 void square_rows(const float* y, int64_t d, double* square) {
-  typedef float Float8 __attribute__((vector_size(32)));
-  typedef double Double8 __attribute__((vector_size(64)));
   for (int r = 0; r < kRows; ++r) {
-    Double8 sum = {};
-    for (int64_t j = 0; j < d; j += 8) {
-      Float8 narrow;
-      __builtin_memcpy(&narrow, y + (j / kChunk * kRows + r) * kChunk + j % kChunk, sizeof narrow);
-      const Double8 wide = __builtin_convertvector(narrow, Double8);
-      sum += wide * wide;
+    Double8 even = {}, odd = {};  // two sums, so that one addition need not wait for the last
+    for (int64_t j = 0; j < d; j += kSquareStep) {
+      const float* values = y + (j / kChunk * kRows + r) * kChunk + j % kChunk;
+      add_squares(values, even);
+      add_squares(values + 8, odd);
     }
+    const Double8 sum = even + odd;
     square[r] = ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
   }
 }

@@ -39,7 +39,11 @@ namespace uefl::cpu {
 namespace {
 
 constexpr int kLanes = 8;  // partial sums, on every instruction set, so that all of them add in the same order
+typedef float Float8 __attribute__((vector_size(32)));
 typedef double Double8 __attribute__((vector_size(64)));
+typedef int64_t Long8 __attribute__((vector_size(64)));
+
+constexpr int64_t kInfinityBits = int64_t{0x7ff} << 52;
 
 inline int64_t magnitude_bits(double value) {
   int64_t bits;
@@ -47,33 +51,58 @@ inline int64_t magnitude_bits(double value) {
   return bits & INT64_MAX;
 }
 
-constexpr int64_t kInfinityBits = int64_t{0x7ff} << 52;
-
+// The next elements of x in float64, zero from the n-th on. By reference: a vector return has no fixed ABI across flags.
 template <class T>
-inline double square_error(const T* x, int64_t stride, const double* code, int64_t d) {
-  Double8 total = {};
-  int64_t j = 0;
-  for (; j + kLanes <= d; j += kLanes) {
-    Double8 value, target;
-    for (int i = 0; i < kLanes; ++i) value[i] = static_cast<double>(widen(x[(j + i) * stride]));
-    __builtin_memcpy(&target, code + j, sizeof target);
-    const Double8 difference = value - target;
-    total += difference * difference;
+inline __attribute__((always_inline)) void load(const T* x, int64_t stride, int64_t n, Double8& out) {
+  if (n < kLanes || stride != 1) {
+    out = Double8{};
+    for (int i = 0; i < kLanes && i < n; ++i) out[i] = static_cast<double>(widen(x[i * stride]));
+  } else if constexpr (sizeof(T) == sizeof(double)) {
+    __builtin_memcpy(&out, x, sizeof out);
+  } else {
+    Float8 narrow;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      __builtin_memcpy(&narrow, x, sizeof narrow);
+    } else {
+      for (int i = 0; i < kLanes; ++i) narrow[i] = widen(x[i]);
+    }
+    out = __builtin_convertvector(narrow, Double8);
   }
-  for (; j < d; ++j) {
-    const double difference = static_cast<double>(widen(x[j * stride])) - code[j];
-    total[j % kLanes] += difference * difference;
-  }
-  return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
 }
 
+// round(value * scale) to nearest, ties to even, of what is finite; below 2^52, adding and subtracting 2^52 rounds to an integer.
+inline __attribute__((always_inline)) void to_fixed(const Double8& value, double scale, Long8& out) {
+  const Double8 finite = ((Long8)value & INT64_MAX) < kInfinityBits ? value : Double8{};
+  const Double8 scaled = finite * scale;
+  const Double8 shift = (Double8)(((Long8)scaled & INT64_MIN) | (Long8)(Double8{} + 0x1p52));
+  const Double8 magnitude = (Double8)((Long8)scaled & INT64_MAX);
+  out = __builtin_convertvector(magnitude < 0x1p52 ? (scaled + shift) - shift : scaled, Long8);
+}
+
+// Returns the squared distance of x to its codeword; adds x to fixed unless that is null.
 template <class T>
-inline void add_fixed(const T* x, int64_t stride, int64_t d, double scale, int64_t* fixed) {
-  for (int64_t j = 0; j < d; ++j) {
-    const double value = static_cast<double>(widen(x[j * stride]));
-    const double finite = magnitude_bits(value) < kInfinityBits ? value : 0;
-    fixed[j] += __builtin_llrint(finite * scale);  // to nearest, ties to even
+inline double add_row(const T* x, int64_t stride, const double* code, int64_t d, double scale, int64_t* fixed) {
+  Double8 total = {};
+  for (int64_t j = 0; j < d; j += kLanes) {
+    Double8 value, target;
+    load(x + j * stride, stride, d - j, value);
+    load(code + j, 1, d - j, target);
+    const Double8 difference = value - target;
+    total += difference * difference;
+    if (fixed) {
+      Long8 units;
+      to_fixed(value, scale, units);
+      if (d - j >= kLanes) {
+        Long8 sum;
+        __builtin_memcpy(&sum, fixed + j, sizeof sum);
+        sum += units;
+        __builtin_memcpy(fixed + j, &sum, sizeof sum);
+      } else {
+        for (int i = 0; j + i < d; ++i) fixed[j + i] += units[i];
+      }
+    }
   }
+  return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
 }
 
 template <class T>
@@ -86,13 +115,7 @@ double replace_typed(const VqRun& run) {
       const T* x = reinterpret_cast<const T*>(element(run.x, n, s * run.d));
       __builtin_memcpy(run.quantized + position * bytes, run.codes + code * bytes, bytes);
       ++run.counts[code];
-      if (run.x.dim_stride == 1) {  // said twice so that the loops of the usual case vectorise
-        error += square_error(x, 1, run.exact + code * run.d, run.d);
-        if (run.fixed) add_fixed(x, 1, run.d, run.scale, run.fixed + code * run.d);
-      } else {
-        error += square_error(x, run.x.dim_stride, run.exact + code * run.d, run.d);
-        if (run.fixed) add_fixed(x, run.x.dim_stride, run.d, run.scale, run.fixed + code * run.d);
-      }
+      error += add_row(x, run.x.dim_stride, run.exact + code * run.d, run.d, run.scale, run.fixed ? run.fixed + code * run.d : nullptr);
     }
   }
   return error;

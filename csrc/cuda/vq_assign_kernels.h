@@ -14,6 +14,9 @@
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#define UEFL_UNROLL _Pragma("unroll")  // so that arrays of a thread are registers
+#else
+#define UEFL_UNROLL
 #endif
 
 #include <cstdint>
@@ -198,41 +201,43 @@ __global__ void __launch_bounds__(kThreads) search(const T* x, Shape shape, Pack
         if (first == 0 && thread < kRows) {
           for (int j = 0; j < kElements; ++j) square += static_cast<double>(rows[j][thread]) * rows[j][thread];
         }
-#pragma unroll
+        UEFL_UNROLL
         for (int j = 0; j < kElements; ++j) {
           const float4 low = *reinterpret_cast<const float4*>(&rows[j][thread / 16 * 4]);
           const float4 high = *reinterpret_cast<const float4*>(&rows[j][kRows / 2 + thread / 16 * 4]);
           const float4 code = *reinterpret_cast<const float4*>(&codes[j][column]);
           const float y[kThreadRows] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
           const float b[kThreadCodes] = {code.x, code.y, code.z, code.w};
-#pragma unroll
+          UEFL_UNROLL
           for (int r = 0; r < kThreadRows; ++r) {
-#pragma unroll
+            UEFL_UNROLL
             for (int c = 0; c < kThreadCodes; ++c) dot[r][c] = fmaf(y[r], b[c], dot[r][c]);
           }
         }
       }
-#pragma unroll
+      UEFL_UNROLL
       for (int c = 0; c < kThreadCodes; ++c) {
         const int code = static_cast<int>(first) + column + c;
         const float half_norm = packed.half_norms[book * shape.padded_k + code];
-#pragma unroll
+        UEFL_UNROLL
         for (int r = 0; r < kThreadRows; ++r) top[r].add(half_norm - dot[r][c], code);
       }
     }
     if (thread < kRows) squares[thread] = square;
     __syncthreads();
-#pragma unroll
+    UEFL_UNROLL
     for (int r = 0; r < kThreadRows; ++r) {
+      UEFL_UNROLL
       for (int step = 8; step > 0; step /= 2) {  // over the 16 threads that share the row
         top[r].merge(__shfl_xor_sync(kAllLanes, top[r].best, step), __shfl_xor_sync(kAllLanes, top[r].second, step),
                      __shfl_xor_sync(kAllLanes, top[r].index, step));
       }
       const int row = r / 4 * (kRows / 2) + thread / 16 * 4 + r % 4;
-      if (thread % 16 != r || first_row + row >= count) continue;
-      const double error = score_error(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], squares[row], shape.euclidean);
-      const bool certain = static_cast<double>(top[r].second) - top[r].best > 2 * error;
-      indices[(first_row + row) * shape.books + book] = certain || !exact ? top[r].index : -1;
+      if (thread % 16 == r && first_row + row < count) {
+        const double error = score_error(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], squares[row], shape.euclidean);
+        const bool certain = static_cast<double>(top[r].second) - top[r].best > 2 * error;
+        indices[(first_row + row) * shape.books + book] = certain || !exact ? top[r].index : -1;
+      }
     }
     __syncthreads();
   }

@@ -15,6 +15,8 @@ import torch
 import uefl_kernels
 from uefl_kernels import backend, vq, vq_assign
 
+from .search_cases import CASES, codebook_with
+
 if torch.cuda.is_available():
     pytest.skip("the kernel runs natively here (test_cuda.py)", allow_module_level=True)
 with pytest.MonkeyPatch.context() as environment:
@@ -31,94 +33,25 @@ def _interpreted(monkeypatch):
     torch.manual_seed(0)
 
 
-def assert_exact(x, codebook, metric="l2"):
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case, metric):
+    x, codebook = CASES[case]()
     with backend("reference"):
         expected = vq_assign(x, codebook, metric=metric)
     with backend("triton"):
         found = vq_assign(x, codebook, metric=metric)
-    wrong = int((found != expected).sum())
-    assert wrong == 0, f"{wrong} of {expected.numel()} indices differ"
-
-
-@pytest.mark.parametrize("metric", ["l2", "cosine"])
-@pytest.mark.parametrize(("k", "d"), [(1, 1), (2, 3), (15, 7), (33, 16), (64, 33), (129, 5), (257, 2), (9, 100)])
-def test_random_shapes(k, d, metric):
-    assert_exact(torch.randn(70, d), torch.randn(k, d), metric)
-
-
-@pytest.mark.parametrize("offset", [10.0, 1e3, 1e6])
-def test_common_offset(offset):
-    assert_exact(torch.randn(40, 8) + offset, torch.randn(33, 8) + offset)
-
-
-@pytest.mark.parametrize("distance", [1e6, 1e10])
-def test_rows_far_from_the_codebook(distance):
-    assert_exact(torch.randn(20, 8) + distance, torch.randn(17, 8))
-
-
-@pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e-18, 1e18, 1e36])
-@pytest.mark.parametrize("metric", ["l2", "cosine"])
-def test_scales(scale, metric):
-    assert_exact(torch.randn(12, 6) * scale, torch.randn(9, 6) * scale, metric)
-
-
-@pytest.mark.parametrize("metric", ["l2", "cosine"])
-def test_ties_go_to_the_lowest_index(metric):
-    codebook = torch.randint(-2, 3, (20, 3)).float().repeat(2, 1)
-    assert_exact(torch.randint(-3, 4, (40, 3)).float() / 2, codebook, metric)
-
-
-def test_gap_below_float32_is_resolved():
-    codebook = torch.randn(16, 8, dtype=torch.float64)
-    codebook = torch.cat([codebook, codebook + 1e-9 * torch.randn_like(codebook)])
-    assert_exact(torch.randn(30, 8, dtype=torch.float64), codebook)
-
-
-@pytest.mark.parametrize("metric", ["l2", "cosine"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3e38])
-def test_rows_that_are_not_finite(value, metric):
-    x = torch.randn(8, 6)
-    x[2] = value
-    x[5, 3] = value
-    assert_exact(x, torch.randn(70, 6), metric)
+    assert torch.equal(found, expected), f"{int((found != expected).sum())} of {expected.numel()} indices differ"
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_codeword_that_is_not_finite_never_wins(value, metric):
-    codebook = torch.randn(20, 4)
-    codebook[3, 1], codebook[11] = value, value
-    finite = [k for k in range(20) if k not in (3, 11)]
+    codebook, finite = codebook_with(value)
     x = torch.randn(30, 4)
-    expected = torch.tensor(finite)[vq_assign(x, codebook[finite], metric=metric)]
     with backend("triton"):
         found = vq_assign(x, codebook, metric=metric)
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("codebook_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_dtypes(x_dtype, codebook_dtype):
-    assert_exact(torch.randn(20, 6).to(x_dtype), torch.randn(18, 6).to(codebook_dtype))
-
-
-LAYOUTS = {
-    "vector": lambda: torch.randn(12),
-    "empty": lambda: torch.randn(0, 12),
-    "four dimensions": lambda: torch.randn(2, 3, 2, 12),
-    "channels first": lambda: torch.randn(2, 12, 3, 5).permute(0, 2, 3, 1),
-    "transposed": lambda: torch.randn(12, 9).T,
-    "sliced": lambda: torch.randn(9, 5, 30)[::2, :, 3:27:2],
-    "expanded": lambda: torch.randn(1, 12).expand(9, 12),
-    "not collapsible": lambda: torch.randn(3, 5, 4, 12)[:, ::2, ::3],
-}
-
-
-@pytest.mark.parametrize("books", [None, 3], ids=["shared", "per segment"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_and_segments(layout, books):
-    codebook = torch.randn(10, 4) if books is None else torch.randn(books, 10, 4)
-    assert_exact(LAYOUTS[layout](), codebook)
+    assert torch.equal(found, finite[vq_assign(x, codebook[finite], metric=metric)])
 
 
 def test_fast_precision_skips_the_certificate():

@@ -1,7 +1,20 @@
-"""What a run has shown: its folder read back, as tables, pictures and ``report.md``."""
+"""What a run has shown: its folder read back, as tables, pictures and ``report.md``; TensorBoard events while it goes on."""
 
+from .events import EventWriter, open_event_writer
 from .folder import Run, read_run, summarize
 from .markdown import write_report
-from .tables import Table, arm_table, client_table, spread_table
+from .tables import Table, arm_table, client_table, differing_keys, spread_table
 
-__all__ = ["Run", "Table", "arm_table", "client_table", "read_run", "spread_table", "summarize", "write_report"]
+__all__ = [
+    "EventWriter",
+    "Run",
+    "Table",
+    "arm_table",
+    "client_table",
+    "differing_keys",
+    "open_event_writer",
+    "read_run",
+    "spread_table",
+    "summarize",
+    "write_report",
+]

@@ -87,10 +87,11 @@ def _draw_arms(run: Run) -> Figure:
     for ax, key in zip(figure.subplots(1, 2), _LABEL, strict=True):
         for arm in run.arms:
             _draw_mean(ax, run, arm, key)
-        _finish(ax, run, key)
+        _finish(ax, run)
+        _limit(ax, key)
         ax.set_ylabel(_LABEL[key])
         ax.set_xlabel("round")
-    _legend(figure, run, list(run.arms))
+    figure.legend(handles=_arm_handles(run), loc="outside upper left", ncols=len(run.arms))
     return figure
 
 
@@ -109,16 +110,18 @@ def _draw_clients(run: Run, key: str) -> Figure:
             continue
         for arm, values in series.items():
             ax.plot(_rounds(values), values[:, i], **_style(arm))
-        _finish(ax, run, key)
+        _finish(ax, run)
         for arm in run.arms:
             _mark(ax, arm, [r["round"] for r in run.of(arm) if r["extended"] and r["client"] == names[i]])
         ax.set_title(_title(run, names[i]))
         if i + columns >= len(names):  # the lowest panel of its column
-            ax.set_xlabel("round")
             ax.tick_params(labelbottom=True)
+    _limit(panels[0, 0], key)
+    for ax in panels[-1]:
+        ax.set_xlabel("round")
     for row in panels:
         row[0].set_ylabel(_LABEL[key])
-    _legend(figure, run, list(run.arms))
+    _legend(figure, run)
     return figure
 
 
@@ -132,12 +135,13 @@ def _draw_many_clients(run: Run, key: str) -> Figure:
         who = [i for i, name in enumerate(run.clients) if name in {r["client"] for r in extended}]
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
         _draw_mean(ax, run, arm, key)
-        _finish(ax, run, key)
+        _finish(ax, run)
         _mark(ax, arm, sorted({r["round"] for r in extended}))
         ax.set_title(f"{arm}: {len(who)} of {len(run.clients)} clients extended" if who else arm)
         ax.set_xlabel("round")
+    _limit(panels[0], key)
     panels[0].set_ylabel(_LABEL[key])
-    _legend(figure, run, list(run.arms))
+    _legend(figure, run)
     return figure
 
 
@@ -160,7 +164,7 @@ def _draw_usage(run: Run, arm: str) -> Figure:
     ax.set_xlabel(f"codeword (shared: the first {run.config.codewords}; then the client's extensions)")
     ax.set_title(arm)
     ax.spines[:].set_visible(False)
-    figure.colorbar(image, ax=ax, label="share of the client's vectors (%)", pad=0.01)
+    figure.colorbar(image, ax=ax, label="share of the client's vectors (%)", pad=0.01, fraction=0.03)
     return figure
 
 
@@ -171,15 +175,19 @@ def _draw_mean(ax: Axes, run: Run, arm: str, key: str) -> None:
     ax.plot(_rounds(values), np.nanmean(values, axis=1), **_style(arm))
 
 
-def _finish(ax: Axes, run: Run, key: str) -> None:
-    """What all panels share: limits, whole rounds, and a faint line where an iteration begins."""
+def _finish(ax: Axes, run: Run) -> None:
+    """What all panels share: whole rounds, and a faint line where an iteration begins."""
     length = max(arm["rounds"] for arm in run.arms.values())
     ax.set_xlim(0.5, max(length, 2) + 0.5)
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 4, 5, 10], integer=True))
     iterations = run.config.iterations()
     for start in np.cumsum(iterations[:-1]):
         if start < length:
             ax.axvline(start + 0.5, color="#bbbbbb", linewidth=0.8, zorder=0)
+
+
+def _limit(ax: Axes, key: str) -> None:
+    """The natural end of the scale; after everything is drawn, since it stops the automatic scaling of all panels."""
     if key == "entropy":
         ax.set_ylim(bottom=0)
     else:
@@ -193,13 +201,17 @@ def _mark(ax: Axes, arm: str, rounds: list[int]) -> None:
         ax.plot([round + 0.5], [1], marker="v", color=_style(arm)["color"], markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
 
 
-def _legend(figure: Figure, run: Run, arms: list[str]) -> None:
-    handles = [Line2D([], [], label=arm, **_style(arm)) for arm in arms]
-    handles += [
+def _arm_handles(run: Run) -> list[Line2D]:
+    return [Line2D([], [], label=arm, **_style(arm)) for arm in run.arms]
+
+
+def _legend(figure: Figure, run: Run) -> None:
+    marks = [
         Line2D([], [], label=f"{arm}: codebook extended", color=_style(arm)["color"], linestyle="", marker="v")
-        for arm in arms
+        for arm in run.arms
         if any(r["extended"] for r in run.of(arm))
     ]
+    handles = [*_arm_handles(run), *marks]
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
 
 
@@ -217,4 +229,5 @@ def _title(run: Run, client: str) -> str:
     angles = run.config.rotations
     if run.config.data not in _DEALT or len(angles) != len(run.clients):
         return client
-    return f"{client} ({angles[run.clients.index(client)]:g}°)"
+    angle = f"{angles[run.clients.index(client)]:g}".replace("-", "−")
+    return f"{client} ({angle}°)"

@@ -20,10 +20,12 @@ class Table:
     title: str
     header: list[str]
     rows: list[list[str]]
+    numeric: bool = True
+    """the columns after the first hold numbers, set flush right"""
 
     def markdown(self) -> str:
         """As a Markdown table, without the title."""
-        rule = [":--"] + ["--:"] * (len(self.header) - 1)
+        rule = [":--"] + ["--:" if self.numeric else ":--"] * (len(self.header) - 1)
         lines = [self.header, rule, *([cell.replace("|", r"\|") for cell in row] for row in self.rows)]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
@@ -35,7 +37,7 @@ class Table:
 
         table = RichTable(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
         for i, name in enumerate(self.header):
-            table.add_column(Text(name), justify="right" if i else "left", overflow="fold")
+            table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table
@@ -93,7 +95,7 @@ def spread_table(runs: Sequence[Run]) -> Table:
         values = [run.arms[name]["accuracy_last4"]["mean"] for run in finished if name in run.arms]
         spread = number(statistics.stdev(values)) if len(values) > 1 else "-"
         rows.append([name, str(len(values)), number(statistics.fmean(values)), spread])
-    return Table("over runs: accuracy of the last 4 rounds", ["arm", "runs", "mean", "sd over runs"], rows)
+    return Table("over runs", ["arm", "runs", "accuracy, last 4 rounds", "sd over runs"], rows)
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:

@@ -1,0 +1,143 @@
+// The CUDA kernels of vq_assign, run on the CPU thread by thread (cuda_emulation.h), against the definition.
+#include "cuda_emulation.h"
+
+#include "check.h"
+#include "cuda/vq_assign_kernels.h"
+
+namespace cuda = uefl::cuda;
+
+struct Answer {
+  std::vector<int64_t> scored, indices;  // before and after the second pass
+};
+
+// What cuda/vq_assign.cu does, with few blocks, so that the loops over the grid turn.
+template <class T>
+static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebook) {
+  shape.padded_k = (shape.k + cuda::kCodes - 1) / cuda::kCodes * cuda::kCodes;
+  const int64_t size = shape.books * shape.d * shape.padded_k;
+  std::vector<double> exact(size, NAN), bounds(2 * shape.books, NAN);  // NaN: what is not written must not be read
+  std::vector<float> codes(size, NAN), half_norms(shape.books * shape.padded_k, NAN), mean(shape.books * shape.d, NAN);
+  alignas(16) const cuda::Packed packed{exact.data(), bounds.data(), codes.data(), half_norms.data(), mean.data()};
+  const auto blocks = [](int64_t threads) { return static_cast<unsigned>((threads + 63) / 64); };
+  emulation::launch(blocks(32 * shape.books * shape.k), 64, cuda::pack_exact<T>, codebook.data(), shape, packed);
+  emulation::launch(blocks(32 * shape.books * shape.d), 64, cuda::pack_centred, shape, packed);
+  emulation::launch(blocks(shape.books * shape.padded_k), 64, cuda::pack_norms, shape, packed);
+  Answer answer{std::vector<int64_t>(shape.outputs, -2), {}};
+  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, answer.scored.data());
+  answer.indices = answer.scored;
+  emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, answer.indices.data());
+  return answer;
+}
+
+// Rows [n, segments * d], one codebook or one per segment, l2.
+template <class T>
+static Answer compare(const char* what, const std::vector<T>& x, int64_t segments, int64_t books, const std::vector<T>& codebook,
+                      int64_t d) {
+  const int64_t k = static_cast<int64_t>(codebook.size()) / d / books, outputs = static_cast<int64_t>(x.size()) / d;
+  const cuda::Shape shape{outputs, segments, books, d, k, 0, outputs / segments, 0, segments * d, 1, true};
+  const Answer answer = assign(x.data(), shape, codebook);
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < outputs; ++i) {
+    wrong += answer.indices[i] != nearest(&x[i * d], 1, &codebook[i % segments % books * k * d], k, d);
+  }
+  CHECK(wrong == 0, "%s: %ld of %ld", what, static_cast<long>(wrong), static_cast<long>(outputs));
+  return answer;
+}
+
+static void shapes() {
+  std::mt19937 random(1);
+  compare("one", normal<float>(1, random), 1, 1, normal<float>(1, random), 1);
+  compare("two tiles of rows and codewords", normal<float>(150 * 17, random), 1, 1, normal<float>(70 * 17, random), 17);
+  compare("more elements than a warp", normal<float>(20 * 40, random), 1, 1, normal<float>(5 * 40, random), 40);
+  compare("three tiles on two blocks", normal<float>(300 * 2, random), 1, 1, normal<float>(9 * 2, random), 2);
+  compare("segments, shared", normal<float>(50 * 12, random), 3, 1, normal<float>(20 * 4, random), 4);
+  compare("segments, a codebook each", normal<float>(140 * 12, random), 3, 3, normal<float>(3 * 20 * 4, random), 4);
+  compare("double", normal<double>(60 * 9, random), 1, 1, normal<double>(33 * 9, random), 9);
+}
+
+static void offsets_and_scales() {
+  std::mt19937 random(2);
+  for (const double offset : {1e3, 1e7})
+    compare("offset", normal<float>(60 * 8, random, offset), 1, 1, normal<float>(33 * 8, random, offset), 8);
+  for (const double scale : {1e-42, 1e-25, 1e25}) {
+    compare("scale", normal<float>(30 * 8, random, 0, scale), 1, 1, normal<float>(20 * 8, random, 0, scale), 8);
+  }
+  compare("rows far away", normal<float>(30 * 8, random, 1e9), 1, 1, normal<float>(20 * 8, random), 8);
+}
+
+// Exact ties are re-scored and nothing else is, where the rest is well apart.
+static void flags() {
+  const std::vector<float> codebook{-1, 0, 1, 0, 5, 0};
+  const Answer answer = compare("flags", std::vector<float>{-.5, 3, 0, 3, .5, 3, 3, 0, 4, 0, NAN, 0, INFINITY, 1}, 1, 1, codebook, 2);
+  CHECK((answer.scored == std::vector<int64_t>{0, -1, 1, -1, 2, -1, -1}), "flags of the first pass");
+  CHECK((answer.indices == std::vector<int64_t>{0, 0, 1, 1, 2, 0, 0}), "answers of the second");
+}
+
+static void duplicates_take_the_lowest_index() {
+  std::mt19937 random(3);
+  auto codebook = normal<float>(80 * 5, random);
+  for (int64_t i = 40 * 5; i < 80 * 5; ++i) codebook[i] = codebook[i - 40 * 5];
+  compare("duplicates", normal<float>(140 * 5, random), 1, 1, codebook, 5);
+}
+
+static void codewords_that_are_not_finite() {
+  std::mt19937 random(4);
+  const int64_t d = 4, k = 20, n = 40;
+  const auto x = normal<float>(n * d, random);
+  for (const bool euclidean : {true, false}) {
+    for (const float value : {NAN, INFINITY}) {
+      auto codebook = normal<float>(k * d, random);
+      codebook[0] = codebook[7 * d + 2] = value;
+      const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook);
+      for (int64_t i = 0; i < n; ++i) {
+        CHECK(answer.indices[i] > 0 && answer.indices[i] != 7 && answer.indices[i] < k, "row %ld", static_cast<long>(i));
+        CHECK(answer.scored[i] == answer.indices[i], "row %ld was flagged", static_cast<long>(i));
+      }
+    }
+  }
+}
+
+// x stored channels first, [2, D, 70]: rows lie side by side.
+static void strides() {
+  std::mt19937 random(5);
+  const int64_t d = 6, segments = 2, width = d * segments, inner = 70, n = 2 * inner, k = 9;
+  const auto x = normal<float>(n * width, random), codebook = normal<float>(k * d, random);
+  const Answer answer = assign(x.data(), {n * segments, segments, 1, d, k, 0, inner, width * inner, 1, inner, true}, codebook);
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < n * segments; ++i) {
+    const int64_t row = i / segments, begin = row / inner * width * inner + row % inner + i % segments * d * inner;
+    wrong += answer.indices[i] != nearest(&x[begin], inner, codebook.data(), k, d);
+  }
+  CHECK(wrong == 0, "%ld", static_cast<long>(wrong));
+}
+
+static void cosine() {
+  std::mt19937 random(6);
+  const int64_t d = 7, k = 30, n = 60;
+  const auto x = normal<float>(n * d, random);
+  auto codebook = normal<float>(k * d, random);
+  for (int64_t j = 0; j < d; ++j) codebook[3 * d + j] = 0, codebook[20 * d + j] = codebook[10 * d + j] * 4;  // zero, and a tie
+  const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, false}, codebook);
+  for (int64_t i = 0; i < n; ++i) {
+    double best = INFINITY;
+    int64_t index = 0;
+    for (int64_t c = 0; c < k; ++c) {
+      double square = 0, total = 0;
+      for (int64_t j = 0; j < d; ++j) square += static_cast<double>(codebook[c * d + j]) * codebook[c * d + j];
+      for (int64_t j = 0; j < d && square > 0; ++j) total -= x[i * d + j] * (codebook[c * d + j] / std::sqrt(square));
+      if (total < best) best = total, index = c;
+    }
+    CHECK(answer.indices[i] == index, "row %ld: %ld, expected %ld", static_cast<long>(i), static_cast<long>(answer.indices[i]),
+          static_cast<long>(index));
+  }
+}
+
+void run() {
+  shapes();
+  offsets_and_scales();
+  flags();
+  duplicates_take_the_lowest_index();
+  codewords_that_are_not_finite();
+  strides();
+  cosine();
+}

@@ -1,0 +1,128 @@
+"""CUDA C++ and Triton on a GPU against the float64 reference. Skipped without one; written before one was at hand."""
+
+import contextlib
+
+import pytest
+import torch
+
+from uefl_kernels import backend, vq, vq_assign
+from uefl_kernels._library import has_kernel, triton_available
+
+from .search_cases import CASES, codebook_with
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+BACKENDS = {"cuda": lambda: has_kernel("uefl_cuda", "vq_assign", "CUDA"), "triton": triton_available}
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def forced(request):
+    if not BACKENDS[request.param]():
+        pytest.skip(f"the {request.param} kernels are not built here")
+    torch.manual_seed(0)
+    with backend(request.param):
+        yield request.param
+
+
+def reference(x, codebook, metric="l2"):
+    with backend("reference"):
+        return vq_assign(x, codebook, metric=metric)
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("case", CASES)
+def test_small_equals_the_reference(case, metric):
+    x, codebook = CASES[case]()
+    found = vq_assign(x.to("cuda"), codebook.to("cuda"), metric=metric)
+    assert torch.equal(found.cpu(), reference(x, codebook, metric))
+
+
+def test_small_strides_survive_on_the_device():
+    """``.to`` makes some layouts dense; these views are taken on the device."""
+    x, codebook = torch.randn(2, 12, 7, 5, device="cuda").permute(0, 2, 3, 1), torch.randn(3, 40, 4, device="cuda")
+    assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
+    wide = torch.randn(50, 40, device="cuda")[::3, 1:37:3]
+    assert torch.equal(vq_assign(wide, codebook), reference(wide, codebook))
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_small_codeword_that_is_not_finite_never_wins(value, metric):
+    codebook, finite = codebook_with(value)
+    x = torch.randn(30, 4)
+    found = vq_assign(x.to("cuda"), codebook.to("cuda"), metric=metric)
+    assert torch.equal(found.cpu(), finite[reference(x, codebook[finite], metric)])
+
+
+@pytest.mark.parametrize(("n", "d", "k"), [(9216, 512, 64), (20_000, 64, 256), (5_000, 64, 5_000), (3_000, 700, 33)])
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_full_tiles(n, d, k, offset):
+    x, codebook = torch.randn(n, d, device="cuda") + offset, torch.randn(k, d, device="cuda") + offset
+    assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
+
+
+def test_batch_size_does_not_matter():
+    x, codebook = torch.randn(1000, 32, device="cuda"), torch.randn(100, 32, device="cuda")
+    whole = vq_assign(x, codebook)
+    assert torch.equal(whole, torch.cat([vq_assign(part, codebook) for part in x.split([1, 130, 869])]))
+
+
+def test_more_than_2_31_elements():
+    rows = (1 << 25) + 3
+    x = torch.randint(-4, 5, (rows, 64), device="cuda", dtype=torch.int8).to(torch.bfloat16)
+    codebook = torch.randn(5, 64, device="cuda")
+    found = vq_assign(x, codebook)
+    for part in (slice(0, 500), slice(rows - 500, rows)):
+        assert torch.equal(found[part], reference(x[part], codebook))
+
+
+def test_cuda_graph_replays_on_new_data():
+    x, codebook = torch.randn(500, 16, device="cuda"), torch.randn(40, 16, device="cuda")
+    vq_assign(x, codebook)  # Triton compiles outside the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = vq_assign(x, codebook)
+    for offset in (0.0, 5.0):
+        x.copy_(torch.randn(500, 16) + offset)
+        codebook.copy_(torch.randn(40, 16) + offset)
+        graph.replay()
+        assert torch.equal(found, reference(x, codebook))
+
+
+def test_never_waits_for_the_device():
+    x, codebook = torch.randn(500, 16, device="cuda"), torch.randn(40, 16, device="cuda")
+    vq_assign(x, codebook)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        vq_assign(x, codebook)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_new_shape_does_not_recompile(forced):
+    if forced != "triton":
+        pytest.skip("CUDA C++ is compiled ahead of time")
+    import uefl_kernels.ops.vq_assign.triton as kernels
+
+    compiled = []
+    for n, k in ((256, 32), (257, 33), (1000, 1), (1, 64)):
+        vq_assign(torch.randn(n, 16, device="cuda"), torch.randn(k, 16, device="cuda"))
+        compiled.append(len(kernels._search.device_caches[torch.cuda.current_device()][0]))
+    assert len(set(compiled)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_vq_agrees_with_the_cpu(dtype):
+    results = []
+    start, codes = torch.randn(300, 12, dtype=dtype), torch.randn(20, 4)
+    for device in ("cpu", "cuda"):
+        x, codebook = start.to(device).requires_grad_(), codes.to(device).requires_grad_()
+        with backend("reference") if device == "cpu" else contextlib.nullcontext():
+            out = vq(x, codebook)
+        (out.loss + out.quantized.float().sum()).backward()
+        results.append([t.detach().cpu() for t in (*out, x.grad, codebook.grad)])
+    quantized, indices, loss, counts, x_grad, codebook_grad = zip(*results, strict=True)
+    for expected, found in (quantized, indices, counts):
+        assert torch.equal(found, expected)
+    for expected, found in (loss, x_grad, codebook_grad):
+        torch.testing.assert_close(found, expected)

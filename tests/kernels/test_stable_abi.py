@@ -1,0 +1,74 @@
+"""The compiled library speaks to torch only through the stable C ABI, so that one build serves CPU and CUDA torch from 2.10 on."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import uefl_kernels
+
+LIBRARY = Path(uefl_kernels.__file__).with_name("_C.abi3.so")
+STREAM = "aoti_torch_get_current_cuda_stream"
+
+pytestmark = [
+    pytest.mark.skipif(not LIBRARY.exists(), reason="the compiled kernels are not built"),
+    pytest.mark.skipif(shutil.which("nm") is None or shutil.which("readelf") is None, reason="binutils are not installed"),
+]
+
+
+def output(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def undefined():
+    """Undefined dynamic symbol -> its type: U, or w when it is weak."""
+    lines = output("nm", "-D", "--undefined-only", str(LIBRARY)).splitlines()
+    return {name.partition("@")[0]: kind for kind, name in (line.split() for line in lines)}
+
+
+def test_no_cpp_symbol_of_torch(undefined):
+    demangled = output("nm", "-D", "-C", "--undefined-only", str(LIBRARY))
+    assert re.findall(r".*\b(?:at|c10|torch|caffe2)::.*", demangled) == []
+
+
+def test_every_other_symbol_is_of_the_c_abi_or_the_system(undefined):
+    shims = {name for name in undefined if name.startswith(("aoti_torch_", "torch_"))}
+    assert "torch_call_dispatcher" in shims
+    system = re.compile(r"_Z|_ITM_|_Unwind_|__|[a-z][a-z0-9_]*$")  # the C++ library, the compiler's own, and libc
+    assert [name for name in undefined if name not in shims and not system.match(name)] == []
+    assert [name for name in undefined if "cuda" in name.lower() and name not in shims] == []
+
+
+def test_shims_exist_in_the_oldest_torch_promised(undefined):
+    """Headers are versioned by TORCH_TARGET_VERSION; what they declare only for a newer torch must not be needed."""
+    import torch
+
+    include = Path(torch.__file__).parent / "include" / "torch" / "csrc"
+    headers = [
+        *include.glob("stable/c/*.h"),
+        *include.glob("inductor/aoti_torch/c/*.h"),
+        *include.glob("inductor/aoti_torch/generated/*.h"),
+    ]
+    newer = set()
+    for header in headers:
+        text = header.read_text()
+        for version, block in re.findall(r"#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_(\d+)_0(.*?)#endif", text, re.S):
+            if int(version) > 10:
+                newer |= set(re.findall(r"\b((?:aoti_)?torch_\w+)\s*\(", block))
+    assert newer, "no versioned declarations found: the headers have changed"
+    assert newer & set(undefined) == set()
+
+
+def test_cuda_stream_is_optional(undefined):
+    if STREAM not in undefined:
+        pytest.skip("built without CUDA")
+    assert undefined[STREAM] == "w"
+
+
+def test_needs_no_cuda_library():
+    needed = re.findall(r"NEEDED.*\[(.+)\]", output("readelf", "-d", str(LIBRARY)))
+    assert "libtorch_cpu.so" in needed
+    assert [name for name in needed if re.search(r"cuda|cudart|nv|c10|python", name)] == []

@@ -1,0 +1,149 @@
+"""The command line. Errors of the user are one line and exit code 2, a run that could not finish honestly is exit code 1.
+
+torch, and all that imports it, is imported inside the commands: help and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from . import config
+from .errors import RunError, UserError
+
+
+class _Commands(TyperGroup):
+    """Turns the two errors of the package into a line and an exit code, in every command."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (UserError, RunError) as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated learning with extensible codebooks (UEFL), against FedAvg, on your own silos.",
+)
+
+
+class _Device(str, Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def main() -> None:
+    """The entry point ``uefl``."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from uefl_kernels import __version__
+
+        typer.echo(f"uefl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    source: Annotated[str | None, typer.Argument(metavar="PRESET|CONFIG.toml", show_default=False)] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<preset>.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
+    device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
+    data_root: Annotated[Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")] = None,
+) -> None:
+    """Run every arm of a preset or a configuration, and report."""
+    if resume is not None:
+        if source is not None or settings or seed is not None or out is not None:
+            raise UserError("--resume goes on with a run as it was configured; leave out the preset, --set, --seed and --out")
+        folder = resume
+    elif source is None:
+        raise UserError("name a preset (see `uefl presets`) or a .toml file, or go on with a run: --resume DIR")
+    else:
+        cfg = config.load(source, settings, seed=seed)
+        folder = out or Path("runs") / Path(source).stem
+
+    from . import report
+    from .progress import watch
+    from .run import resume as resume_run
+    from .run import train as train_run
+
+    console = _console()
+    try:
+        with watch(console) as observer:
+            if resume is not None:
+                resume_run(folder, device=device.value, data_root=data_root, observer=observer)
+            else:
+                train_run(cfg, preset=str(source), out=folder, device=device.value, data_root=data_root, observer=observer)
+    except KeyboardInterrupt:
+        begun = (folder / "config.toml").is_file()
+        typer.echo(f"interrupted; go on with: uefl train --resume {folder}" if begun else "interrupted before the run began", err=True)
+        raise typer.Exit(130) from None
+    run = report.read_run(folder)
+    console.print(report.arm_table(run).rich(), report.client_table(run).rich())
+    typer.echo(f"report:   {folder / 'report.md'}\npictures: {folder / 'plots'}")
+
+
+@app.command()
+def presets() -> None:
+    """List the presets."""
+    from .report.tables import Table
+
+    rows = [[name, about] for name, about in config.presets().items()]
+    _console().print(Table("presets", ["name", "what it runs"], rows, numeric=False).rich())
+
+
+@app.command()
+def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]) -> None:
+    """Write pictures and report.md of runs anew and print their tables; for several, mean and deviation over them."""
+    from . import report as reports
+
+    read = [reports.write_report(folder) for folder in runs]
+    console = _console()
+    for run in read:
+        console.print(reports.arm_table(run).rich())
+    if len(read) == 1:
+        console.print(reports.client_table(read[0]).rich())
+        return
+    console.print(reports.spread_table(read).rich())
+    unfinished = [str(run.path) for run in read if not run.finished]
+    if unfinished:
+        typer.echo(f"left out of the mean, unfinished: {', '.join(unfinished)}")
+    differing = reports.differing_keys(read)
+    if differing:
+        typer.echo(f"note: these runs differ in more than the seed: {', '.join(differing)}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say which kernels are compiled, and which backend each op takes here, and why."""
+    from . import doctor as examination
+
+    _console().print(*examination.tables(examination.collect()))
+
+
+def _console() -> Console:
+    """Tables keep their columns in a file or a pipe, whose width says nothing."""
+    return Console() if sys.stdout.isatty() else Console(width=120)

@@ -1,0 +1,112 @@
+"""Who watches a run from the terminal: one live line, or a plain line per round where the output is no terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class PlainProgress:
+    """One line per round."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rounds = 0
+
+    def start(self, arms: list[str], rounds: int, clients: int) -> None:
+        """The run begins."""
+        self._rounds = rounds
+        self._print(f"{', '.join(arms)}: {rounds} rounds over {clients} clients")
+
+    def arm(self, name: str, done_rounds: int) -> None:
+        """An arm begins, or goes on."""
+        if done_rounds:
+            self._print(f"{name} goes on after round {done_rounds}/{self._rounds}")
+
+    def client(self, arm: str, round: int, client: str) -> None:
+        """A client begins; not worth a line."""
+
+    def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
+        """A round is measured."""
+        accuracy, entropy = _means(records)
+        self._print(f"{arm} round {round + 1}/{self._rounds}  accuracy {accuracy:.3f}  entropy {entropy:.3f}")
+
+    def notice(self, message: str) -> None:
+        """Something worth knowing happened."""
+        self._print(message)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveProgress:
+    """One bar over all arms, in steps of one client's work; the time left is estimated anew for each arm, their speeds differ."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None, round="", client="", measured="")
+        self._arms: list[str] = []
+        self._rounds = self._clients = self._begun = 0
+
+    def start(self, arms: list[str], rounds: int, clients: int) -> None:
+        """The run begins."""
+        self._arms, self._rounds, self._clients = arms, rounds, clients
+
+    def arm(self, name: str, done_rounds: int) -> None:
+        """An arm begins, or goes on."""
+        self._progress.reset(
+            self._task,
+            total=len(self._arms) * self._rounds * self._clients,
+            completed=self._steps(name, done_rounds),
+            description=escape(name),
+            round="",
+            measured="",
+        )
+
+    def client(self, arm: str, round: int, client: str) -> None:
+        """A client begins; those before it in this round are done."""
+        label = f"round {round + 1}/{self._rounds}"
+        self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == label else 0
+        steps = self._steps(arm, round) + min(self._begun, self._clients - 1)
+        self._progress.update(self._task, completed=steps, round=label, client=escape(client))
+
+    def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
+        """A round is measured."""
+        accuracy, entropy = _means(records)
+        measured = f"accuracy {accuracy:.3f}  entropy {entropy:.3f}"
+        self._progress.update(self._task, completed=self._steps(arm, round + 1), measured=measured)
+
+    def notice(self, message: str) -> None:
+        """Something worth knowing happened; stays above the bar."""
+        self._progress.console.print(message, markup=False, highlight=False)
+
+    def _steps(self, arm: str, rounds: int) -> int:
+        return (self._arms.index(arm) * self._rounds + rounds) * self._clients
+
+
+@contextmanager
+def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
+    """An observer for a run that shows what fits the console."""
+    if not console.is_terminal:
+        yield PlainProgress(console)
+        return
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[round]}  {task.fields[client]}  {task.fields[measured]}"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    # A client's work may take minutes: the speed needs a long look back.
+    with Progress(*columns, console=console, speed_estimate_period=900, transient=True) as progress:
+        yield LiveProgress(progress)
+
+
+def _means(records: list[dict[str, Any]]) -> tuple[float, float]:
+    return statistics.fmean(r["accuracy"] for r in records), statistics.fmean(r["entropy"] for r in records)

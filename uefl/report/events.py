@@ -1,0 +1,46 @@
+"""TensorBoard events of a run, where the extra ``tensorboard`` is installed."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+_MEANS = ("accuracy", "entropy", "nll", "ece", "perplexity", "train_loss")
+_PER_CLIENT = ("accuracy", "entropy")
+
+
+class EventWriter:
+    """Writes ``<metric>/<arm>`` (mean over the clients) and ``<metric> <arm>/<client>`` for every round.
+
+    Raises:
+        ImportError: the extra ``tensorboard`` is not installed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(directory))
+
+    def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
+        """Add one round; ``records`` as in metrics.jsonl, null values are passed over."""
+        for key in _MEANS:
+            values = [r[key] for r in records if r.get(key) is not None]
+            if values:
+                self._writer.add_scalar(f"{key}/{arm}", statistics.fmean(values), round)
+        for key in _PER_CLIENT:
+            for r in records:
+                self._writer.add_scalar(f"{key} {arm}/{r['client']}", r[key], round)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._writer.close()
+
+
+def open_event_writer(directory: Path) -> EventWriter | None:
+    """A writer of events into a run folder, or None when the extra is not installed."""
+    try:
+        return EventWriter(directory)
+    except ImportError:
+        return None
