@@ -28,6 +28,7 @@ class Shape:
 
     @property
     def name(self) -> str:
+        """NxDxK, and xS with several segments: what ``--shape`` takes."""
         suffix = f"x{self.segments}" if self.segments > 1 else ""
         return f"{self.n}x{self.dim}x{self.k}{suffix}"
 

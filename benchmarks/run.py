@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     peers = set(options.peers.split(",")) if options.peers else None
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, op in REGISTRY.items():
         shapes = (SMOKE,) if options.smoke else op.shapes
         for shape in shapes:

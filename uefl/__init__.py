@@ -1,5 +1,10 @@
 """Federated learning with extensible codebooks (UEFL): algorithms, silos, runs and reports."""
 
-from uefl_kernels import __version__
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("uefl")  # not from uefl_kernels, which imports torch: the command line answers at once
+except PackageNotFoundError:  # a source tree on the path, never installed
+    __version__ = "unknown"
 
 __all__ = ["__version__"]

@@ -51,7 +51,7 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from uefl_kernels import __version__
+        from . import __version__
 
         typer.echo(f"uefl {__version__}")
         raise typer.Exit

@@ -20,7 +20,7 @@ ENVIRONMENT = ("UEFL_BACKEND", "UEFL_DATA", "UEFL_CPU")
 def collect() -> dict[str, Any]:
     """Everything the doctor knows, as plain values.
 
-    Keys: ``versions``, ``compiled`` (``loaded`` and ``reason``), ``cpu`` (``variant``, ``features``, ``reason``),
+    Keys: ``versions``, ``compiled`` (``loaded`` and ``reason``), ``cpu`` (``variant``, ``features``, ``reason``, ``refused``),
     ``cuda`` (one entry per device), ``ops`` (op, device, backend and why), ``environment``.
 
     Raises:
@@ -44,7 +44,7 @@ def collect() -> dict[str, Any]:
             for d in devices
             if d.type == "cuda"
         ],
-        "ops": [{"op": op, "device": str(d), **_choice(op, d, cpu["variant"])} for op in OPS for d in devices],
+        "ops": [{"op": op, "device": str(d), **_choice(op, d, cpu)} for op in OPS for d in devices],
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
     }
 
@@ -84,17 +84,18 @@ def _version(name: str) -> str:
 
 def _cpu() -> dict[str, Any]:
     """What the NumPy front end says about the processor; it may be absent, and it refuses a UEFL_CPU that cannot run here."""
+    refused = False
     try:
         host = importlib.import_module("uefl_kernels._host")
-        return {"variant": str(host.variant()), "features": dict(host.cpu_features()), "reason": None}
+        return {"variant": str(host.variant()), "features": dict(host.cpu_features()), "reason": None, "refused": False}
     except ModuleNotFoundError:
         reason = "the module _host is not built"
     except (ImportError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-    return {"variant": None, "features": None, "reason": reason}
+        reason, refused = str(error).splitlines()[0], not isinstance(error, ImportError)
+    return {"variant": None, "features": None, "reason": reason, "refused": refused}
 
 
-def _choice(op: str, device: Any, variant: str | None) -> dict[str, str]:
+def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
     """The backend of an op on a device: what the dispatcher would do, without running anything."""
     import torch
 
@@ -109,7 +110,9 @@ def _choice(op: str, device: Any, variant: str | None) -> dict[str, str]:
         return {"backend": forced, "why": f"UEFL_BACKEND={forced}"}
     if device.type == "cpu":
         if library.has_kernel("uefl", op, "CPU"):
-            return {"backend": "cpu", "why": f"compiled{f', {variant}' if variant else ''}"}
+            if cpu["refused"]:
+                return {"backend": "error", "why": cpu["reason"]}
+            return {"backend": "cpu", "why": f"compiled, {cpu['variant'] or 'variant unknown'}"}
         return {"backend": "reference", "why": f"compiled kernels: {library.load_error()}"}
     # On a GPU every op is its own or the search kernel with plain PyTorch around it, so the search decides.
     if library.has_kernel("uefl_cuda", "vq_assign", "CUDA"):

@@ -66,21 +66,21 @@ class LiveProgress:
             completed=self._steps(name, done_rounds),
             description=escape(name),
             round="",
+            client="",
             measured="",
         )
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """A client begins; those before it in this round are done."""
-        label = f"round {round + 1}/{self._rounds}"
+        """A client begins; those before it in this round are done. After the last round an exchange follows that only measures."""
+        label = f"round {min(round + 1, self._rounds)}/{self._rounds}"
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == label else 0
-        steps = self._steps(arm, round) + min(self._begun, self._clients - 1)
+        steps = min(self._steps(arm, round) + min(self._begun, self._clients - 1), self._steps(arm, self._rounds))
         self._progress.update(self._task, completed=steps, round=label, client=escape(client))
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """A round is measured."""
+        """A round is measured; the exchange that measured it has already trained the next."""
         accuracy, entropy = _means(records)
-        measured = f"accuracy {accuracy:.3f}  entropy {entropy:.3f}"
-        self._progress.update(self._task, completed=self._steps(arm, round + 1), measured=measured)
+        self._progress.update(self._task, measured=f"accuracy {accuracy:.3f}  entropy {entropy:.3f}")
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened; stays above the bar."""

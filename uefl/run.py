@@ -119,7 +119,7 @@ class _Run:
         arm = build(name, self.cfg, engine, self.room, self.observer.notice)
         return arm
 
-    def _finish(self, index: int, arm: FedAvg, events: "report.EventWriter | None") -> None:
+    def _finish(self, index: int, arm: FedAvg, events: report.EventWriter | None) -> None:
         self.observer.arm(arm.arm, arm.round)
         while not arm.finished:
             begun = time.monotonic()

@@ -25,7 +25,7 @@ def test_an_iteration_of_r_rounds_is_r_plus_one_exchanges_and_every_round_is_mea
 
     class Counter(Meddler):
         def round(self, requests, deadline=None):
-            exchanges.append([(r.options["evaluate"], r.options["train"]) for r in requests.values()][0])
+            exchanges.append(next((r.options["evaluate"], r.options["train"]) for r in requests.values()))
             return self.inner.round(requests, deadline)
 
     algorithm, _, _ = arm("fedavg", settings(), wrap=lambda e: Counter(e, None))

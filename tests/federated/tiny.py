@@ -35,15 +35,17 @@ def split(n: int, seed: int, noise: float) -> Split:
     return Split(noisy.clamp(0, 255).to(torch.uint8), labels)
 
 
-def federation(clients: int = 3, sizes: tuple[int, ...] = (48, 48, 48), noise: tuple[float, ...] = (0.1, 0.1, 0.9), legacy: bool = False) -> Federation:
+def federation(sizes: tuple[int, ...] = (48, 48, 48), noise: tuple[float, ...] = (0.1, 0.1, 0.9), legacy: bool = False) -> Federation:
     silos = []
-    for i in range(clients):
+    for i in range(len(sizes)):
         train, test = split(sizes[i], 3 * i, noise[i]), split(12, 3 * i + 1, noise[i])
         silos.append(Silo(f"silo-{i}", train, test if legacy else split(12, 3 * i + 2, noise[i]), test))
     return Federation(tuple(silos), ("a", "b", "c"), (0.3,), (0.4,))
 
 
-def arm(name: str, cfg: Config, fed: Federation | None = None, wrap: Callable[[Engine], Engine] = lambda e: e) -> tuple[FedAvg, Device, list[str]]:
+def arm(
+    name: str, cfg: Config, fed: Federation | None = None, wrap: Callable[[Engine], Engine] = lambda e: e
+) -> tuple[FedAvg, Device, list[str]]:
     """The algorithm, its device, and the list that collects its notices."""
     fed = fed or federation(legacy=cfg.mode == "legacy")
     device, notices = Device(cfg, fed, torch.device("cpu")), []

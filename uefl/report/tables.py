@@ -35,7 +35,8 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        padding = (0, 0 if self.numeric else 1)  # a narrow gap, so that the widest table stands in 80 columns
+        table = RichTable(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
         for i, name in enumerate(self.header):
             table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold")
         for row in self.rows:

@@ -1,0 +1,192 @@
+import io
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from uefl import progress
+from uefl.cli import app
+from uefl.errors import RunError, UserError
+
+from . import run_folder
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def fake_run(monkeypatch, tmp_path):
+    """A module ``uefl.run`` that writes a folder by hand and keeps what it was asked; its ``fails`` is raised instead."""
+    monkeypatch.chdir(tmp_path)
+    calls = []
+
+    def go(name, out, observer, **asked):
+        calls.append((name, out, asked))
+        if module.fails:
+            raise module.fails
+        lines = run_folder.records()
+        observer.start(["fedavg", "uefl"], 4, 3)
+        for arm in ("fedavg", "uefl"):
+            observer.arm(arm, 0)
+            for round in range(4):
+                chunk = [line for line in lines if line["arm"] == arm and line["round"] == round]
+                for line in chunk:
+                    observer.client(arm, round, line["client"])
+                observer.round(arm, round, chunk)
+        observer.notice("extended silo-[2]")
+        run_folder.write(out)
+
+    def train(cfg, *, out, observer, **asked):
+        go("train", out, observer, cfg=cfg, **asked)
+
+    def resume(out, *, observer, **asked):
+        go("resume", out, observer, **asked)
+
+    module = types.SimpleNamespace(train=train, resume=resume, fails=None, calls=calls)
+    monkeypatch.setitem(sys.modules, "uefl.run", module)
+    return module
+
+
+def test_train_hands_on_what_was_asked_and_prints_tables_and_places(fake_run):
+    result = runner.invoke(
+        app, ["train", "demo", "--set", "gamma=0.5", "--set", "arms=['uefl']", "--seed", "7", "--device", "cpu", "--data-root", "d"]
+    )
+    assert result.exit_code == 0, result.output
+    ((name, out, asked),) = fake_run.calls
+    assert (name, out, asked["preset"], asked["device"], asked["data_root"]) == ("train", Path("runs/demo"), "demo", "cpu", Path("d"))
+    assert (asked["cfg"].gamma, asked["cfg"].arms, asked["cfg"].seed) == (0.5, ("uefl",), 7)
+    for text in ("0.460 ± 0.129", "silo-2", "runs/demo/report.md", "runs/demo/plots"):
+        assert text in result.output
+
+
+def test_train_prints_one_plain_line_per_round_where_there_is_no_terminal(fake_run):
+    lines = runner.invoke(app, ["train", "demo"]).output.splitlines()
+    rounds = [line for line in lines if " round " in line and "accuracy" in line]
+    assert len(rounds) == 8
+    assert rounds[5] == "uefl round 2/4  accuracy 0.410  entropy 0.900"
+    assert "extended silo-[2]" in lines
+
+
+def test_a_configuration_file_names_the_default_folder(fake_run, tmp_path):
+    (tmp_path / "mine.toml").write_text("gamma = 0.4\n")
+    assert runner.invoke(app, ["train", "mine.toml"]).exit_code == 0
+    assert fake_run.calls[0][1] == Path("runs/mine")
+
+
+def test_out_wins_over_the_default_folder(fake_run):
+    assert runner.invoke(app, ["train", "demo", "--out", "there"]).exit_code == 0
+    assert fake_run.calls[0][1] == Path("there")
+
+
+def test_resume_goes_on_in_the_folder(fake_run):
+    result = runner.invoke(app, ["train", "--resume", "there", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert fake_run.calls == [("resume", Path("there"), {"device": "cpu", "data_root": None})]
+
+
+@pytest.mark.parametrize("extra", [["demo"], ["--set", "gamma=1"], ["--seed", "0"], ["--out", "o"]], ids=lambda extra: extra[0])
+def test_resume_takes_no_other_configuration(fake_run, extra):
+    result = runner.invoke(app, ["train", "--resume", "there", *extra])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: --resume goes on with a run as it was configured")
+    assert fake_run.calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "name a preset"),
+        (["train", "demoo"], "no preset 'demoo' (did you mean 'demo'?)"),
+        (["train", "demo", "--set", "gama=1"], "unknown key 'gama'"),
+        (["train", "absent.toml"], "cannot read absent.toml"),
+        (["report", "absent"], "absent has no config.toml"),
+    ],
+    ids=["nothing", "preset", "key", "file", "run"],
+)
+def test_mistakes_are_one_line_on_stderr_and_exit_code_2(fake_run, arguments, message):
+    result = runner.invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {message}")
+    assert result.stderr.count("\n") == 1
+    assert fake_run.calls == []
+
+
+@pytest.mark.parametrize(("error", "code"), [(UserError("folder in use"), 2), (RunError("quorum lost"), 1)], ids=["user", "run"])
+def test_errors_of_a_run_have_their_exit_code_and_no_traceback(fake_run, error, code):
+    fake_run.fails = error
+    result = runner.invoke(app, ["train", "demo"])
+    assert (result.exit_code, result.stderr) == (code, f"error: {error}\n")
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["begun", "before-it-began"])
+def test_ctrl_c_says_how_to_go_on(fake_run, tmp_path, begun):
+    fake_run.fails = KeyboardInterrupt()
+    if begun:
+        run_folder.write(tmp_path / "runs/demo", finished=False)
+    result = runner.invoke(app, ["train", "demo"])
+    assert result.exit_code == 130
+    assert ("uefl train --resume runs/demo" in result.stderr) == begun
+
+
+def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
+    console = Console(force_terminal=True, width=120, record=True, file=io.StringIO())
+    with progress.watch(console) as observer:
+        observer.start(["fedavg", "uefl"], 2, 3)
+        observer.arm("fedavg", 0)
+        for client in ("a", "b", "c"):
+            observer.client("fedavg", 0, client)
+        task = observer._progress.tasks[0]
+        assert (task.completed, task.total, task.fields["client"], task.fields["round"]) == (2, 12, "c", "round 1/2")
+        observer.round("fedavg", 0, [{"accuracy": 0.5, "entropy": 1.0}, {"accuracy": 0.7, "entropy": 2.0}])
+        assert task.fields["measured"] == "accuracy 0.600  entropy 1.500"
+        observer.arm("uefl", 1)  # resumed
+        assert (task.completed, task.description) == (9, "uefl")
+        observer.client("uefl", 1, "a")
+        assert task.completed == 9
+        observer.client("uefl", 2, "a")  # measures the last round
+        assert (task.completed, task.fields["round"]) == (12, "round 2/2")
+        observer.notice("extended [silo]")
+    assert "extended [silo]" in console.export_text()
+
+
+def test_report_of_one_run_shows_its_clients_and_writes_anew(tmp_path):
+    run_folder.write(tmp_path / "a")
+    result = runner.invoke(app, ["report", str(tmp_path / "a")])
+    assert result.exit_code == 0, result.output
+    assert "per client" in result.output
+    assert "over runs" not in result.output
+    assert (tmp_path / "a/report.md").is_file()
+
+
+def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
+    run_folder.write(tmp_path / "a")
+    run_folder.write(tmp_path / "b", gamma=0.9)
+    run_folder.write(tmp_path / "c", finished=False)
+    result = runner.invoke(app, ["report", *(str(tmp_path / name) for name in "abc")])
+    assert result.exit_code == 0, result.output
+    assert "over runs" in result.output
+    assert f"left out of the mean, unfinished: {tmp_path / 'c'}" in result.output
+    assert "differ in more than the seed: gamma" in result.output
+
+
+def test_presets_lists_each_with_what_it_runs():
+    result = runner.invoke(app, ["presets"])
+    assert result.exit_code == 0
+    assert "demo" in result.output
+    assert "Nine silos" in result.output
+
+
+def test_version():
+    from uefl_kernels import __version__
+
+    assert runner.invoke(app, ["--version"]).output == f"uefl {__version__}\n"
+
+
+def test_the_command_line_itself_imports_neither_torch_nor_matplotlib():
+    stub = "import sys, types; sys.modules['uefl_kernels'] = types.SimpleNamespace(__version__='0')"
+    check = "import uefl.cli; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", f"{stub}; {check}"], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

@@ -1,0 +1,126 @@
+import sys
+import types
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from uefl import doctor
+from uefl.cli import app
+from uefl_kernels import _library as library
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    """As on a machine where nobody has set anything; the compiled parts are as each test says."""
+    for name in doctor.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(library, "_forced", "auto")
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """A stand-in for the compiled NumPy front end."""
+    module = types.SimpleNamespace(variant=lambda: "avx2", cpu_features=lambda: {"avx2": True, "avx512f": False})
+    monkeypatch.setitem(sys.modules, "uefl_kernels._host", module)
+    return module
+
+
+def kernels(monkeypatch, *present):
+    """Pretend that exactly these (namespace, dispatch key) pairs have kernels."""
+    monkeypatch.setattr(library, "has_kernel", lambda namespace, name, key: (namespace, key) in present)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Pretend that there is one device of sm_90."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def choices(device):
+    return {c["op"]: (c["backend"], c["why"]) for c in doctor.collect()["ops"] if c["device"] == device}
+
+
+def test_versions_and_environment_are_told(monkeypatch, host):
+    monkeypatch.setenv("UEFL_DATA", "/data")
+    found = doctor.collect()
+    assert torch.__version__.startswith(found["versions"]["torch"])
+    assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["environment"] == {"UEFL_BACKEND": None, "UEFL_DATA": "/data", "UEFL_CPU": None}
+
+
+def test_compiled_cpu_kernels_are_named_with_their_variant(monkeypatch, host):
+    kernels(monkeypatch, ("uefl", "CPU"))
+    assert choices("cpu") == {"vq_assign": ("cpu", "compiled, avx2"), "vq": ("cpu", "compiled, avx2")}
+
+
+def test_without_compiled_kernels_the_reference_runs_and_says_why(monkeypatch, host):
+    kernels(monkeypatch)
+    monkeypatch.setattr(library, "_load_error", "not built, for this test")
+    found = doctor.collect()
+    assert found["compiled"] == {"loaded": False, "reason": "not built, for this test"}
+    assert choices("cpu")["vq"] == ("reference", "compiled kernels: not built, for this test")
+
+
+def test_what_the_doctor_says_of_this_machine_is_what_the_dispatcher_holds():
+    compiled = library.has_kernel("uefl", "vq", "CPU")
+    assert choices("cpu")["vq"][0] == ("cpu" if compiled else "reference")
+    assert doctor.collect()["compiled"]["loaded"] == (library.load_error() is None)
+
+
+def test_an_absent_host_module_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uefl_kernels._host", None)
+    cpu = doctor.collect()["cpu"]
+    assert cpu["variant"] is None
+    assert "not built" in cpu["reason"]
+
+
+def test_a_variant_that_cannot_run_here_is_an_error_of_every_op(monkeypatch, host):
+    kernels(monkeypatch, ("uefl", "CPU"))
+
+    def refuse():
+        raise RuntimeError("UEFL_CPU=foo is not a variant")
+
+    host.variant = refuse
+    assert choices("cpu")["vq"] == ("error", "UEFL_CPU=foo is not a variant")
+
+
+@pytest.mark.parametrize(
+    ("present", "capability", "triton", "backend", "why"),
+    [
+        ([("uefl_cuda", "CUDA")], (9, 0), True, "cuda", "built for this architecture"),
+        ([("uefl_cuda", "CUDA")], (7, 5), True, "triton", "need sm_80"),
+        ([], (9, 0), True, "triton", "built without nvcc"),
+        ([], (9, 0), False, "reference", "Triton is not installed"),
+    ],
+    ids=["cuda", "old-device", "no-nvcc", "neither"],
+)
+def test_choice_on_a_gpu(monkeypatch, host, gpu, present, capability, triton, backend, why):
+    kernels(monkeypatch, *present)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(library, "triton_available", lambda: triton)
+    for op in doctor.OPS:
+        assert choices("cuda:0")[op][0] == backend
+        assert why in choices("cuda:0")[op][1]
+
+
+def test_a_forced_backend_is_named_or_its_absence_explained(monkeypatch, host):
+    monkeypatch.setenv("UEFL_BACKEND", "reference")
+    monkeypatch.setattr(library, "_forced", "reference")
+    assert choices("cpu")["vq"] == ("reference", "UEFL_BACKEND=reference")
+    monkeypatch.setenv("UEFL_BACKEND", "cuda")
+    monkeypatch.setattr(library, "_forced", "cuda")
+    backend, why = choices("cpu")["vq"]
+    assert backend == "error"
+    assert "the input is on cpu, expected cuda" in why
+
+
+def test_command_prints_both_tables(host, gpu, monkeypatch):
+    kernels(monkeypatch, ("uefl_cuda", "CUDA"))
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    for text in ("torch", "avx2", "A GPU, sm_90", "vq_assign", "cuda:0", "UEFL_BACKEND"):
+        assert text in result.output
+    assert "avx512f" not in result.output

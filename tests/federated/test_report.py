@@ -1,0 +1,187 @@
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from uefl.errors import UserError
+from uefl.report import (
+    arm_table,
+    client_table,
+    differing_keys,
+    open_event_writer,
+    read_run,
+    spread_table,
+    summarize,
+    write_report,
+)
+from uefl.report.tables import Table
+
+from . import run_folder
+
+
+def column(table: Table, name: str) -> list[str]:
+    return [row[table.header.index(name)] for row in table.rows]
+
+
+def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
+    run = read_run(run_folder.write(tmp_path))
+    assert run.clients == ["silo-0", "silo-1", "silo-2"]
+    assert list(run.arms) == ["fedavg", "uefl"]
+    assert run.finished
+    expected = 0.3 + 0.1 * np.arange(4)[:, None] + 0.01 * np.arange(3)
+    np.testing.assert_allclose(run.series("uefl", "accuracy"), expected)
+    assert np.isnan(run.series("fedavg", "perplexity")).all()
+
+
+def test_summarize_means_the_last_round_over_clients_and_four_rounds_over_time():
+    lines = run_folder.records()
+    for line in lines:  # a fifth round before the others must not count
+        line["round"] += 1
+    lines = [line | {"round": 0, "accuracy": 0.0} for line in lines if line["round"] == 1 and line["arm"] == "uefl"] + [
+        line for line in lines if line["arm"] == "uefl"
+    ]
+    uefl = summarize(lines)["uefl"]
+    assert uefl["rounds"] == 5
+    assert uefl["accuracy"] == pytest.approx(0.61)
+    assert uefl["perplexity"] == pytest.approx(4.0)
+    assert uefl["accuracy_last4"]["mean"] == pytest.approx(0.46)
+    assert uefl["accuracy_last4"]["sd"] == pytest.approx(np.std([0.3, 0.4, 0.5, 0.6], ddof=1))
+    assert uefl["clients"]["silo-2"] == {"accuracy": pytest.approx(0.62), "entropy": pytest.approx(0.7), "codewords": 8}
+
+
+def test_tables_show_numbers_and_a_dash_for_what_an_arm_has_not(tmp_path):
+    run = read_run(run_folder.write(tmp_path))
+    arms = arm_table(run)
+    assert column(arms, "accuracy") == ["0.410", "0.610"]
+    assert column(arms, "last 4 rounds") == ["0.260 ± 0.129", "0.460 ± 0.129"]
+    assert column(arms, "perplexity") == ["-", "4.0"]
+    assert column(arms, "seconds") == ["1.5", "1.5"]
+    clients = client_table(run)
+    assert column(clients, "accuracy uefl") == ["0.600", "0.610", "0.620"]
+    assert column(clients, "codewords uefl") == ["4", "4", "8"]
+    assert "codewords fedavg" not in clients.header
+
+
+def test_spread_over_runs_leaves_unfinished_ones_out(tmp_path):
+    def shifted(by):
+        return [line | {"accuracy": line["accuracy"] + by} for line in run_folder.records()]
+
+    runs = [read_run(run_folder.write(tmp_path / str(i), shifted(by), seed=i)) for i, by in enumerate((0.0, 0.02))]
+    unfinished = read_run(run_folder.write(tmp_path / "open", shifted(0.5), finished=False))
+    table = spread_table([*runs, unfinished])
+    assert table.rows[1] == ["uefl", "2", "0.470", "0.014"]
+    assert spread_table(runs[:1]).rows[1] == ["uefl", "1", "0.460", "-"]
+
+
+def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
+    first, second = (read_run(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1))
+    other = read_run(run_folder.write(tmp_path / "other", gamma=0.7))
+    assert differing_keys([first, second]) == []
+    assert differing_keys([first, other]) == ["gamma"]
+
+
+@pytest.mark.parametrize("clients", [1, 5, 9, 13], ids=lambda n: f"{n}-clients")
+def test_report_shows_every_picture_it_links(tmp_path, clients):
+    lines = run_folder.records(("fedavg", "fedavg-vq", "uefl"), clients)
+    write_report(run_folder.write(tmp_path, lines))
+    text = (tmp_path / "report.md").read_text()
+    links = re.findall(r"!\[.*?\]\((.*?)\)", text)
+    assert links == [f"plots/{name}.png" for name in ("arms", "accuracy", "entropy", "usage-fedavg-vq", "usage-uefl")]
+    for link in links:
+        with Image.open(tmp_path / link) as image:
+            assert min(image.size) > 200
+            assert len(image.convert("RGB").getcolors(1 << 24)) > 20, f"{link} is blank"
+    assert f"- uefl, after 2 rounds: silo-{clients - 1}" in text
+    assert "Unfinished" not in text
+    assert "rejected" not in text
+
+
+def test_report_is_written_anew_and_repeats_itself(tmp_path):
+    run_folder.write(tmp_path)
+    first = write_report(tmp_path), (tmp_path / "report.md").read_bytes(), (tmp_path / "plots/accuracy.png").read_bytes()
+    second = write_report(tmp_path), (tmp_path / "report.md").read_bytes(), (tmp_path / "plots/accuracy.png").read_bytes()
+    assert first == second
+
+
+def test_rejected_updates_stand_before_the_numbers(tmp_path):
+    write_report(run_folder.write(tmp_path, rejected=3))
+    text = (tmp_path / "report.md").read_text()
+    assert text.index("uefl: 3 rejected updates") < text.index("| arm |")
+
+
+def test_a_silo_may_be_called_anything(tmp_path):
+    lines = [line | {"client": "a|b $x_$ [red]"} for line in run_folder.records(clients=1)]
+    run = write_report(run_folder.write(tmp_path, lines))
+    assert r"| a\|b $x_$ [red] |" in (tmp_path / "report.md").read_text()
+    assert [str(cell) for cell in client_table(run).rich().columns[0].cells] == ["a|b $x_$ [red]"]
+
+
+def test_unfinished_run_is_reported_from_its_whole_rounds(tmp_path):
+    lines = run_folder.records()
+    run_folder.write(tmp_path, lines[:-2], finished=False)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(lines[-2])[:40])  # being written right now
+    run = write_report(tmp_path)
+    assert not run.finished
+    assert run.arms["uefl"]["rounds"] == 3
+    assert "(unfinished)" in arm_table(run).title
+    assert column(arm_table(run), "seconds") == ["-", "-"]
+    assert f"uefl train --resume {tmp_path}" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("missing", ["config.toml", "metrics.jsonl"])
+def test_a_folder_that_is_no_run_is_named_with_what_it_lacks(tmp_path, missing):
+    run_folder.write(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path} has no {missing}")):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("line", ['{"arm": "uefl"', "[1, 2]", '{"arm": "uefl"}'], ids=["torn", "no-object", "keys-missing"])
+def test_damaged_metrics_name_the_file_and_the_line(tmp_path, line):
+    run_folder.write(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join([*path.read_text().splitlines()[:4], line, ""]))
+    with pytest.raises(UserError, match=re.escape(f"{path}, line 5 is not a record")):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("summary", "message"),
+    [("{", "is not a summary"), ("[]", "is not a summary"), ('{"schema": 9, "arms": {}}', "has schema 9, expected 1")],
+    ids=["torn", "no-object", "other-version"],
+)
+def test_damaged_summary_names_the_file(tmp_path, summary, message):
+    run_folder.write(tmp_path)
+    (tmp_path / "summary.json").write_text(summary)
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'summary.json'} {message}")):
+        read_run(tmp_path)
+
+
+def test_a_run_without_a_round_has_nothing_to_report(tmp_path):
+    run_folder.write(tmp_path, finished=False)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="holds no finished round yet"):
+        read_run(tmp_path)
+
+
+def test_events_hold_means_and_clients_of_every_round(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    writer = open_event_writer(tmp_path)
+    lines = [line for line in run_folder.records() if line["arm"] == "uefl"]
+    for number in range(2):
+        writer.round("uefl", number, [line for line in lines if line["round"] == number])
+    writer.close()
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, round(e.value, 5)) for e in events.Scalars("accuracy/uefl")] == [(0, 0.31), (1, 0.41)]
+    assert [round(e.value, 5) for e in events.Scalars("accuracy uefl/silo-2")] == [0.32, 0.42]
+
+
+def test_without_the_extra_there_is_no_writer(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert open_event_writer(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
