@@ -1,7 +1,6 @@
-// The CUDA kernels of vq_assign, run on the CPU thread by thread (cuda_emulation.h), against the definition.
-#include "cuda_emulation.h"
-
+// The CUDA kernels of vq_assign, run on the CPU thread by thread, against the definition. The emulation comes before the kernels.
 #include "check.h"
+#include "cuda/emulation.h"
 #include "cuda/vq_assign_kernels.h"
 
 namespace cuda = uefl::cuda;
