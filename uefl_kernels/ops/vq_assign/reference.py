@@ -54,7 +54,7 @@ def _unit(codes: torch.Tensor) -> torch.Tensor:
     for j in range(codes.shape[1]):
         square += codes[:, j] * codes[:, j]
     norm = _sqrt(square)
-    return torch.where(norm[:, None] > 0, codes / norm[:, None], torch.zeros_like(codes))
+    return torch.where(norm[:, None] == 0, 0.0, codes / norm[:, None])  # a NaN codeword stays NaN
 
 
 def _sqrt(square: torch.Tensor) -> torch.Tensor:
