@@ -1,4 +1,7 @@
-"""Fixtures for data: small image folders, .npz files and IDX files made on the spot, and the real data sets where they are."""
+"""Fixtures for data: small image folders, .npz files and IDX files made on the spot, and the real data sets where they are.
+
+And one import that must be the first of its kind: Triton decides when it is imported whether its kernels are interpreted.
+"""
 
 import gzip
 import os
@@ -6,7 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+
+from uefl_kernels._library import triton_available
+
+if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/kernels/test_cuda.py runs the kernels natively
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TRITON_INTERPRET", "1")
+        import uefl_kernels.ops.vq_assign.triton  # noqa: F401
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ def wheel(tmp_path: Path, **variables: str) -> Path:
     ignore = shutil.ignore_patterns(".git", ".venv", "build", "runs", "*.so", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, source, ignore=ignore)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"} | variables
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)]
-    subprocess.run(command, check=True, env=environment)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True, env=environment)
     (built,) = tmp_path.glob("*.whl")
     return built
 

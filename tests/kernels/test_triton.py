@@ -1,7 +1,6 @@
 """The Triton kernel: interpreted on CPU tensors against the reference, and compiled ahead of time for three generations of GPU.
 
-Triton decides when it is imported whether its kernels are interpreted, so it is imported here with the variable set. Nothing
-else in the test suite needs compiled Triton on a machine without a GPU; with one, ``test_cuda.py`` runs the kernel natively.
+``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernel natively instead.
 """
 
 import json
@@ -19,10 +18,7 @@ from .search_cases import CASES, codebook_with
 
 if torch.cuda.is_available():
     pytest.skip("the kernel runs natively here (test_cuda.py)", allow_module_level=True)
-with pytest.MonkeyPatch.context() as environment:
-    environment.setenv("TRITON_INTERPRET", "1")
-    pytest.importorskip("triton")
-    import uefl_kernels.ops.vq_assign.triton
+pytest.importorskip("triton")
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
 
