@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .engines.base import Reply
+from .engines.base import Reply, Request
 
 
 class WeightedMean:
@@ -55,28 +55,35 @@ class CodewordMean:
         return torch.where(self._usage[:, None] > 0, mean, self._old.double()).float()
 
 
-def refusal(reply: Reply, sent: dict[str, torch.Tensor], max_norm: float) -> str | None:
+def refusal(reply: Reply, request: Request, max_norm: float) -> str | None:
     """Why a client's update must not be averaged, or None when it is sound.
 
     Args:
         reply: the client's reply to a training request.
-        sent: what the client was sent, by the same names; ``codebook`` may have grown.
-        max_norm: bound on the L2 distance of ``values`` from what was sent; 0: none.
+        request: what the client was sent; its codebook comes back longer by the codewords that it was asked for.
+        max_norm: bound on the L2 distance between all that was sent and what came back; 0: none.
     """
     if reply.error is not None:
         return reply.error
-    for name, old in sent.items():
-        new = reply.tensors.get(name)
+    if reply.examples < 1:
+        return f"it claims {reply.examples} examples"
+    moved = 0.0
+    for name, old in request.tensors.items():
+        new, shape = reply.tensors.get(name), list(old.shape)
+        if name == "codebook" and request.options.get("new_codewords"):
+            shape[0] = max(shape[0], int(request.options["new_at"]) + int(request.options["new_codewords"]))
         if new is None:
             return f"{name} is missing"
-        if new.dtype != old.dtype or (
-            new.shape != old.shape if name != "codebook" else new.shape[1:] != old.shape[1:] or len(new) < len(old)
-        ):
-            return f"{name} is {new.dtype} {list(new.shape)}, expected {old.dtype} {list(old.shape)}"
+        if new.dtype != old.dtype or list(new.shape) != shape:
+            return f"{name} is {new.dtype} {list(new.shape)}, expected {old.dtype} {shape}"
         if not bool(torch.isfinite(new).all()):
             return f"{name} is not finite"
-    if max_norm > 0:
-        distance = float((reply.tensors["values"] - sent["values"]).norm())
-        if distance > max_norm:
-            return f"the update is {distance:.3g} long, more than max_update_norm = {max_norm:g}"
+        if max_norm > 0:
+            moved += float((new[: len(old)] - old).double().square().sum())
+    if moved**0.5 > max_norm > 0:
+        return f"the update is {moved**0.5:.3g} long, more than max_update_norm = {max_norm:g}"
+    if "codebook" in request.tensors:
+        usage = reply.tensors.get("usage")
+        if usage is None or usage.dtype != torch.int64 or usage.shape != reply.tensors["codebook"].shape[:1] or bool((usage < 0).any()):
+            return "usage is not one count for each codeword"
     return None

@@ -24,15 +24,15 @@ _INDEX = "checkpoint.json"
 
 def save(directory: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
     """Write both files and remove the tensors of the checkpoint before."""
-    old = _read_index(directory)["tensors"] if (directory / _INDEX).exists() else None
     new = directory / "checkpoint.new"
     save_tensors(new, tensors)
     digest = _digest(new)
     name = f"checkpoint-{digest[:16]}.safetensors"
     os.replace(new, directory / name)
     write_json(directory / _INDEX, {"schema": SCHEMA, "tensors": name, "sha256": digest, "state": plain})
-    if old is not None and old != name:
-        (directory / old).unlink(missing_ok=True)
+    for other in directory.glob("checkpoint-*.safetensors"):
+        if other.name != name:
+            other.unlink()
 
 
 def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
@@ -55,17 +55,22 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
-def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def save_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary)
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, metadata)
     _replace(temporary, path)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    temporary.write_text(text, encoding="utf-8")
     _replace(temporary, path)
 
 

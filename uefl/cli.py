@@ -27,6 +27,10 @@ class _Commands(TyperGroup):
         except (UserError, RunError) as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+        except OSError as error:  # a folder that cannot be written, a full disk, a download without a network
+            where = f"{error.filename}: " if error.filename else ""
+            typer.echo(f"error: {where}{error.strerror or error}", err=True)
+            raise typer.Exit(2) from None
 
 
 app = typer.Typer(
@@ -99,11 +103,17 @@ def train(
                 train_run(cfg, preset=str(source), out=folder, device=device.value, data_root=data_root, observer=observer)
     except KeyboardInterrupt:
         begun = (folder / "config.toml").is_file()
-        typer.echo(f"interrupted; go on with: uefl train --resume {folder}" if begun else "interrupted before the run began", err=True)
+        root = f" --data-root {data_root}" if data_root else ""
+        typer.echo(
+            f"interrupted; go on with: uefl train --resume {folder}{root}" if begun else "interrupted before the run began", err=True
+        )
         raise typer.Exit(130) from None
     run = report.read_run(folder)
     console.print(report.arm_table(run).rich(), report.client_table(run).rich())
     typer.echo(f"report:   {folder / 'report.md'}\npictures: {folder / 'plots'}")
+    left_out = sum(arm["rejected"] for arm in run.arms.values())
+    if left_out:
+        raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass
 from importlib import resources
@@ -88,7 +89,7 @@ class Config:
     rounds: tuple[int, ...] = (20, 10, 10, 10, 10)
     """communication rounds of each iteration; an extension happens before each iteration but the first"""
     max_iterations: int = 0
-    """cap on iterations, the last entry of rounds repeated where needed; 0: as many as rounds has"""
+    """cap on iterations, the last entry of rounds repeated where needed; 0: as many as rounds has (in legacy mode: no cap)"""
     local_epochs: int = 20
     lr: float = 1e-4
     batch_size: int = 1024
@@ -97,7 +98,9 @@ class Config:
     quorum: float = 1.0
     """share of the clients that must return a sound update, or the run ends with an error"""
     max_update_norm: float = 0.0
-    """reject an update further than this from the global model (L2), 0: no bound"""
+    """reject an update further than this from what was sent (L2 over parameters, statistics and codebook), 0: no bound"""
+    deadline: float = 0.0
+    """seconds after which the clients of a round that have not begun are given up (they count against the quorum), 0: none"""
 
     def iterations(self) -> list[int]:
         """Rounds of each iteration, with ``max_iterations`` applied."""
@@ -120,6 +123,7 @@ _CHOICES = {
     "ext_share": ("none", "group"),
 }
 _ARMS = ("fedavg", "fedavg-vq", "uefl")
+_PAPER_ONLY = ("codebook_init", "usage_aware", "ext_share", "threshold", "holdout")
 _AT_LEAST_ONE = (
     "clients",
     "train_per_client",
@@ -159,6 +163,20 @@ def load(source: str, overrides: list[str] | None = None, **keys: Any) -> Config
         table[key.strip()] = _parse(value.strip())
     table.update({k: v for k, v in keys.items() if v is not None})
     return from_table(table)
+
+
+def load_whole(path: Path) -> Config:
+    """Read the configuration of a run folder, which names every key: one that is cut off must not fall back to defaults."""
+    table = _read(str(path))
+    missing = [field.name for field in dataclasses.fields(Config) if field.name not in table]
+    if missing:
+        raise UserError(f"{path} lacks the key {missing[0]!r}: it is cut off, or of another version; restore it, or start a new run")
+    return from_table(table)
+
+
+def from_toml(text: str) -> Config:
+    """The opposite of :meth:`Config.to_toml`."""
+    return from_table(tomllib.loads(text))
 
 
 def from_table(table: dict[str, Any]) -> Config:
@@ -230,7 +248,14 @@ def _check(c: Config) -> None:
         ("dropout", 0 <= c.dropout < 1, "in [0, 1)"),
         ("holdout", 0 < c.holdout < 1, "between 0 and 1"),
         ("gamma", c.gamma >= 0, "0 or more"),
-        ("lr", c.lr > 0, "positive"),
+        ("lr", 0 < c.lr < math.inf, "positive and finite"),
+        ("rotations", all(map(math.isfinite, c.rotations)), "finite angles"),
+        ("deadline", c.deadline >= 0, "0 or more"),
+        ("pretrained", not c.pretrained or c.encoder != "cnn", "false with encoder = 'cnn', which has no pretrained weights"),
+        *(
+            (key, c.mode == "paper" or getattr(c, key) == getattr(Config, key), "its default: legacy mode does not use it")
+            for key in _PAPER_ONLY
+        ),
         ("commitment", c.commitment >= 0, "0 or more"),
         ("quorum", 0 < c.quorum <= 1, "in (0, 1]"),
         ("max_update_norm", c.max_update_norm >= 0, "0 or more"),

@@ -8,11 +8,13 @@ plots/, report.md  what a person looks at               events.*        for Tens
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,9 +26,10 @@ from .algorithms import FedAvg, Record, build
 from .algorithms.client import Client, Device
 from .config import Config
 from .data.build import build_silos
-from .data.silo import Federation
+from .data.silo import Federation, Silo
 from .engines.local import LocalEngine
 from .errors import UserError
+from .models import saved
 
 
 class Observer(Protocol):
@@ -58,13 +61,13 @@ def train(cfg: Config, *, preset: str, out: Path, device: str, data_root: Path |
     where = _device(device)
     if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
         raise UserError(f"{out} is in use; choose another folder with --out, or go on with that run: --resume {out}")
-    _settle(cfg)
-    federation = build_silos(cfg, data_root=data_root)
-    room = Device(cfg, federation, where)
+    run = _prepare(cfg, preset, out, where, data_root, observer)
     out.mkdir(parents=True, exist_ok=True)
     with _lock(out):
-        (out / "config.toml").write_text(f"# {preset}\n{cfg.to_toml()}")
-        return _Run(cfg, preset, out, federation, room, observer).go({}, {"arm": 0, "seconds": {}, "metrics_bytes": 0})
+        if (out / "config.toml").exists():  # another process was faster
+            raise UserError(f"{out} is in use; choose another folder with --out")
+        checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
+        return run.go({}, _START)
 
 
 def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer) -> dict[str, Any]:
@@ -76,42 +79,90 @@ def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer
     if not (out / "config.toml").is_file():
         raise UserError(f"{out} holds no run (no config.toml); start one with: uefl train PRESET --out {out}")
     with _lock(out):
-        cfg = config.load(str(out / "config.toml"))
+        cfg = config.load_whole(out / "config.toml")
         preset = (out / "config.toml").read_text().splitlines()[0].removeprefix("# ")
-        found = checkpoint.load(out)
+        tensors, plain = checkpoint.load(out) or ({}, _START)
         if (out / "summary.json").exists():
+            if not (out / "report.md").exists():
+                report.write_report(out)
+            observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
             summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
             return summary
-        _settle(cfg)
-        federation = build_silos(cfg, data_root=data_root)
-        tensors, plain = found or ({}, {"arm": 0, "seconds": {}, "metrics_bytes": 0})
-        return _Run(cfg, preset, out, federation, Device(cfg, federation, where), observer).go(tensors, plain)
+        if "made_with" in plain:
+            cfg = dataclasses.replace(cfg, threads=plain["made_with"]["threads"])
+        return _prepare(cfg, preset, out, where, data_root, observer).go(tensors, plain)
+
+
+_START: dict[str, Any] = {"arm": 0, "seconds": {}, "rejected": {}, "metrics_bytes": 0}
+
+
+def _prepare(cfg: Config, preset: str, out: Path, where: torch.device, data_root: Path | None, observer: Observer) -> _Run:
+    """Everything that can fail because of what was asked for, before anything is written."""
+    _settle(cfg, where)
+    federation = build_silos(cfg, data_root=data_root)
+    room = Device(cfg, federation, where)
+    _check_rows(cfg, federation, room)
+    return _Run(cfg, preset, out, federation, room, observer)
 
 
 class _Run:
     def __init__(self, cfg: Config, preset: str, out: Path, federation: Federation, room: Device, observer: Observer) -> None:
         self.cfg, self.preset, self.out, self.federation, self.room, self.observer = cfg, preset, out, federation, room, observer
         self.metrics = out / "metrics.jsonl"
+        self.made_with = {
+            "config": _digest([dataclasses.replace(cfg, threads=0).to_toml().encode()]),
+            "data": _digest(t.numpy().tobytes() for silo in federation.silos for t in _tensors(silo)),
+            "threads": torch.get_num_threads(),
+            "bf16": room.autocast,
+            "device": room.device.type,
+            "torch": torch.__version__,
+        }
 
     def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         initial = self.room.flat.values.detach().clone(), self.room.flat.statistics.clone()
-        self.seconds: dict[str, float] = plain["seconds"]
-        self.rejected: dict[str, int] = plain.get("rejected", {})
-        self.metrics.touch()
-        os.truncate(self.metrics, plain["metrics_bytes"])  # lines of a round that was measured but not yet in a checkpoint
+        self._check_origin(plain.get("made_with", self.made_with))
+        self.seconds: dict[str, float] = dict(plain["seconds"])
+        self.rejected: dict[str, int] = dict(plain["rejected"])
+        self._cut_metrics(plain["metrics_bytes"])
         self.observer.start(list(self.cfg.arms), sum(self.cfg.iterations()), len(self.federation.silos))
         with _events(self.out) as events:
             for index in range(plain["arm"], len(self.cfg.arms)):
                 self.room.flat.set(*initial)
                 arm = self._arm(self.cfg.arms[index])
                 if index == plain["arm"] and tensors:
-                    arm.restore(tensors, plain["state"])
+                    try:
+                        arm.restore(tensors, plain["state"])
+                    except (KeyError, TypeError) as error:
+                        raise UserError(
+                            f"the checkpoint in {self.out} does not fit its configuration ({error}); start again elsewhere"
+                        ) from None
                 self._finish(index, arm, events)
         summary = self._summary()
         checkpoint.write_json(self.out / "summary.json", summary)
         report.write_report(self.out)
         return summary
+
+    def _check_origin(self, then: dict[str, Any]) -> None:
+        """A checkpoint goes on with its own configuration and data only; elsewhere it goes on, but not bit for bit."""
+        for key, what in (("config", "config.toml has been changed"), ("data", "the silos are other images than those")):
+            if then.get(key) != self.made_with[key]:
+                raise UserError(f"{self.out}: {what} since the checkpoint was written; restore it, or start a new run")
+        changed = [f"{key} {then.get(key)} -> {value}" for key, value in self.made_with.items() if then.get(key) != value]
+        if changed:
+            self.observer.notice(f"not bit for bit as without the interruption: {', '.join(changed)}")
+
+    def _cut_metrics(self, size: int) -> None:
+        """Drop the lines of a round that was measured but is in no checkpoint."""
+        self.metrics.touch()
+        if self.metrics.stat().st_size < size:
+            raise UserError(f"{self.metrics} is shorter than when the checkpoint was written; restore it, or start a new run")
+        os.truncate(self.metrics, size)
+        try:
+            for line in self.metrics.read_text().splitlines():
+                json.loads(line)
+        except ValueError:
+            raise UserError(f"{self.metrics} is damaged; restore it, or start a new run") from None
 
     def _arm(self, name: str) -> FedAvg:
         clients = {silo.name: Client(silo, self.room) for silo in self.federation.silos}
@@ -128,21 +179,17 @@ class _Run:
             self.rejected[arm.arm] = arm.rejected
             if records:
                 with self.metrics.open("a") as file:
-                    file.writelines(json.dumps(record) + "\n" for record in records)
+                    file.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
+                    file.flush()
+                    os.fsync(file.fileno())  # the checkpoint after it counts on these bytes
                 self.observer.round(arm.arm, records[0]["round"], records)
                 if events is not None:
                     events.round(arm.arm, records[0]["round"], records)
             tensors, state = arm.state()
-            plain = {
-                "arm": index,
-                "seconds": self.seconds,
-                "rejected": self.rejected,
-                "metrics_bytes": self.metrics.stat().st_size,
-                "state": state,
-            }
-            checkpoint.save(self.out, tensors, plain)
-        named = self.room.flat.named(arm.values, arm.statistics) | {f"codebook.{k}": v for k, v in arm.codebooks().items()}
-        checkpoint.save_tensors(self.out / f"model-{arm.arm}.safetensors", named)
+            plain = {"arm": index, "seconds": self.seconds, "rejected": self.rejected, "metrics_bytes": self.metrics.stat().st_size}
+            checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
+        weights = self.room.flat.named(arm.values, arm.statistics)
+        saved.save(self.out / f"model-{arm.arm}.safetensors", self.cfg, self.federation, weights, arm.codebooks())
 
     def _summary(self) -> dict[str, Any]:
         arms = report.summarize([json.loads(line) for line in self.metrics.read_text().splitlines()])
@@ -159,12 +206,35 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def _settle(cfg: Config) -> None:
+def _settle(cfg: Config, device: torch.device) -> None:
     """What makes a run repeat itself bit for bit."""
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _check_rows(cfg: Config, federation: Federation, room: Device) -> None:
+    """k-means needs as many feature vectors as codewords; better said now than after the first iteration."""
+    if not {"uefl", "fedavg-vq"} & set(cfg.arms):
+        return
+    smallest = min(federation.silos, key=lambda silo: len(silo.train))
+    per_image = room.net.head.fc1.in_features // room.net.codeword_length
+    if len(smallest.train) * per_image < cfg.codewords:
+        rows = f"{len(smallest.train)} training images of {per_image} feature vectors"
+        raise UserError(f"silo {smallest.name!r} has {rows}, too few for {cfg.codewords} codewords; lower codewords")
+
+
+def _tensors(silo: Silo) -> tuple[torch.Tensor, ...]:
+    return tuple(t for split in (silo.train, silo.holdout, silo.test) for t in (split.images, split.labels))
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part)
+    return total.hexdigest()
 
 
 @contextmanager

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from uefl.aggregation import CodewordMean, WeightedMean, refusal
-from uefl.engines.base import Reply
+from uefl.engines.base import Reply, Request
 
 
 def test_weighted_mean():
@@ -38,11 +38,13 @@ def test_the_codewords_of_a_group_of_one_come_back_bit_for_bit():
     assert torch.equal(mean.result(), codewords)
 
 
-SENT = {"values": torch.zeros(4), "codebook": torch.zeros(2, 3)}
+SENT = Request({"values": torch.zeros(4), "codebook": torch.zeros(2, 3)})
+GROWING = Request(SENT.tensors, {"new_codewords": 3, "new_at": 2})
 
 
 def reply(**tensors):
-    return Reply("a", 1, {"values": torch.ones(4), "codebook": torch.ones(2, 3)} | tensors)
+    sound = {"values": torch.ones(4), "codebook": torch.ones(2, 3), "usage": torch.tensor([5, 0])}
+    return Reply("a", 1, sound | tensors)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,12 @@ def reply(**tensors):
         ({"values": torch.ones(4).double()}, "float64"),
         ({"codebook": torch.ones(1, 3)}, "codebook is"),
         ({"codebook": torch.ones(2, 4)}, "codebook is"),
+        ({"codebook": torch.ones(5, 3)}, r"codebook is torch.float32 \[5, 3\], expected torch.float32 \[2, 3\]"),
+        ({"usage": torch.tensor([1, -1])}, "usage is not one count for each codeword"),
+        ({"usage": torch.tensor([1])}, "usage is not"),
+        ({"usage": torch.tensor([1.0, float("nan")])}, "usage is not"),
     ],
-    ids=["nan", "inf", "shape", "dtype", "shrunk", "wider"],
+    ids=["nan", "inf", "shape", "dtype", "shrunk", "wider", "unasked codewords", "negative use", "short use", "nan use"],
 )
 def test_unsound_updates_are_refused(tensors, message):
     import re
@@ -63,13 +69,27 @@ def test_unsound_updates_are_refused(tensors, message):
     assert re.search(message, refusal(reply(**tensors), SENT, 0.0))
 
 
-def test_sound_updates_pass_and_a_codebook_may_grow():
+def test_sound_updates_pass_and_a_codebook_grows_by_what_was_asked_for():
     assert refusal(reply(), SENT, 0.0) is None
-    assert refusal(reply(codebook=torch.ones(5, 3)), SENT, 0.0) is None
+    longer = {"codebook": torch.ones(5, 3), "usage": torch.arange(5)}
+    assert refusal(reply(**longer), GROWING, 0.0) is None
+    assert "expected torch.float32 [5, 3]" in refusal(reply(), GROWING, 0.0)
 
 
-def test_missing_tensor_error_and_norm_bound():
+def test_a_block_that_is_overwritten_does_not_grow_the_codebook():
+    assert refusal(reply(), Request(SENT.tensors, {"new_codewords": 2, "new_at": 0}), 0.0) is None
+
+
+def test_what_is_missing_or_in_error():
     assert refusal(Reply("a", 1, {"codebook": torch.ones(2, 3)}), SENT, 0.0) == "values is missing"
+    without_use = {k: v for k, v in reply().tensors.items() if k != "usage"}
+    assert "usage" in refusal(Reply("a", 1, without_use), SENT, 0.0)
     assert refusal(Reply("a", error="out of memory"), SENT, 0.0) == "out of memory"
-    assert "max_update_norm" in refusal(reply(), SENT, 1.9)
-    assert refusal(reply(), SENT, 2.1) is None
+    assert refusal(Reply("a", -96, reply().tensors), SENT, 0.0) == "it claims -96 examples"
+
+
+def test_the_norm_bound_covers_all_that_is_averaged():
+    length = (4 + 6) ** 0.5
+    assert "max_update_norm" in refusal(reply(), SENT, 0.99 * length)
+    assert refusal(reply(), SENT, 1.01 * length) is None
+    assert "max_update_norm" in refusal(reply(codebook=torch.full((2, 3), 1e6)), SENT, 10.0)

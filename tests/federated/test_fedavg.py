@@ -91,7 +91,7 @@ def test_an_update_that_is_not_finite_is_left_out_counted_and_said():
     algorithm.turn()
     assert bool(torch.isfinite(algorithm.values).all())
     assert algorithm.rejected == 1
-    assert notices == ["rejected the update of silo-1: values is not finite"]
+    assert notices == ["round 1: left out silo-1: values is not finite"]
 
 
 def test_below_the_quorum_the_run_ends_with_an_error():
@@ -108,14 +108,95 @@ def test_an_update_that_is_too_long_is_left_out():
     assert len(notices) == 3
 
 
-def test_a_client_that_cannot_measure_ends_the_run():
-    def silent(reply):
-        return Reply(reply.client, error="gone") if reply.client == "silo-2" and "accuracy" in reply.metrics else reply
+def silent(reply):
+    return Reply(reply.client, error="gone") if reply.client == "silo-2" and "accuracy" in reply.metrics else reply
 
-    algorithm, _, _ = arm("fedavg", settings(), wrap=lambda e: Meddler(e, silent))
+
+def test_a_client_that_does_not_answer_counts_against_the_quorum():
+    strict, _, _ = arm("fedavg", settings(), wrap=lambda e: Meddler(e, silent))
+    strict.turn()
+    with pytest.raises(RunError, match="2 of 3 clients measured the model, the quorum is 3"):
+        strict.turn()
+    lenient, _, notices = arm("fedavg", settings(quorum=0.5), wrap=lambda e: Meddler(e, silent))
+    records = finish(lenient)
+    assert {r["client"] for r in records} == {"silo-0", "silo-1"}
+    assert notices[0] == "round 2: left out silo-2: gone"
+    assert lenient.rejected == len(notices) == 3
+
+
+@pytest.mark.parametrize(("quorum", "clients", "needed"), [(0.07, 100, 7), (0.14, 50, 7), (0.5, 3, 2), (1.0, 9, 9), (0.01, 3, 1)])
+def test_the_quorum_is_rounded_up_but_not_by_floating_point_noise(quorum, clients, needed):
+    algorithm, _, _ = arm("fedavg", settings(quorum=quorum))
+    algorithm._check_quorum(needed, clients, "answered")
+    with pytest.raises(RunError, match=f"the quorum is {needed};"):
+        algorithm._check_quorum(needed - 1, clients, "answered")
+
+
+def test_the_deadline_of_a_round_reaches_the_engine():
+    seen = []
+
+    class Spy(Meddler):
+        def round(self, requests, deadline=None):
+            seen.append(deadline)
+            return self.inner.round(requests, deadline)
+
+    for value in (0.0, 60.0):
+        arm("fedavg", settings(deadline=value), wrap=lambda e: Spy(e, None))[0].turn()
+    assert seen == [None, 60.0]
+
+
+def test_a_loss_far_above_its_beginning_is_divergence():
+    losses = iter([2.0] * 3 + [5.0e3] * 6)
+
+    def meddle(reply):
+        if "train_loss" in reply.metrics:
+            reply.metrics["train_loss"] = next(losses)
+        return reply
+
+    algorithm, _, _ = arm("fedavg", settings(rounds=[4]), wrap=lambda e: Meddler(e, meddle))
     algorithm.turn()
-    with pytest.raises(RunError, match="silo-2 could not measure"):
+    algorithm.turn()
+    with pytest.raises(RunError, match=r"diverged: the training loss is 5e\+03 in round 2, it began at 2; lower lr"):
         algorithm.turn()
+
+
+def test_a_metric_that_is_not_finite_is_divergence():
+    def meddle(reply):
+        if "nll" in reply.metrics:
+            reply.metrics["nll"] = float("nan")
+        return reply
+
+    algorithm, _, _ = arm("fedavg", settings(), wrap=lambda e: Meddler(e, meddle))
+    algorithm.turn()
+    with pytest.raises(RunError, match="diverged: nll of silo-0 is nan after round 1"):
+        algorithm.turn()
+
+
+@pytest.mark.parametrize(("examples", "batch", "steps"), [(48, 16, 3), (50, 16, 4)])
+def test_the_last_partial_batch_is_trained_on(examples, batch, steps, monkeypatch):
+    taken = []
+    step = torch.optim.Adam.step
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: (taken.append(1), step(self)))
+    algorithm, _, _ = arm("fedavg", settings(batch_size=batch), federation(sizes=(examples, examples, examples)))
+    algorithm.turn()
+    assert len(taken) == 3 * steps
+
+
+def test_bf16_autocast_is_used_where_asked():
+    dtypes = set()
+    for precision in ("fp32", "bf16"):
+        _, device, _ = arm("fedavg", settings(precision=precision))
+        with device.amp():
+            dtypes.add((precision, device.net(device.normalize(federation().silos[0].train.images[:2]), None, 0.0)[0].dtype))
+    assert dtypes == {("fp32", torch.float32), ("bf16", torch.bfloat16)}
+
+
+def test_the_number_of_rejected_updates_survives_a_checkpoint():
+    algorithm, _, _ = arm("fedavg", settings(quorum=0.6), wrap=lambda e: Meddler(e, broken))
+    algorithm.turn()
+    again, _, _ = arm("fedavg", settings(quorum=0.6))
+    again.restore(*algorithm.state())
+    assert again.rejected == 1
 
 
 def test_a_round_copies_no_model():

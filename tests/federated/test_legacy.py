@@ -134,6 +134,23 @@ def test_the_threshold_is_the_mean_s_and_set_once_on_the_test_split():
     assert algorithm.threshold == first
 
 
+def test_the_run_ends_when_every_silo_is_certain():
+    algorithm, _, _ = start(legacy(gamma=1e6, stop_when_certain=True))
+    assert len(finish(algorithm)) == 2 * 3
+
+
+def test_k_means_runs_in_the_first_round_of_a_later_iteration_only():
+    asked = []
+
+    class Spy(Meddler):
+        def round(self, requests, deadline=None):
+            asked.append({"new_codewords" in r.options for r in requests.values()})
+            return self.inner.round(requests, deadline)
+
+    finish(start(legacy(max_iterations=2), wrap=lambda e: Spy(e, None))[0])
+    assert asked == [{False}] * 3 + [{True}] + [{False}] * 2
+
+
 def test_there_is_no_cap_on_iterations_unless_one_is_set():
     algorithm, _, _ = start(legacy(max_iterations=0, rounds=[2, 1]))
     assert [algorithm.rounds_of(i) for i in (0, 1, 2, 1000)] == [2, 1, 1, 1]

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from uefl import config, run
+from uefl.data.build import build_silos
 from uefl.errors import RunError, UserError
+from uefl.models import saved
 
 KEYS = [
     "clients=3", "rotations=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
@@ -197,6 +199,125 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
     with pytest.raises(UserError, match="schema 7"):
         go_on(tmp_path / "run")
     assert index.read_text() == kept
+
+
+def interrupted(out: Path) -> Path:
+    with pytest.raises(KeyboardInterrupt):
+        start(out, observer=Watcher(stop_after=8))
+    return out
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "garbage"])
+def test_metrics_that_are_not_those_of_the_checkpoint_are_an_error(tmp_path, damage):
+    metrics = interrupted(tmp_path / "run") / "metrics.jsonl"
+    text = metrics.read_text()
+    if damage == "gone":
+        metrics.unlink()
+    else:
+        metrics.write_text(text[:-200] if damage == "short" else "?" * len(text))
+    with pytest.raises(UserError, match=r"metrics.jsonl is (shorter|damaged)"):
+        go_on(tmp_path / "run")
+
+
+def test_a_configuration_that_is_cut_off_does_not_fall_back_to_defaults(tmp_path):
+    path = interrupted(tmp_path / "run") / "config.toml"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
+    with pytest.raises(UserError, match="lacks the key"):
+        go_on(tmp_path / "run")
+
+
+def test_a_configuration_that_was_changed_is_refused(tmp_path):
+    path = interrupted(tmp_path / "run") / "config.toml"
+    path.write_text(path.read_text().replace("gamma = 0.0", "gamma = 0.5"))
+    with pytest.raises(UserError, match=r"config\.toml has been changed"):
+        go_on(tmp_path / "run")
+
+
+def test_other_images_are_refused(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run")
+    monkeypatch.setattr(run, "build_silos", lambda cfg, data_root: _darker(build_silos(cfg, data_root=data_root)))
+    with pytest.raises(UserError, match="the silos are other images"):
+        go_on(tmp_path / "run")
+
+
+def _darker(federation):
+    federation.silos[0].train.images[0] //= 2
+    return federation
+
+
+def test_another_torch_is_said_and_the_threads_are_those_of_the_checkpoint(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run")
+    torch.set_num_threads(2)
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    observer = Watcher()
+    go_on(tmp_path / "run", observer)
+    assert torch.get_num_threads() == 1
+    assert [n for n in observer.notices if n.startswith("not bit for bit")] == [
+        f"not bit for bit as without the interruption: torch {_TORCH} -> 9.9.9"
+    ]
+
+
+_TORCH = torch.__version__
+
+
+def test_two_threads_repeat_themselves_too(tmp_path):
+    for name in ("a", "b"):
+        start(tmp_path / name, "threads=2", 'arms=["uefl"]', "rounds=[1]")
+    torch.set_num_threads(1)
+    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+
+
+def test_the_number_of_threads_is_set(tmp_path):
+    torch.set_num_threads(2)
+    start(tmp_path / "run", 'arms=["fedavg"]', "rounds=[1]")
+    assert torch.get_num_threads() == 1
+
+
+def test_a_report_that_was_not_written_is_written_on_resume(tmp_path):
+    start(tmp_path / "run", 'arms=["fedavg"]', "rounds=[1]")
+    (tmp_path / "run" / "report.md").unlink()
+    go_on(tmp_path / "run")
+    assert (tmp_path / "run" / "report.md").exists()
+
+
+def test_too_few_feature_vectors_are_found_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="too few for 2000 codewords; lower codewords"):
+        start(tmp_path / "run", "codewords=2000")
+    assert not (tmp_path / "run").exists()
+
+
+def test_imagenet_normalisation_of_grey_images(tmp_path):
+    with pytest.raises(UserError, match="images of 3 channels, these have 1"):
+        start(tmp_path / "run", "normalize=imagenet")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_saved_model_predicts_as_the_run_measured(finished):
+    out, _, summary = finished
+    test = build_silos(config.load("demo", KEYS)).silos[1].test
+    for arm, client in (("fedavg", None), ("uefl", "silo-1")):
+        model = saved.load(out / f"model-{arm}.safetensors")
+        hits = (model.predict(test.images, client).argmax(1) == test.labels).double().mean()
+        assert float(hits) == pytest.approx(summary["arms"][arm]["clients"]["silo-1"]["accuracy"], abs=0.15)  # dropout off, float32
+        assert model.classes == tuple("0123456789")
+    with pytest.raises(UserError, match="client None has no codebook"):
+        model.predict(test.images)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", None], ids=["empty", "garbage", "absent"])
+def test_a_file_that_is_no_model(tmp_path, content):
+    if content is not None:
+        (tmp_path / "m.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read"):
+        saved.load(tmp_path / "m.safetensors")
+
+
+def test_a_model_of_another_format(tmp_path):
+    from uefl.checkpoint import save_tensors
+
+    save_tensors(tmp_path / "m.safetensors", {"x": torch.zeros(1)}, {"format": "other"})
+    with pytest.raises(UserError, match="is no model of this version"):
+        saved.load(tmp_path / "m.safetensors")
 
 
 def test_a_diverged_run_ends_with_an_error(tmp_path):

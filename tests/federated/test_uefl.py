@@ -1,8 +1,11 @@
+import dataclasses
+
 import pytest
 import torch
 
 from tests.federated.test_fedavg import Meddler
 from tests.federated.tiny import arm, federation, finish, settings
+from uefl.algorithms.client import _counts_per_batch
 from uefl.clustering import kmeans
 
 
@@ -34,7 +37,10 @@ def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_i
     assert algorithm.uncertain == expected == ["silo-2"]  # the silo that is mostly noise
     assert algorithm.threshold == pytest.approx(1.2 * min(entropy.values()))
     assert "silo-2" in notices[-1]
-    assert torch.equal(algorithm.visible("silo-0"), shared)
+    sent = [algorithm.request(name, measure=False, train=True) for name in ("silo-0", "silo-2")]
+    assert torch.equal(sent[0].tensors["codebook"], shared)
+    assert "new_codewords" not in sent[0].options
+    assert sent[1].options["new_at"] == 4
     last = turns(algorithm, 2)[1]
     assert [(r["client"], r["codewords"], r["extended"]) for r in last] == [("silo-0", 4, False), ("silo-1", 4, False), ("silo-2", 8, True)]
 
@@ -63,11 +69,13 @@ def test_new_codewords_are_k_means_centroids_of_the_client_s_own_features():
 
 
 def test_extensions_accumulate_and_older_ones_stay_visible():
-    algorithm, _, _ = arm("uefl", settings(rounds=[1, 1, 1]), federation())
-    finish(algorithm)
-    grown = {name: len(algorithm.visible(name)) for name in ("silo-0", "silo-1", "silo-2")}
-    assert max(grown.values()) == 12
-    assert min(grown.values()) == 4 or set(grown.values()) <= {4, 8, 12}
+    algorithm, _, _ = arm("uefl", settings(rounds=[1, 1, 1], lr=1e-12))
+    turns(algorithm, 4)
+    name = next(n for n in algorithm.uncertain if len(algorithm.visible(n)) == 8)
+    older = algorithm.visible(name).clone()
+    turns(algorithm, 1)
+    assert len(algorithm.visible(name)) == 12
+    torch.testing.assert_close(algorithm.visible(name)[:8], older, atol=1e-6, rtol=0)  # lr 1e-12: training moved nothing
 
 
 @pytest.mark.parametrize("reference", ["min", "mean"])
@@ -117,8 +125,33 @@ def test_group_sharing_gives_one_block_to_all_clients_extended_together():
 def test_a_private_block_is_nobody_else_s():
     algorithm, _, _ = arm("uefl", settings(gamma=0.0))
     finish(algorithm)
-    for block in algorithm.blocks[1:]:
-        assert len(block.members) == 1
+    books = [algorithm.visible(name)[4:] for name in ("silo-0", "silo-1", "silo-2")]
+    grown = [book for book in books if len(book)]
+    assert len(grown) == 2
+    assert not torch.equal(*grown)
+
+
+def test_group_centroids_are_weighted_by_the_clusters_they_stand_for():
+    def meddle(reply):
+        if "block" in reply.tensors:  # one client's clusters weigh next to nothing
+            light = reply.client == "silo-0"
+            reply.tensors["block"] = torch.full((4, 4), 100.0 if light else 1.0) + torch.arange(4.0)[:, None] * 1e-3
+            reply.tensors["mass"] = torch.full((4,), 1e-6 if light else 1e3)
+        return reply
+
+    algorithm, _, _ = arm("uefl", settings(codewords=4), wrap=lambda e: Meddler(e, meddle))
+    algorithm.config = dataclasses.replace(algorithm.config, codewords=1)
+    block = algorithm.pooled_kmeans(["silo-0", "silo-1"], "extend")
+    assert float((block - 1.0).abs().max()) < 0.01
+
+
+def test_the_commitment_weight_pulls_features_to_their_codewords():
+    ends = {}
+    for weight in (0.0, 0.25):
+        algorithm, _, _ = arm("fedavg-vq", settings(commitment=weight))
+        algorithm.turn()
+        ends[weight] = algorithm.values.clone()
+    assert not torch.equal(ends[0.0], ends[0.25])
 
 
 def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
@@ -135,10 +168,41 @@ def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
     assert [r["codewords"] for r in records] == [4] * 9
 
 
-def test_an_average_without_regard_to_use():
-    algorithm, _, _ = arm("fedavg-vq", settings(usage_aware=False, rounds=[1]))
-    finish(algorithm)
-    assert bool(torch.isfinite(algorithm.visible("silo-0")).all())
+@pytest.mark.parametrize(("by_use", "expected"), [(True, [1.0, 2.0]), (False, [(10 * 1 + 30 * 2) / 40] * 2)], ids=["use", "examples"])
+def test_codewords_are_averaged_by_use_or_by_examples(by_use, expected):
+    def meddle(reply):
+        if "codebook" in reply.tensors:
+            first = reply.client == "silo-0"
+            reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], 1.0 if first else 2.0)
+            reply.tensors["usage"] = torch.tensor([7, 0, 7, 0] if first else [0, 9, 0, 9])
+        return reply
+
+    fed = federation(sizes=(10, 30), noise=(0.1, 0.1))
+    algorithm, _, _ = arm("fedavg-vq", settings(usage_aware=by_use, clients=2), fed, wrap=lambda e: Meddler(e, meddle))
+    algorithm.turn()
+    assert algorithm.visible("silo-0")[:2, 0].tolist() == pytest.approx(expected)
+
+
+def test_perplexity_is_that_of_batches_of_100_images():
+    indices = torch.cat([torch.zeros(100, 2), torch.ones(100, 2), torch.arange(2).repeat(30, 1)]).long()
+    assert _counts_per_batch(indices, 3).tolist() == [[200, 0, 0], [0, 200, 0], [30, 30, 0]]
+
+
+def test_a_client_whose_extension_was_refused_is_asked_again_and_not_called_extended():
+    refused = []
+
+    def meddle(reply):
+        if "codebook" in reply.tensors and len(reply.tensors["codebook"]) == 8 and not refused:
+            refused.append(reply.client)
+            reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("nan"))
+        return reply
+
+    algorithm, _, _ = arm("uefl", settings(quorum=0.5, rounds=[1, 3]), wrap=lambda e: Meddler(e, meddle))
+    turns(algorithm, 3)
+    (name,) = refused
+    first, second, _ = turns(algorithm, 3)
+    of = {r["round"]: r for records in (first, second) for r in records if r["client"] == name}
+    assert [(of[n]["codewords"], of[n]["extended"]) for n in (1, 2)] == [(4, False), (8, True)]
 
 
 def test_the_arm_without_extension_never_grows():

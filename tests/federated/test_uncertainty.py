@@ -35,7 +35,7 @@ def test_logit_dropout_puts_a_floor_under_the_entropy():
     head, tokens, _ = confident_head(0.1, True)
     head.drop.p = 0.0
     floor = float(mc_dropout(head, tokens, 20).entropy.mean())
-    assert 0.12 < floor < 0.25
+    assert 0.15 < floor < 0.22
 
 
 @pytest.mark.parametrize("classes", [10, 43])

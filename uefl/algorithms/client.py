@@ -29,6 +29,7 @@ from ..data.silo import Federation, Silo, Split
 from ..engines.base import Reply, Request
 from ..models.flat import FlatModule
 from ..models.net import Net
+from ..models.saved import normalization
 from ..seeds import derive
 from ..uncertainty import Prediction, mc_dropout
 
@@ -48,7 +49,7 @@ class Device:
         self.net = net.to(device)
         self.flat = FlatModule(self.net)
         self.autocast = _use_bf16(config.precision, device)
-        mean, std = _normalization(config, federation)
+        mean, std = normalization(config, federation.mean, federation.std)
         self._mean, self._std = mean.to(device), std.to(device)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
@@ -66,7 +67,8 @@ class Client:
     def __init__(self, silo: Silo, device: Device) -> None:
         self.name = silo.name
         self._device = device
-        self._train, self._holdout, self._test = (s.to(device.device) for s in (silo.train, silo.holdout, silo.test))
+        self._train, self._test = silo.train.to(device.device), silo.test.to(device.device)
+        self._holdout = self._test if silo.holdout is silo.test else silo.holdout.to(device.device)
 
     def __call__(self, request: Request) -> Reply:
         """Do the work; see the module's docstring."""
@@ -118,7 +120,8 @@ class Client:
 
     @torch.no_grad()
     def _evaluate(self, codebook: torch.Tensor | None, with_usage: bool) -> dict[str, float | list[int]]:
-        test, holdout = self._predict(self._test, codebook), self._predict(self._holdout, codebook)
+        test = self._predict(self._test, codebook)
+        holdout = test if self._holdout is self._test else self._predict(self._holdout, codebook)
         probs, entropy, deterministic = test.prediction
         values = {
             "accuracy": metrics.accuracy(probs, self._test.labels),
@@ -195,15 +198,3 @@ def _use_bf16(precision: str, device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return torch.cpu._is_amx_tile_supported()
-
-
-def _normalization(config: Config, federation: Federation) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation on the scale 0-255, [C, 1, 1]."""
-    channels = federation.image_shape[0]
-    if config.normalize == "raw":
-        mean, std = torch.zeros(channels), torch.ones(channels)
-    elif config.normalize == "imagenet":
-        mean, std = 255 * torch.tensor([0.485, 0.456, 0.406]), 255 * torch.tensor([0.229, 0.224, 0.225])
-    else:
-        mean, std = 255 * torch.tensor(federation.mean), 255 * torch.tensor(federation.std).clamp_min(1e-6)
-    return mean[:, None, None], std[:, None, None]

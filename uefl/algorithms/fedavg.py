@@ -26,6 +26,8 @@ from ..errors import RunError
 Record = dict[str, Any]
 """The metrics of one client after one round: one line of metrics.jsonl."""
 
+_DIVERGED = 1e3  # times the first round's training loss: far beyond the swings of a run that learns
+
 
 class FedAvg:
     """The server's side of federated averaging.
@@ -62,6 +64,10 @@ class FedAvg:
         self.rejected = 0
         self.finished = False
         self.train_loss: dict[str, float] = {}
+        """of the last round, by client"""
+        self.first_loss: float | None = None
+
+    _plain: tuple[str, ...] = ("iteration", "trained", "round", "rejected", "finished", "train_loss", "first_loss")
 
     # --- the course of a run ---------------------------------------------------------------------------------------
 
@@ -74,7 +80,7 @@ class FedAvg:
         """One exchange with every client; returns the metrics of the round before it (none at the start of an iteration).
 
         Raises:
-            RunError: fewer sound updates than the quorum, or a client that could not measure the model.
+            RunError: fewer answers or sound updates than the quorum, or a model that has diverged.
         """
         measure = self.trained > 0
         last = self.trained == self.rounds_of(self.iteration)
@@ -91,33 +97,44 @@ class FedAvg:
 
     def exchange(self, *, measure: bool, train: bool) -> list[Record]:
         """Ask every client, average what they trained, return what they measured."""
-        names = self.engine.clients()
-        requests = {name: self.request(name, measure=measure, train=train) for name in names}
-        records, sound = [], 0
+        requests = {name: self.request(name, measure=measure, train=train) for name in self.engine.clients()}
+        records: list[Record] = []
+        losses: dict[str, float] = {}
         self.begin_average()
-        for reply in self.engine.round(requests):
-            if measure:
-                if reply.error is not None:
-                    raise RunError(f"{reply.client} could not measure the model after round {self.round}: {reply.error}")
+        for reply in self.engine.round(requests, self.config.deadline or None):
+            if measure and reply.error is None:
                 records.append(self.record(reply))
-            if not train:
-                continue
-            reason = refusal(reply, requests[reply.client].tensors, self.config.max_update_norm)
-            if reason is None:
-                self.add(reply)
-                self.train_loss[reply.client] = float(reply.metrics["train_loss"])  # type: ignore[arg-type]
-                sound += 1
-            else:
+            reason = refusal(reply, requests[reply.client], self.config.max_update_norm) if train else reply.error
+            if reason is not None:
                 self.rejected += 1
-                self.notice(f"rejected the update of {reply.client}: {reason}")
+                self.notice(f"round {self.round + train}: left out {reply.client}: {reason}")
+            elif train:
+                self.add(reply)
+                losses[reply.client] = float(reply.metrics["train_loss"])  # type: ignore[arg-type]
+        if measure:
+            self._check_quorum(len(records), len(requests), "measured the model")
+            self._check_course(records)
         if train:
-            needed = math.ceil(self.config.quorum * len(names))
-            if sound < needed:
-                raise RunError(
-                    f"round {self.round}: {sound} of {len(names)} clients sent a sound update, the quorum is {needed}; the run stops here"
-                )
+            self._check_quorum(len(losses), len(requests), "sent a sound update")
+            self.train_loss = losses
             self.end_average()
         return records
+
+    def _check_quorum(self, answers: int, clients: int, what: str) -> None:
+        needed = math.ceil(self.config.quorum * clients - 1e-9)  # 0.07 * 100 is a little more than 7
+        if answers < needed:
+            raise RunError(f"round {self.round + 1}: {answers} of {clients} clients {what}, the quorum is {needed}; the run stops here")
+
+    def _check_course(self, records: list[Record]) -> None:
+        """A model that has left all bounds is no result, even where its numbers are finite."""
+        for record in records:
+            for key, value in record.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise RunError(f"diverged: {key} of {record['client']} is {value} after round {self.round}; lower lr")
+        loss = sum(self.train_loss.values()) / len(self.train_loss)
+        self.first_loss = self.first_loss or loss
+        if loss > _DIVERGED * max(self.first_loss, 1.0):
+            raise RunError(f"diverged: the training loss is {loss:.3g} in round {self.round}, it began at {self.first_loss:.3g}; lower lr")
 
     def record(self, reply: Reply) -> Record:
         """The line of metrics.jsonl for one client."""
@@ -170,11 +187,11 @@ class FedAvg:
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors and plain values; with the configuration, all that is needed to go on."""
-        plain = {k: getattr(self, k) for k in ("iteration", "trained", "round", "rejected", "finished", "train_loss")}
+        plain = {key: getattr(self, key) for key in self._plain}
         return {"values": self.values, "statistics": self.statistics}, plain
 
     def restore(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
         """The opposite of :meth:`state`."""
         self.values, self.statistics = tensors["values"].to(self.values.device), tensors["statistics"].to(self.values.device)
-        for key in ("iteration", "trained", "round", "rejected", "finished", "train_loss"):
+        for key in self._plain:
             setattr(self, key, plain[key])

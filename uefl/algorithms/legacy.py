@@ -42,6 +42,8 @@ class LegacyUEFL(FedAvg):
         self.threshold: float | None = None
         self.uncertain: list[str] = []
 
+    _plain = (*FedAvg._plain, "book", "threshold", "uncertain")
+
     def rounds_of(self, iteration: int) -> int | None:
         """Without ``max_iterations`` there is always another iteration."""
         if self.config.max_iterations:
@@ -93,6 +95,8 @@ class LegacyUEFL(FedAvg):
             self.book[name] = self.iteration + 1
         if not self.uncertain and self.config.stop_when_certain:
             self.finished = True
+        for record in records:
+            record["threshold"] = self.threshold
         self.notice(
             f"after iteration {self.iteration + 1}, entropy above {self.threshold:.3f} nats: {', '.join(self.uncertain) or 'no client'}"
         )
@@ -105,7 +109,7 @@ class LegacyUEFL(FedAvg):
         """Also every silo's blocks and where it points."""
         tensors, plain = super().state()
         tensors |= {f"own.{name}": blocks for name, blocks in self.own.items()} | {"main": self.main}
-        return tensors, plain | {"book": self.book, "threshold": self.threshold, "uncertain": self.uncertain}
+        return tensors, plain
 
     def restore(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
         """The opposite of :meth:`state`."""
@@ -113,7 +117,6 @@ class LegacyUEFL(FedAvg):
         device = self.values.device
         self.main = tensors["main"].to(device)
         self.own = {name: tensors[f"own.{name}"].to(device) for name in self.own}
-        self.book, self.threshold, self.uncertain = plain["book"], plain["threshold"], plain["uncertain"]
 
     def _blocks(self, client: str) -> torch.Tensor:
         """What the silo starts a round from."""

@@ -44,7 +44,14 @@ class UEFL(FedAvg):
         self.extend = extend
         self.threshold: float | None = None
         self.uncertain: list[str] = []
-        """clients above the threshold after the iteration before this one: they get new codewords in its first round"""
+        """clients above the threshold after the iteration before this one"""
+        self.pending: list[str] = []
+        """those of them that have yet to get their new codewords"""
+        self.extended: list[str] = []
+        """clients that got new codewords in the last round"""
+        self._growing: list[str] = []
+
+    _plain = (*FedAvg._plain, "threshold", "uncertain", "pending", "extended")
 
     # --- codebooks -------------------------------------------------------------------------------------------------
 
@@ -78,8 +85,9 @@ class UEFL(FedAvg):
         """As FedAvg, after the extensions that need an exchange of their own."""
         if self.round == 1 and self.trained == 1 and self.config.codebook_init == "kmeans":
             self.blocks[0].codewords = self.pooled_kmeans(self.engine.clients(), "codebook")
-        if self.trained == 0 and self.uncertain and self.config.ext_share == "group":
-            self.blocks.append(Block(frozenset(self.uncertain), self.pooled_kmeans(self.uncertain, "extend")))
+        if train and self.pending and self.config.ext_share == "group":
+            self.blocks.append(Block(frozenset(self.pending), self.pooled_kmeans(self.pending, "extend")))
+            self._growing, self.pending = self.pending, []
         return super().exchange(measure=measure, train=train)
 
     def request(self, client: str, *, measure: bool, train: bool) -> Request:
@@ -87,7 +95,7 @@ class UEFL(FedAvg):
         request = super().request(client, measure=measure, train=train)
         if self.quantized:
             codebook = request.tensors["codebook"] = self.visible(client)
-            if train and self.trained == 0 and client in self.uncertain and self.config.ext_share == "none":
+            if train and client in self.pending:
                 seed: Option = derive(self.config.seed, "extend", self.iteration, client)
                 request.options |= {"new_codewords": self.config.codewords, "new_at": len(codebook), "kmeans_seed": seed}
         return request
@@ -111,6 +119,8 @@ class UEFL(FedAvg):
                 start = part.stop
         if start < len(codebook):
             self._new.append(Block(frozenset([reply.client]), codebook[start:].clone()))
+            self._growing.append(reply.client)
+            self.pending.remove(reply.client)
 
     def end_average(self) -> None:
         """Blocks whose every member was refused stay as they are."""
@@ -119,11 +129,11 @@ class UEFL(FedAvg):
             for block, mean in zip(self.blocks, self._means, strict=True):
                 block.codewords = mean.result()
         self.blocks += self._new
+        self.extended, self._growing = self._growing, []
 
     def record(self, reply: Reply) -> Record:
         """With the size of the client's codebook, and whether it has just grown."""
-        new = self.trained == 1 and reply.client in self.uncertain
-        return super().record(reply) | {"codewords": len(self.visible(reply.client)), "extended": new}
+        return super().record(reply) | {"codewords": len(self.visible(reply.client)), "extended": reply.client in self.extended}
 
     def end_iteration(self, records: list[Record]) -> None:
         """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7)."""
@@ -135,12 +145,14 @@ class UEFL(FedAvg):
             reference = min(values) if self.config.reference == "min" else sum(values) / len(values)
             self.threshold = (1 + self.config.gamma) * reference
         self.uncertain = [name for name, e in sorted(entropy.items()) if e > self.threshold]
+        self.pending = list(self.uncertain)
         if not self.uncertain and self.config.stop_when_certain:
             self.finished = True
-        if self.rounds_of(self.iteration + 1) is not None:
-            least = min(entropy.values())
-            ratios = ", ".join(f"{name} ({entropy[name] / least:.2f} x least)" for name in self.uncertain)
-            self.notice(f"after iteration {self.iteration + 1}, entropy above {self.threshold:.3f} nats: {ratios or 'no client'}")
+        for record in records:
+            record["threshold"] = self.threshold
+        least = min(entropy.values())
+        ratios = ", ".join(f"{name} ({entropy[name] / least:.2f} x least)" for name in self.uncertain)
+        self.notice(f"after iteration {self.iteration + 1}, entropy above {self.threshold:.3f} nats: {ratios or 'no client'}")
 
     def codebooks(self) -> dict[str, torch.Tensor]:
         """What each client sees."""
@@ -153,10 +165,9 @@ class UEFL(FedAvg):
         tensors, plain = super().state()
         tensors |= {f"block.{i}": block.codewords for i, block in enumerate(self.blocks)}
         members = [sorted(block.members) for block in self.blocks]
-        return tensors, plain | {"members": members, "threshold": self.threshold, "uncertain": self.uncertain}
+        return tensors, plain | {"members": members}
 
     def restore(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
         """The opposite of :meth:`state`."""
         super().restore(tensors, plain)
         self.blocks = [Block(frozenset(m), tensors[f"block.{i}"].to(self.values.device)) for i, m in enumerate(plain["members"])]
-        self.threshold, self.uncertain = plain["threshold"], plain["uncertain"]

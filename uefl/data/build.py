@@ -109,11 +109,12 @@ def _stratified(split: Split, share: float, generator: torch.Generator) -> tuple
 
 
 def _hold_out(name: str, train: Split, share: float, generator: torch.Generator) -> tuple[Split, Split]:
-    count = max(1, round(share * len(train)))
-    if count >= len(train):
-        raise UserError(f"silo {name!r}: holdout = {share} leaves none of {len(train)} training images; add images or lower it")
-    order = torch.randperm(len(train), generator=generator)
-    return take(train, order[:-count]), take(train, order[-count:])
+    kept, held = _stratified(train, max(share, 1 / len(train)), generator)
+    if len(kept.labels.unique()) < 2:
+        raise UserError(
+            f"silo {name!r}: holdout = {share} leaves fewer than two classes of {len(train)} training images; add images or lower it"
+        )
+    return kept, held
 
 
 def _check(name: str, train: Split, test: Split, classes: tuple[str, ...]) -> None:

@@ -12,7 +12,8 @@ class LocalEngine:
     """Runs each client's work when its reply is asked for.
 
     Args:
-        clients: the work of each client by name; it may raise, which costs this client's reply and nothing else.
+        clients: the work of each client by name. A RuntimeError in it (out of memory, a codebook that is not finite) costs this
+            client's reply and nothing else; any other exception is a mistake in the program and ends the run.
         started: called with the client's name as its work begins.
     """
 

@@ -22,7 +22,7 @@ def write_report(path: Path) -> Run:
         *(f"> {note}\n" for note in _warnings(run)),
         _facts(run),
         arm_table(run).markdown(),
-        "Accuracy, entropy (nats, over dropout passes), perplexity, NLL and ECE are means over the clients' test splits at the "
+        "Accuracy, entropy (nats, of the mean over the passes), perplexity, NLL and ECE are means over the clients' test splits at the "
         "last round; the third column is the mean and the standard deviation of the accuracy over the last four rounds.\n",
         *(f"![{alt}](plots/{name})\n\n{caption}\n" for name, alt, caption in pictures),
         "## Extensions\n",
@@ -47,12 +47,12 @@ def _warnings(run: Run) -> list[str]:
 
 def _facts(run: Run) -> str:
     c = run.config
-    rounds = " + ".join(map(str, c.iterations()))
+    rounds, dropout = " + ".join(map(str, c.iterations())), "off" if c.mode == "legacy" else "on"
     facts = {
         "data": f"{c.data}, {len(run.clients)} clients",
         "training": f"{rounds} rounds of {c.local_epochs} local epochs, batch {c.batch_size}, learning rate {c.lr:g}",
         "model": f"{c.encoder}{f' of width {c.width}' if c.encoder == 'cnn' else ''}, {c.codewords} codewords in {c.segments} segment(s)",
-        "extension": f"entropy above {1 + c.gamma:g} x {c.reference}, {c.passes} dropout passes, {c.threshold} threshold",
+        "extension": f"entropy above {1 + c.gamma:g} x {c.reference}, {c.passes} passes, dropout {dropout}, {c.threshold} threshold",
         "seed": f"{c.seed}, mode {c.mode}",
     }
     return "".join(f"- {key}: {value}\n" for key, value in facts.items()) + "- every key: [config.toml](config.toml)\n"

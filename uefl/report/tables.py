@@ -46,7 +46,7 @@ class Table:
 
 def arm_table(run: Run) -> Table:
     """One row per arm: means over its clients at the last round, and its accuracy over the last four rounds."""
-    header = ["arm", "accuracy", "last 4 rounds", "entropy", "perplexity", "NLL", "ECE", "rounds", "seconds"]
+    header = ["arm", "accuracy", "last 4 rounds", "entropy", "perplexity", "NLL", "ECE", "left out", "rounds", "seconds"]
     rows = [
         [
             name,
@@ -56,6 +56,7 @@ def arm_table(run: Run) -> Table:
             number(arm["perplexity"], 1),
             number(arm["nll"]),
             number(arm["ece"]),
+            str(arm.get("rejected", "-")),
             str(arm["rounds"]),
             number(arm.get("seconds"), 1),
         ]

@@ -1,0 +1,53 @@
+"""Seconds per federated round of a preset: training in every client, measuring in every client.
+
+python -m benchmarks.federated_round [PRESET] [--arm uefl] [--threads 1] [--rounds 3] [--set key=value]...
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from uefl import config
+from uefl.algorithms import build
+from uefl.algorithms.client import Client, Device
+from uefl.data.build import build_silos
+from uefl.engines.local import LocalEngine
+
+
+def main() -> None:
+    """Time a few rounds after one that is not counted, and print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset", nargs="?", default="demo")
+    parser.add_argument("--arm", default="uefl")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    cfg = config.load(args.preset, args.set)
+    federation = build_silos(cfg)
+    device = Device(cfg, federation, torch.device("cpu"))
+    engine = LocalEngine({silo.name: Client(silo, device) for silo in federation.silos})
+    arm = build(args.arm, cfg, engine, device, lambda line: None)
+    times: dict[str, list[float]] = {"train": [], "measure": []}
+    for _ in range(1 + args.rounds):
+        for what in times:
+            begun = time.perf_counter()
+            arm.exchange(measure=what == "measure", train=what == "train")
+            times[what].append(time.perf_counter() - begun)
+    medians = {what: statistics.median(values[1:]) for what, values in times.items()}
+    table = Table(title=f"{args.preset}, arm {args.arm}, {len(federation.silos)} clients, {args.threads} thread(s), bf16 {device.autocast}")
+    for column in ("train s", "measure s", "round s"):
+        table.add_column(column, justify="right")
+    table.add_row(*(f"{seconds:.2f}" for seconds in (*medians.values(), sum(medians.values()))))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
