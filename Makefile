@@ -3,7 +3,7 @@
 # make lint     style, types, C++ format
 # make bench    the benchmark suite against its peers       make ctest      C++ tests, without torch
 # make gpu-check  correctness and timings on a GPU machine  make clean      remove what was built
-# Every target first does the set-up it needs: .venv, pinned packages, compiled kernels.
+# Every target but gpu-check, which runs on a bare machine, first does the set-up it needs: .venv, pinned packages, kernels.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python

@@ -181,4 +181,4 @@ def _numbers(count: int) -> tuple[str, ...]:
 
 
 def _text(name: np.generic) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
