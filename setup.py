@@ -1,9 +1,11 @@
 """A thin driver: CMakeLists.txt builds the kernels, setup.py says where the result goes.
 
-UEFL_BUILD=off installs pure Python on the reference ops. CMAKE_ARGS and MAX_JOBS are handed on.
+UEFL_BUILD=off (or 0, no, false) installs pure Python on the reference ops. CMAKE_ARGS, quoted as in a shell, and MAX_JOBS are
+handed on.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -31,11 +33,11 @@ class CMakeBuild(build_ext):
             f"-DPython3_EXECUTABLE={sys.executable}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={out}",
         ]
-        subprocess.run([*configure, *os.environ.get("CMAKE_ARGS", "").split()], check=True)
+        subprocess.run([*configure, *shlex.split(os.environ.get("CMAKE_ARGS", ""))], check=True)
         subprocess.run(["cmake", "--build", build, "--parallel", os.environ.get("MAX_JOBS", str(os.cpu_count()))], check=True)
 
 
-compiled = os.environ.get("UEFL_BUILD", "on") != "off"
+compiled = os.environ.get("UEFL_BUILD", "").lower() not in ("off", "0", "no", "false")
 setup(
     ext_modules=[Extension("uefl_kernels._C", sources=[], py_limited_api=True), Extension("uefl_kernels._host", sources=[])]
     if compiled

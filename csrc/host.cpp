@@ -1,14 +1,16 @@
 // Module _host: the kernels for NumPy and what they would do on this machine. It never sees torch.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
-#include <stdexcept>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cpu/features.h"
+#include "cpu/threads.h"
 #include "cpu/vq_assign.h"
 
 namespace py = pybind11;
@@ -22,9 +24,13 @@ cpu::Dtype dtype_of(const py::array& array, const char* name) {
   throw py::type_error("vq_assign: " + std::string(name) + " must be a float32 or float64 array");
 }
 
-py::array contiguous(const py::array& array) { return py::array::ensure(array, py::array::c_style); }
+// The kernels read elements through pointers of their type: a misaligned array is copied too.
+py::array contiguous(const py::array& array) {
+  return py::array::ensure(array, static_cast<int>(py::array::c_style) | py::detail::npy_api::NPY_ARRAY_ALIGNED_);
+}
 
-// x as strided rows; copied when its strides are no multiple of the element or need more than two leading dimensions.
+// x as strided rows; copied when it is misaligned, its strides are no multiple of the element or they need more than two leading
+// dimensions.
 cpu::Rows view(py::array& x, cpu::Dtype dtype) {
   cpu::Rows rows;
   while (true) {
@@ -39,11 +45,15 @@ cpu::Rows view(py::array& x, cpu::Dtype dtype) {
   }
 }
 
-int64_t thread_count(int64_t blocks) { return std::max<int64_t>(1, std::min<int64_t>(blocks, std::thread::hardware_concurrency())); }
+int64_t thread_count(int64_t blocks, std::optional<int64_t> at_most = {}) {
+  return std::max<int64_t>(1, std::min<int64_t>(blocks, at_most.value_or(std::thread::hardware_concurrency())));
+}
 
-py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, const std::string& metric, bool exact) {
+py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, const std::string& metric, bool exact,
+                               std::optional<int64_t> at_most) {
   const cpu::Dtype dtype = dtype_of(x, "x"), codebook_dtype = dtype_of(codebook_given, "codebook");
   if (metric != "l2" && metric != "cosine") throw py::value_error("vq_assign: metric '" + metric + "' is not known, expected l2 or cosine");
+  if (at_most && *at_most < 1) throw py::value_error("vq_assign: threads must be >= 1, or None for all");
   const py::array codebook = contiguous(codebook_given);
   const py::ssize_t dims = codebook.ndim();
   if (x.ndim() < 1) throw py::value_error("vq_assign: x must have shape [..., D], got a scalar");
@@ -65,14 +75,10 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   const cpu::Search search(codes, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact);
   const cpu::Rows rows = search.flatten_segments(given);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim), blocks = (n + step - 1) / step;
-  const int64_t threads = thread_count(blocks);
-  const auto work = [&](int64_t thread) {
+  const int64_t threads = thread_count(blocks, at_most);
+  cpu::on_threads(threads, [&](int64_t thread) {
     search.assign(rows, std::min(n, blocks * thread / threads * step), std::min(n, blocks * (thread + 1) / threads * step), out);
-  };
-  std::vector<std::jthread> pool;
-  for (int64_t thread = 1; thread < threads; ++thread) pool.emplace_back(work, thread);
-  work(0);
-  pool.clear();  // joins
+  });
   return indices;
 }
 
@@ -106,6 +112,8 @@ PYBIND11_MODULE(_host, m) {
   m.def("plan", &plan, py::arg("n"), py::arg("d"), py::arg("k"), py::arg("segments") = 1,
         "How n rows of `segments` segments of d elements would be searched among k codewords (one codebook for each segment).");
   m.def("vq_assign", &vq_assign, py::arg("x"), py::arg("codebook"), py::arg("metric") = "l2", py::arg("exact") = true,
+        py::arg("threads") = py::none(),
         "uefl_kernels.vq_assign for float32 and float64 arrays of any strides: x [..., D], codebook [K, d] or [S, K, d]\n"
-        "-> indices [..., S], int64. Raises TypeError, ValueError and, for a codebook that is not finite, RuntimeError.");
+        "-> indices [..., S], int64. At most `threads` threads, all by default. Raises TypeError, ValueError and, for a codebook that is "
+        "not finite, RuntimeError.");
 }

@@ -4,11 +4,11 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "common/check_search.h"
 #include "cpu/vq.h"
 #include "cpu/vq_assign.h"
 
@@ -18,12 +18,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The public functions check with care (uefl_kernels/_checks.py); this guards memory when torch.ops is called directly.
-void require(bool condition, const std::string& op, const char* expected) {
-  if (!condition) throw std::runtime_error(op + ": " + expected);
-}
-
-cpu::Dtype dtype_of(const Tensor& tensor, const std::string& op) {
+cpu::Dtype dtype_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
       return cpu::Dtype::f32;
@@ -31,28 +26,20 @@ cpu::Dtype dtype_of(const Tensor& tensor, const std::string& op) {
       return cpu::Dtype::bf16;
     case ScalarType::Half:
       return cpu::Dtype::f16;
-    case ScalarType::Double:
+    default:  // check_search has seen the others off
       return cpu::Dtype::f64;
-    default:
-      throw std::runtime_error(op + ": expected float32, bfloat16, float16 or float64");
   }
 }
 
 // x and the codebook as the kernels see them; holds the tensors whose memory they point to.
 struct Input {
   Input(const std::string& op, const Tensor& x_given, const Tensor& codebook_given, const std::string& metric_name)
-      : x(x_given), codebook(torch::stable::contiguous(codebook_given)) {
-    require(x.is_cpu() && codebook.is_cpu(), op, "x and codebook must be on the same device");
-    require(x.dim() >= 1, op, "x must have shape [..., D]");
-    require(codebook.dim() == 2 || codebook.dim() == 3, op, "codebook must have shape [K, d] or [S, K, d]");
-    require(codebook.numel() > 0, op, "the codebook is empty");
-    require(metric_name == "l2" || metric_name == "cosine", op, "metric must be 'l2' or 'cosine'");
-    metric = metric_name == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine;
-    const int64_t dims = codebook.dim(), dim = x.size(-1), d = codebook.size(-1);
-    codes = {codebook.const_data_ptr(), dtype_of(codebook, op), dims == 3 ? codebook.size(0) : 1, codebook.size(-2), d};
-    require(dims == 3 ? codes.segments * d == dim : dim > 0 && dim % d == 0, op, "D must be S * d of the codebook");
-    segments = dim / d;
-    const cpu::Dtype dtype = dtype_of(x, op);
+      : sizes(check_search(op, x_given, codebook_given, metric_name)),
+        metric(metric_name == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine),
+        x(x_given),
+        codebook(torch::stable::contiguous(codebook_given)),
+        codes{codebook.const_data_ptr(), dtype_of(codebook), sizes.books, sizes.k, sizes.d} {
+    const cpu::Dtype dtype = dtype_of(x);
     if (!cpu::view_rows(x.const_data_ptr(), dtype, x.sizes().data(), x.strides().data(), x.dim(), rows)) {
       x = torch::stable::contiguous(x);
       cpu::view_rows(x.const_data_ptr(), dtype, x.sizes().data(), x.strides().data(), x.dim(), rows);
@@ -61,15 +48,15 @@ struct Input {
 
   Tensor new_indices() const {
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-    shape.back() = segments;
+    shape.back() = sizes.segments;
     return torch::stable::new_empty(x, shape, ScalarType::Long);
   }
 
-  Tensor x, codebook;
+  SearchSizes sizes;
   cpu::Metric metric;
-  cpu::Rows rows;
+  Tensor x, codebook;
   cpu::Codebook codes;
-  int64_t segments;
+  cpu::Rows rows;
 };
 
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
@@ -98,12 +85,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
                                          ScalarType::Double);
   Tensor loss = torch::stable::new_empty(x, std::vector<int64_t>{}, loss_dtype);
 
-  const cpu::Search search(input.codes, input.metric, exact);
+  const cpu::Search search(input.codes, input.metric, exact, "vq");
   cpu::Vq run(search, input.codes, codes.const_data_ptr(), input.rows,
               {quantized.mutable_data_ptr(), static_cast<int64_t*>(indices.mutable_data_ptr()),
                static_cast<int64_t*>(counts.mutable_data_ptr()), with_sums ? static_cast<double*>(sums.mutable_data_ptr()) : nullptr});
-  if (with_sums) torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.measure(lo, hi); });
   torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.run(lo, hi); });
+  if (with_sums) torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.add(lo, hi); });
   const double mean = run.finish() * ((codebook_weight + commitment_weight) / static_cast<double>(std::max<int64_t>(1, x.numel())));
   if (loss_dtype == ScalarType::Double) {
     *static_cast<double*>(loss.mutable_data_ptr()) = mean;
@@ -115,6 +102,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
 
 }  // namespace
 }  // namespace uefl
+
+// What csrc/cuda was compiled for, as CMake writes it ("80-real,90a-real,..."); empty without CUDA. _library.py reads it.
+extern "C" __attribute__((visibility("default"))) const char* uefl_cuda_architectures() { return UEFL_CUDA_ARCHITECTURES; }
 
 STABLE_TORCH_LIBRARY_IMPL(uefl, CPU, m) {
   m.impl("vq_assign", TORCH_BOX(&uefl::vq_assign));

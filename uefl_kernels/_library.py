@@ -4,21 +4,25 @@ Every backend has a dispatcher namespace of its own, and an op has the same name
 
 =================  =============================================================================================
 ``uefl``           the default: the compiled CPU kernel on CPU tensors, CUDA C++ or Triton on CUDA tensors, and the
-                   reference wherever neither exists (no compiler, another device, another architecture)
+                   reference wherever neither exists (no compiler, another architecture, ROCm without Triton)
 ``uefl_reference`` plain PyTorch, the definition of correct
 ``uefl_triton``    the Triton kernel (on CPU tensors under ``TRITON_INTERPRET=1``)
 ``uefl_cuda``      the CUDA C++ kernel
 =================  =============================================================================================
 
-So a forced backend costs one dictionary look-up in Python and nothing in the kernels.
+So a forced backend costs one dictionary look-up in Python and nothing in the kernels. The reference computes in float64, so the
+ops run on the CPU and on GPUs of CUDA and ROCm, not on a device that lacks it, like MPS.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +34,9 @@ _NAMESPACE = {"auto": "uefl", "cpu": "uefl", "reference": "uefl_reference", "tri
 _libraries = {name: torch.library.Library(name, "DEF") for name in sorted(set(_NAMESPACE.values()))}
 _overloads: dict[tuple[str, str], Any] = {}
 _fakes: dict[str, Callable[..., Any]] = {}
+_composed: dict[tuple[str, str, str], str] = {}  # (namespace, op, dispatch key) -> the search op that decides whether it is there
 _load_error: str | None = None
+_cuda_architectures: tuple[str, ...] = ()
 
 
 def define(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -77,15 +83,14 @@ def define_composed(name: str, around: Callable[..., Any], search: str = "vq_ass
     def compose(namespace: str) -> Callable[..., Any]:
         return lambda *args: around(_overloads[namespace, search], *args)
 
-    _libraries["uefl"].impl(name, compose("uefl"), "CUDA")
-    _libraries["uefl_cuda"].impl(name, compose("uefl_cuda"), "CUDA")
-    for key in ("CPU", "CUDA"):
-        _libraries["uefl_triton"].impl(name, compose("uefl_triton"), key)
+    for namespace, key in (("uefl", "CUDA"), ("uefl_cuda", "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")):
+        _libraries[namespace].impl(name, compose(namespace), key)
+        _composed[namespace, name, key] = search
 
 
 def load() -> bool:
     """Attach ``csrc/``; False when the package was installed without it, or when it does not load here (see doctor)."""
-    global _load_error
+    global _load_error, _cuda_architectures
     path = Path(__file__).with_name("_C.abi3.so")
     if not path.exists():
         _load_error = "not built (installed with UEFL_BUILD=off, or from a source tree without `make setup`)"
@@ -95,6 +100,9 @@ def load() -> bool:
     except OSError as error:  # another torch than the one promised, a stripped system: fall back, and say so in doctor
         _load_error = str(error).splitlines()[0]
         return False
+    architectures = ctypes.CDLL(str(path)).uefl_cuda_architectures
+    architectures.restype = ctypes.c_char_p
+    _cuda_architectures = tuple(filter(None, architectures().decode().split(",")))
     return True
 
 
@@ -104,7 +112,8 @@ def load_error() -> str | None:
 
 
 def has_kernel(namespace: str, name: str, key: str) -> bool:
-    """True when the dispatcher holds a kernel of its own (not the reference) for this op and key."""
+    """True when the dispatcher holds a kernel (not the reference) for this op and key, or for the search that it is composed around."""
+    name = _composed.get((namespace, name, key), name)
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"{namespace}::{name}", key)
 
 
@@ -114,11 +123,30 @@ def triton_available() -> bool:
 
 
 def cuda_architecture_built(device: torch.device) -> bool:
-    """True when csrc/cuda holds code that runs on this device: sm_80 and newer, by cubin or by PTX."""
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    """True when csrc/cuda was compiled to code that runs on this device, be it machine code or PTX."""
+    return _runs_on(_cuda_architectures, torch.cuda.get_device_capability(device))
 
 
-_forced = os.environ.get("UEFL_BACKEND", "auto")
+@functools.cache
+def _runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
+    """Machine code runs on its generation from its minor version on, and so does ``f``; PTX on all that follow; ``a`` on its own alone."""
+    for architecture in architectures:
+        found = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture)
+        if found is None:
+            continue
+        built, special, kind = (int(found[1]), int(found[2])), found[3], found[4]
+        if special == "a":
+            runs = capability == built
+        elif special == "f" or kind == "-real":
+            runs = capability[0] == built[0] and capability >= built
+        else:
+            runs = capability >= built
+        if runs:
+            return True
+    return False
+
+
+_forced = os.environ.get("UEFL_BACKEND") or "auto"
 if _forced not in BACKENDS:
     raise ValueError(f"UEFL_BACKEND={_forced!r} is not a backend; use one of {', '.join(BACKENDS)}")
 
@@ -149,22 +177,38 @@ def backend(name: str) -> Iterator[None]:
 def resolve(name: str, x: torch.Tensor) -> Any:
     """The op overload that the active backend asks for; an absent one is an error, never a silent fallback."""
     if _forced not in ("auto", "reference"):
-        reason = _absent(_forced, name, x)
+        reason = _absent(_forced, name, x.device)
         if reason:
             raise RuntimeError(f"backend {_forced!r} cannot run {name} here: {reason}; see `uefl doctor`, or use backend 'auto'")
     return _overloads[_NAMESPACE[_forced], name]
 
 
-def _absent(forced: str, name: str, x: torch.Tensor) -> str | None:
-    on_cpu = x.device.type == "cpu"
+def check(name: str, device: torch.device | str) -> None:
+    """Raise now, before a long run, what the first call of an op on this device would raise about the machine.
+
+    Raises:
+        RuntimeError: the forced backend, or the instruction set that ``UEFL_CPU`` names, cannot run there; one line.
+    """
+    on_nothing = torch.empty(0, 1, device=device)
+    resolve(name, on_nothing)
+    if on_nothing.device.type == "cpu" and _forced in ("auto", "cpu"):
+        _overloads["uefl", "vq_assign"](on_nothing, torch.zeros(1, 1), "l2", True)  # which reads UEFL_CPU for every op
+
+
+def _absent(forced: str, name: str, device: torch.device) -> str | None:
+    on_cpu = device.type == "cpu"
     if forced == "cpu":
         if not on_cpu:
-            return f"the input is on {x.device}, expected cpu"
+            return f"the input is on {device}, expected cpu"
         return None if has_kernel("uefl", name, "CPU") else f"the compiled CPU kernels are absent ({_load_error})"
     if forced == "cuda":
-        if x.device.type != "cuda":
-            return f"the input is on {x.device}, expected cuda"
-        return None if has_kernel("uefl_cuda", name, "CUDA") else "the CUDA kernels are absent (built without nvcc)"
+        if device.type != "cuda":
+            return f"the input is on {device}, expected cuda"
+        if not has_kernel("uefl_cuda", name, "CUDA"):
+            return "the CUDA kernels are absent (built without nvcc)"
+        if not cuda_architecture_built(device):
+            return f"the CUDA kernels are built for {', '.join(_cuda_architectures)}, none of which {device} runs"
+        return None
     if not triton_available():
         return "Triton is not installed"
     if not has_kernel("uefl_triton", name, "CUDA"):

@@ -20,6 +20,7 @@ bool supported(Isa isa) {
 
 Isa choose() {
   const char* forced = std::getenv("UEFL_CPU");
+  if (forced && !*forced) forced = nullptr;  // UEFL_CPU= means unset
   for (const Isa isa : {Isa::avx512, Isa::avx2, Isa::portable}) {
     if (forced && std::string(forced) != name(isa)) continue;
     if (supported(isa)) return isa;

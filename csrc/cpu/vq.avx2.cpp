@@ -3,6 +3,6 @@
 #include "cpu/vq_kernel.h"
 
 namespace uefl::cpu {
-const VqKernel vq_avx2{replace, largest};
+const VqKernel vq_avx2{replace, add};
 }
 #endif

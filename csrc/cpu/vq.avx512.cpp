@@ -3,6 +3,6 @@
 #include "cpu/vq_kernel.h"
 
 namespace uefl::cpu {
-const VqKernel vq_avx512{replace, largest};
+const VqKernel vq_avx512{replace, add};
 }
 #endif

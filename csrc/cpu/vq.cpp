@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "cpu/features.h"
 #include "cpu/vq_kernel.h"
@@ -29,53 +30,73 @@ Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const 
       rows_(x_.outer * x_.inner),
       block_rows_(search.block_rows(x_.dim)),
       errors_((rows_ + block_rows_ - 1) / block_rows_),
+      largest_(codebook.segments * codebook.k),
       fixed_(output.sums ? codebook.segments * codebook.k * codebook.d : 0) {}
 
 int64_t Vq::first_row(int64_t block) const { return std::min(rows_, block * block_rows_); }
 
-void Vq::measure(int64_t lo, int64_t hi) {
-  const int64_t bits = kernel().largest(x_, first_row(lo), first_row(hi));
-  const std::lock_guard<std::mutex> lock(merge_);
-  largest_bits_ = std::max(largest_bits_, bits);
-}
-
-// As code_sums: N rows below 2^e each, in units of 2^-shift, cannot exceed 2^62.
-int64_t Vq::shift() const {
-  const uint64_t terms = static_cast<uint64_t>(rows_ * (x_.dim / codebook_.d));
-  int exponent;
-  std::frexp(std::bit_cast<double>(largest_bits_), &exponent);
-  return 62 - static_cast<int64_t>(std::bit_width(terms - 1)) - std::max(exponent, -900);
-}
-
 void Vq::run(int64_t lo, int64_t hi) {
-  const int64_t codes = codebook_.segments * codebook_.k;
-  std::vector<int64_t> counts(codes), fixed(fixed_.size());
+  std::vector<int64_t> counts(largest_.size()), largest(largest_.size());
   VqRun run{.x = x_,
             .lo = 0,
             .hi = 0,
             .d = codebook_.d,
-            .codebook_step = codebook_.segments == 1 ? 0 : codebook_.k,
+            .codebook_step = codebook_step(),
             .indices = output_.indices,
             .codes = static_cast<const char*>(codes_),
             .exact = search_.codes(),
             .quantized = static_cast<char*>(output_.quantized),
             .counts = counts.data(),
-            .fixed = output_.sums ? fixed.data() : nullptr,
-            .scale = output_.sums ? std::ldexp(1.0, static_cast<int>(shift())) : 0};
+            .largest = largest.data()};
   for (int64_t block = lo; block < hi; ++block) {
     run.lo = first_row(block), run.hi = first_row(block + 1);
     search_.assign(x_, run.lo, run.hi, output_.indices);
     errors_[block] = kernel().replace(run);
   }
   const std::lock_guard<std::mutex> lock(merge_);
-  for (int64_t i = 0; i < codes; ++i) output_.counts[i] += counts[i];
+  for (size_t code = 0; code < largest.size(); ++code) {
+    output_.counts[code] += counts[code];
+    largest_[code] = std::max(largest_[code], largest[code]);
+  }
+}
+
+// Units of each codeword's sums in 1.0, as in code_sums: 2^shift, so that N rows below 2^exponent each cannot exceed 2^62. Zero
+// for a codeword with a row that is not finite.
+std::vector<double> Vq::scales() const {
+  const uint64_t terms = static_cast<uint64_t>(rows_ * (x_.dim / codebook_.d));
+  const int64_t bits = 62 - static_cast<int64_t>(std::bit_width(terms - 1));
+  std::vector<double> scales(largest_.size());
+  for (size_t code = 0; code < scales.size(); ++code) {
+    const double largest = std::bit_cast<double>(largest_[code]);
+    int exponent = 0;
+    std::frexp(largest, &exponent);
+    scales[code] = std::isfinite(largest) ? std::ldexp(1.0, static_cast<int>(bits - std::max(exponent, -900))) : 0;
+  }
+  return scales;
+}
+
+void Vq::add(int64_t lo, int64_t hi) {
+  const std::vector<double> scales = this->scales();
+  std::vector<int64_t> fixed(fixed_.size());
+  kernel().add({.x = x_,
+                .lo = first_row(lo),
+                .hi = first_row(hi),
+                .d = codebook_.d,
+                .codebook_step = codebook_step(),
+                .indices = output_.indices,
+                .scales = scales.data(),
+                .fixed = fixed.data()});
+  const std::lock_guard<std::mutex> lock(merge_);
   for (size_t i = 0; i < fixed.size(); ++i) fixed_[i] += fixed[i];
 }
 
 double Vq::finish() {
   if (output_.sums) {
-    const double unit = rows_ > 0 ? std::ldexp(1.0, static_cast<int>(-shift())) : 0;
-    for (size_t i = 0; i < fixed_.size(); ++i) output_.sums[i] = static_cast<double>(fixed_[i]) * unit;
+    const std::vector<double> scales = this->scales();
+    for (size_t i = 0; i < fixed_.size(); ++i) {
+      const double scale = scales[i / codebook_.d];
+      output_.sums[i] = scale > 0 ? static_cast<double>(fixed_[i]) / scale : std::numeric_limits<double>::quiet_NaN();
+    }
   }
   double error = 0;
   for (const double block : errors_) error += block;

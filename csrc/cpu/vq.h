@@ -1,7 +1,8 @@
-// vq on the CPU: search, gather, squared error, counts and per-codeword sums in one pass over blocks of rows.
+// vq on the CPU: search, gather, squared error and counts in one pass over blocks of rows, per-codeword sums in a second one.
 //
 // Results do not depend on the number of threads: each block owns its error sum, and counts and sums are integers. The sums
-// are in 64-bit fixed point with the unit that `code_sums` of ops/vq/reference.py defines, so they equal it to the bit.
+// are in 64-bit fixed point, in the units that `code_sums` of ops/vq/reference.py defines, so they equal it to the bit. A
+// unit depends on all rows of its codeword, which are known only when every row has been searched: hence the second pass.
 #pragma once
 
 #include <cstdint>
@@ -26,18 +27,19 @@ class Vq {
 
   int64_t blocks() const { return static_cast<int64_t>(errors_.size()); }
 
-  // With sums only, before run(): the largest finite |x| of blocks [lo, hi). Thread-safe.
-  void measure(int64_t lo, int64_t hi);
-
-  // Blocks [lo, hi): writes quantized and indices, adds to counts and sums. Thread-safe.
+  // Blocks [lo, hi): writes quantized and indices, adds to counts. Thread-safe.
   void run(int64_t lo, int64_t hi);
 
-  // After run(): writes sums and returns the sum of (x - q)^2, in float64.
+  // With sums only, after run() of all blocks: adds the rows of blocks [lo, hi). Thread-safe.
+  void add(int64_t lo, int64_t hi);
+
+  // At the end: writes sums and returns the sum of (x - q)^2, in float64.
   double finish();
 
  private:
   int64_t first_row(int64_t block) const;
-  int64_t shift() const;
+  int64_t codebook_step() const { return codebook_.segments == 1 ? 0 : codebook_.k; }
+  std::vector<double> scales() const;
 
   const Search& search_;
   const Codebook codebook_;
@@ -45,9 +47,9 @@ class Vq {
   const Rows x_;
   const VqOutput output_;
   const int64_t rows_, block_rows_;
-  std::vector<double> errors_;  // one per block
-  std::vector<int64_t> fixed_;  // sums in units of 2^-shift
-  int64_t largest_bits_ = 0;    // |x| as bits, which order like the values
+  std::vector<double> errors_;    // one per block
+  std::vector<int64_t> largest_;  // per codeword the largest |x| of its rows, as bits: they order like the values, NaN last
+  std::vector<int64_t> fixed_;    // sums in the unit of the codeword
   std::mutex merge_;
 };
 

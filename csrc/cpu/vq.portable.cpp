@@ -2,5 +2,5 @@
 #include "cpu/vq_kernel.h"
 
 namespace uefl::cpu {
-const VqKernel vq_portable{replace, largest};
+const VqKernel vq_portable{replace, add};
 }

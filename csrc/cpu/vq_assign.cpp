@@ -60,14 +60,14 @@ int64_t block_rows(int64_t dim, int64_t k) {
   return std::max<int64_t>(48, rows / 48 * 48);
 }
 
-Search::Search(const Codebook& codebook, Metric metric, bool exact)
+Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op)
     : metric_(metric), exact_(exact), k_(codebook.k), d_(codebook.d), codes_(codebook.segments * codebook.k * codebook.d) {
   with_type(codebook.dtype, [&]<class T>(const T*) {
     const T* data = static_cast<const T*>(codebook.data);
     for (size_t i = 0; i < codes_.size(); ++i) codes_[i] = static_cast<double>(widen(data[i]));
   });
   if (!std::all_of(codes_.begin(), codes_.end(), [](double value) { return std::isfinite(value); })) {
-    throw std::runtime_error("vq_assign: the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)");
+    throw std::runtime_error(op + ": the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)");
   }
   if (metric == Metric::cosine) units_ = unit_codes(codes_, d_);
   blocks_ = (k_ + kernel().lanes - 1) / kernel().lanes;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "cpu/rows.h"
@@ -36,8 +37,9 @@ int64_t block_rows(int64_t dim, int64_t k);
 // A codebook prepared for one call.
 class Search {
  public:
-  // Copies what it needs. exact = false skips steps 2 and 3. Throws std::runtime_error when the codebook is not finite.
-  Search(const Codebook& codebook, Metric metric, bool exact);
+  // Copies what it needs. exact = false skips steps 2 and 3. Throws std::runtime_error, which names the op, when the codebook is
+  // not finite.
+  Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign");
 
   // Rows [lo, hi) of x, whose dim is S * d, into indices[n * S + s]. Safe to call from several threads.
   void assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const;

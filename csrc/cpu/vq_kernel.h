@@ -18,15 +18,22 @@ struct VqRun {
   const double* exact;     // the same, in float64
   char* quantized;         // [N, S * d] in the dtype of x
   int64_t* counts;         // [.., k]
-  int64_t* fixed;          // [.., k, d] or null
-  double scale;            // units of `fixed` in 1.0
+  int64_t* largest;        // [.., k] |x| in float64, as bits
+};
+
+struct VqSums {
+  Rows x;
+  int64_t lo, hi, d, codebook_step;
+  const int64_t* indices;
+  const double* scales;  // [.., k] units of `fixed` in 1.0; 0: leave its rows out
+  int64_t* fixed;        // [.., k, d]
 };
 
 struct VqKernel {
-  // Writes quantized, adds to counts and fixed, returns the sum of (x - codeword)^2.
+  // Writes quantized, adds to counts, raises largest, returns the sum of (x - codeword)^2.
   double (*replace)(const VqRun& run);
-  // The bits of the largest finite |x| of rows [lo, hi) as float64.
-  int64_t (*largest)(const Rows& x, int64_t lo, int64_t hi);
+  // Adds the rows to fixed.
+  void (*add)(const VqSums& sums);
 };
 
 extern const VqKernel vq_portable, vq_avx2, vq_avx512;
@@ -42,14 +49,6 @@ constexpr int kLanes = 8;  // partial sums, on every instruction set, so that al
 typedef float Float8 __attribute__((vector_size(32)));
 typedef double Double8 __attribute__((vector_size(64)));
 typedef int64_t Long8 __attribute__((vector_size(64)));
-
-constexpr int64_t kInfinityBits = int64_t{0x7ff} << 52;
-
-inline int64_t magnitude_bits(double value) {
-  int64_t bits;
-  __builtin_memcpy(&bits, &value, sizeof bits);
-  return bits & INT64_MAX;
-}
 
 // The next elements of x in float64, zero from the n-th on. By reference: a vector return has no fixed ABI across flags.
 template <class T>
@@ -70,39 +69,48 @@ inline __attribute__((always_inline)) void load(const T* x, int64_t stride, int6
   }
 }
 
-// round(value * scale) to nearest, ties to even, of what is finite; below 2^52, adding and subtracting 2^52 rounds to an integer.
+// round(value * scale) to nearest, ties to even; below 2^52, adding and subtracting 2^52 rounds to an integer.
 inline __attribute__((always_inline)) void to_fixed(const Double8& value, double scale, Long8& out) {
-  const Double8 finite = ((Long8)value & INT64_MAX) < kInfinityBits ? value : Double8{};
-  const Double8 scaled = finite * scale;
+  const Double8 scaled = value * scale;
   const Double8 shift = (Double8)(((Long8)scaled & INT64_MIN) | (Long8)(Double8{} + 0x1p52));
   const Double8 magnitude = (Double8)((Long8)scaled & INT64_MAX);
   out = __builtin_convertvector(magnitude < 0x1p52 ? (scaled + shift) - shift : scaled, Long8);
 }
 
-// Returns the squared distance of x to its codeword; adds x to fixed unless that is null.
+// Returns the squared distance of x to its codeword; raises largest to the bits of |x|.
 template <class T>
-inline double add_row(const T* x, int64_t stride, const double* code, int64_t d, double scale, int64_t* fixed) {
+inline double compare_row(const T* x, int64_t stride, const double* code, int64_t d, int64_t& largest) {
   Double8 total = {};
+  Long8 most = {};
   for (int64_t j = 0; j < d; j += kLanes) {
     Double8 value, target;
     load(x + j * stride, stride, d - j, value);
     load(code + j, 1, d - j, target);
     const Double8 difference = value - target;
     total += difference * difference;
-    if (fixed) {
-      Long8 units;
-      to_fixed(value, scale, units);
-      if (d - j >= kLanes) {
-        Long8 sum;
-        __builtin_memcpy(&sum, fixed + j, sizeof sum);
-        sum += units;
-        __builtin_memcpy(fixed + j, &sum, sizeof sum);
-      } else {
-        for (int i = 0; j + i < d; ++i) fixed[j + i] += units[i];
-      }
+    const Long8 bits = (Long8)value & INT64_MAX;
+    most = bits > most ? bits : most;
+  }
+  for (int i = 0; i < kLanes; ++i) largest = most[i] > largest ? most[i] : largest;
+  return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
+}
+
+template <class T>
+inline void add_row(const T* x, int64_t stride, int64_t d, double scale, int64_t* fixed) {
+  for (int64_t j = 0; j < d; j += kLanes) {
+    Double8 value;
+    load(x + j * stride, stride, d - j, value);
+    Long8 units;
+    to_fixed(value, scale, units);
+    if (d - j >= kLanes) {
+      Long8 sum;
+      __builtin_memcpy(&sum, fixed + j, sizeof sum);
+      sum += units;
+      __builtin_memcpy(fixed + j, &sum, sizeof sum);
+    } else {
+      for (int i = 0; j + i < d; ++i) fixed[j + i] += units[i];
     }
   }
-  return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
 }
 
 template <class T>
@@ -115,30 +123,23 @@ double replace_typed(const VqRun& run) {
       const T* x = reinterpret_cast<const T*>(element(run.x, n, s * run.d));
       __builtin_memcpy(run.quantized + position * bytes, run.codes + code * bytes, bytes);
       ++run.counts[code];
-      error += add_row(x, run.x.dim_stride, run.exact + code * run.d, run.d, run.scale, run.fixed ? run.fixed + code * run.d : nullptr);
+      error += compare_row(x, run.x.dim_stride, run.exact + code * run.d, run.d, run.largest[code]);
     }
   }
   return error;
 }
 
 template <class T>
-inline int64_t largest_of(const T* x, int64_t stride, int64_t dim, int64_t found) {
-  for (int64_t j = 0; j < dim; ++j) {
-    const int64_t bits = magnitude_bits(static_cast<double>(widen(x[j * stride])));
-    const int64_t finite = bits < kInfinityBits ? bits : 0;
-    found = finite > found ? finite : found;
+void add_typed(const VqSums& sums) {
+  const int64_t segments = sums.x.dim / sums.d;
+  for (int64_t n = sums.lo; n < sums.hi; ++n) {
+    for (int64_t s = 0; s < segments; ++s) {
+      const int64_t code = sums.indices[n * segments + s] + s * sums.codebook_step;
+      if (sums.scales[code] == 0) continue;
+      const T* x = reinterpret_cast<const T*>(element(sums.x, n, s * sums.d));
+      add_row(x, sums.x.dim_stride, sums.d, sums.scales[code], sums.fixed + code * sums.d);
+    }
   }
-  return found;
-}
-
-template <class T>
-int64_t largest_typed(const Rows& x, int64_t lo, int64_t hi) {
-  int64_t found = 0;
-  for (int64_t n = lo; n < hi; ++n) {
-    const T* row = reinterpret_cast<const T*>(element(x, n, 0));
-    found = x.dim_stride == 1 ? largest_of(row, 1, x.dim, found) : largest_of(row, x.dim_stride, x.dim, found);
-  }
-  return found;
 }
 
 double replace(const VqRun& run) {
@@ -147,10 +148,8 @@ double replace(const VqRun& run) {
   return error;
 }
 
-int64_t largest(const Rows& x, int64_t lo, int64_t hi) {
-  int64_t found = 0;
-  with_type(x.dtype, [&]<class T>(const T*) { found = largest_typed<T>(x, lo, hi); });
-  return found;
+void add(const VqSums& sums) {
+  with_type(sums.x.dtype, [&]<class T>(const T*) { add_typed<T>(sums); });
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/check_search.h"
 #include "cuda/stream.h"
 #include "cuda/vq_assign_kernels.h"
 
@@ -29,10 +30,8 @@ void with_type(ScalarType type, const Body& body) {
       return body(double{});
     case ScalarType::Half:
       return body(__half{});
-    case ScalarType::BFloat16:
+    default:  // check_search has seen the others off
       return body(__nv_bfloat16{});
-    default:
-      STD_TORCH_CHECK(false, "vq_assign: dtype not supported, expected float32, bfloat16, float16 or float64");
   }
 }
 
@@ -51,16 +50,16 @@ Packed carve(const Shape& shape, const Tensor& x, Tensor& workspace) {
 }
 
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
+  const SearchSizes given = check_search("vq_assign", x, codebook, metric);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
-  const int64_t dims = x.dim(), width = x.size(dims - 1);
 
   Shape shape{};
-  shape.books = codebook.dim() == 3 ? codebook.size(0) : 1;
-  shape.k = codebook.size(codebook.dim() - 2);
-  shape.d = codebook.size(codebook.dim() - 1);
+  shape.books = given.books;
+  shape.k = given.k;
+  shape.d = given.d;
   shape.padded_k = (shape.k + kCodes - 1) / kCodes * kCodes;
-  shape.segments = width / shape.d;
+  shape.segments = given.segments;
   shape.euclidean = metric == "l2";
   STD_TORCH_CHECK(shape.padded_k <= 0x7fffffff, "vq_assign: the codebook has ", shape.k, " codewords, expected fewer than 2^31 - 64");
 
@@ -71,7 +70,7 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   if (shape.outputs == 0) return indices;
 
   // [outer, inner, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two strides cannot describe.
-  const Tensor rows = dims > 2 ? torch::stable::flatten(x, 1, -2) : x;
+  const Tensor rows = x.dim() > 2 ? torch::stable::flatten(x, 1, -2) : x;
   const int64_t last = rows.dim() - 1;
   shape.inner = last > 0 ? rows.size(last - 1) : 1;
   shape.inner_stride = last > 0 ? rows.stride(last - 1) : 0;

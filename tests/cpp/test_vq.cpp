@@ -17,8 +17,8 @@ static void matches_the_definition() {
   std::vector<double> sums(s * k * d, std::nan(""));
   Vq vq(search, codebook, codes.data(), {x.data(), Dtype::f32, n, 1, s * d, s * d, 0, 1},
         {quantized.data(), indices.data(), counts.data(), sums.data()});
-  vq.measure(0, vq.blocks());
   for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.run(block, block + 1);  // any order
+  for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.add(block, block + 1);
   const double error = vq.finish();
 
   double expected_error = 0;
@@ -47,12 +47,30 @@ static void no_rows() {
   int64_t counts[2] = {0, 0};
   double sums[2] = {std::nan(""), std::nan("")};
   Vq vq(search, codebook, codes, {nullptr, Dtype::f32, 0, 1, 1, 1, 0, 1}, {nullptr, nullptr, counts, sums});
-  vq.measure(0, vq.blocks());
   vq.run(0, vq.blocks());
+  vq.add(0, vq.blocks());
   CHECK(vq.finish() == 0 && sums[0] == 0 && sums[1] == 0 && counts[0] == 0, "N = 0");
+}
+
+// Rows of very different size, one to a codeword, and an infinity: each sum has the precision of its own rows.
+static void a_unit_for_each_codeword() {
+  const double codes[5] = {-1, 0, 1, 1e16, 1e20};  // infinitely far from everything, the last row takes the first
+  const double x[6] = {1e-20, 0.75, 1e16, 1e20, 3e-20, -INFINITY};
+  const Codebook codebook{codes, Dtype::f64, 1, 5, 1};
+  const Search search(codebook, Metric::l2, true);
+  double quantized[6], sums[5];
+  int64_t indices[6], counts[5] = {};
+  Vq vq(search, codebook, codes, {x, Dtype::f64, 6, 1, 1, 1, 0, 1}, {quantized, indices, counts, sums});
+  vq.run(0, vq.blocks());
+  vq.add(0, vq.blocks());
+  vq.finish();
+  CHECK(std::isnan(sums[0]), "got %g", sums[0]);
+  CHECK(std::fabs(sums[1] - 4e-20) < 1e-35, "got %g", sums[1]);
+  CHECK(sums[2] == 0.75 && sums[3] == 1e16 && sums[4] == 1e20, "got %g, %g and %g", sums[2], sums[3], sums[4]);
 }
 
 void run() {
   matches_the_definition();
+  a_unit_for_each_codeword();
   no_rows();
 }

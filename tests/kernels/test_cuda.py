@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from uefl_kernels import backend, vq, vq_assign
-from uefl_kernels._library import has_kernel, triton_available
+from uefl_kernels._library import cuda_architecture_built, has_kernel, triton_available
 
 from .search_cases import CASES, codebook_with
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
-BACKENDS = {"cuda": lambda: has_kernel("uefl_cuda", "vq_assign", "CUDA"), "triton": triton_available}
+BACKENDS = {
+    "cuda": lambda: has_kernel("uefl_cuda", "vq_assign", "CUDA") and cuda_architecture_built(torch.device("cuda")),
+    "triton": triton_available,
+}
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
@@ -58,6 +61,27 @@ def test_small_codeword_that_is_not_finite_never_wins(value, metric):
 def test_full_tiles(n, d, k, offset):
     x, codebook = torch.randn(n, d, device="cuda") + offset, torch.randn(k, d, device="cuda") + offset
     assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
+
+
+WRONG = {
+    "codebook on the CPU": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3), "l2"), "on the same device"),
+    "x on the CPU": (lambda: (torch.zeros(4, 6), torch.zeros(5, 3, device="cuda"), "l2"), "on the same device"),
+    "length": (lambda: (torch.zeros(4, 5, device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"), "D must be S"),
+    "no codewords": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(0, 3, device="cuda"), "l2"), "codebook is empty"),
+    "scalar": (lambda: (torch.zeros((), device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"), "x must have shape"),
+    "codebook of one dimension": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(3, device="cuda"), "l2"), "codebook must have"),
+    "metric": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3, device="cuda"), "l1"), "metric must be"),
+    "dtype": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3, device="cuda").int(), "l2"), "expected float32"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_small_direct_calls_are_guarded(case, forced):
+    if forced != "cuda":
+        pytest.skip("the Triton kernel is reached by the checked functions")
+    make, message = WRONG[case]
+    with pytest.raises(RuntimeError, match=f"vq_assign: .*{message}"):
+        torch.ops.uefl_cuda.vq_assign(*make(), True)
 
 
 def test_batch_size_does_not_matter():

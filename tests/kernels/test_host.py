@@ -51,12 +51,39 @@ def test_strides(view):
     dense = np.array(x, order="C", copy=True)
     assert np.array_equal(_host.vq_assign(x, codebook), _host.vq_assign(dense, codebook))
     assert np.array_equal(_host.vq_assign(dense, codebook), vq_assign(torch.from_numpy(dense), torch.from_numpy(codebook)).numpy())
-    assert np.array_equal(_host.vq_assign(dense, np.asfortranarray(codebook)), _host.vq_assign(dense, codebook))
+    unaligned = np.frombuffer(b"\0" + codebook.tobytes(), np.uint8)[1:].view(np.float32).reshape(codebook.shape)
+    for other in (np.asfortranarray(codebook), unaligned):
+        assert np.array_equal(_host.vq_assign(dense, other), _host.vq_assign(dense, codebook))
 
 
 def test_many_rows_on_several_threads():
     x, codebook = array(60000, 16), array(64, 16, seed=1)
     assert np.array_equal(_host.vq_assign(x, codebook), vq_assign(torch.from_numpy(x), torch.from_numpy(codebook)).numpy())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 100])
+def test_number_of_threads_does_not_matter(threads):
+    x, codebook = array(60000, 16), array(64, 16, seed=1)
+    assert np.array_equal(_host.vq_assign(x, codebook, threads=threads), _host.vq_assign(x, codebook))
+
+
+ALONE = """
+import os, threading, numpy as np
+from uefl_kernels import _host
+x, codebook = np.ones((400000, 64), np.float32), np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
+before, most = len(os.listdir("/proc/self/task")), 0
+search = threading.Thread(target=lambda: _host.vq_assign(x, codebook, threads=1))
+search.start()
+while search.is_alive():
+    most = max(most, len(os.listdir("/proc/self/task")) - before)
+print(most)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task") or os.cpu_count() == 1, reason="needs Linux and two cores")
+def test_one_thread_starts_no_other():
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 1  # the one that calls
 
 
 X, C = array(4, 6), array(5, 3)
@@ -69,6 +96,7 @@ ERRORS = {
     "codebook-empty": ((X, C[:0]), ValueError, "the codebook is empty"),
     "length": ((X[:, :5], C), ValueError, r"x \[..., 5\] does not fit codewords of 3; D must be S \* d"),
     "segments": ((X, np.ones((3, 5, 3), np.float32)), ValueError, r"x \[..., 6\] does not fit codewords of 3"),
+    "threads": ((X, C, "l2", True, 0), ValueError, "threads must be >= 1, or None for all"),
     "not-finite": ((X, np.full((5, 3), np.nan)), RuntimeError, "the codebook holds NaN or infinity"),
 }
 ERRORS["scalar"] = ((np.array(1, np.float32), C), ValueError, r"x must have shape \[..., D\], got a scalar")

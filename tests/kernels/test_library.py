@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import uefl_kernels
-from uefl_kernels import COMPILED, backend, vq_assign
-from uefl_kernels._library import has_kernel, load_error
+from uefl_kernels import COMPILED, _library, backend, vq_assign
+from uefl_kernels._library import check, has_kernel, load_error
 
 from .conftest import normal
 
@@ -33,8 +33,6 @@ def test_compiled_kernels_attach_to_the_cpu():
 def test_backend_restores_itself_after_an_error():
     with pytest.raises(ZeroDivisionError), backend("reference"):
         raise ZeroDivisionError
-    from uefl_kernels import _library
-
     assert _library._forced == "auto"
 
 
@@ -57,6 +55,75 @@ def test_environment_chooses_the_backend():
     result = python(code, UEFL_BACKEND="gpu")
     assert result.returncode != 0
     assert "UEFL_BACKEND='gpu' is not a backend; use one of auto, reference, triton, cuda, cpu" in result.stderr
+
+
+def test_empty_variables_mean_unset():
+    code = "import torch; from uefl_kernels import _library; _library.check('vq', 'cpu'); print(_library._forced)"
+    assert python(code, UEFL_BACKEND="", UEFL_CPU="").stdout.strip() == "auto"
+
+
+@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+@pytest.mark.parametrize("forced", ["auto", "cpu"])
+def test_check_finds_a_variant_that_does_not_exist(forced):
+    code = "from uefl_kernels import _library\ntry: _library.check('vq', 'cpu')\nexcept RuntimeError as error: print(error)"
+    done = python(code, UEFL_CPU="sse9", UEFL_BACKEND=forced)
+    assert done.stdout == "UEFL_CPU=sse9 is not a variant; use one of avx512, avx2, portable, or unset it\n", done.stderr
+    assert python(code, UEFL_CPU="sse9", UEFL_BACKEND="reference").stdout == ""
+
+
+def test_check_raises_what_the_op_would():
+    for name in ("vq", "vq_assign"):
+        check(name, "cpu")
+        with (
+            backend("cuda"),
+            pytest.raises(RuntimeError, match=f"^backend 'cuda' cannot run {name} here: the input is on cpu, expected cuda"),
+        ):
+            check(name, torch.device("cpu"))
+        with backend("cpu"), pytest.raises(RuntimeError, match=f"^backend 'cpu' cannot run {name} here: the input is on meta"):
+            check(name, "meta")
+
+
+def test_a_composed_op_is_there_when_its_search_is():
+    for namespace, key in (("uefl_cuda", "CUDA"), ("uefl_triton", "CUDA"), ("uefl", "CUDA")):
+        assert has_kernel(namespace, "vq", key) == has_kernel(namespace, "vq_assign", key)
+    assert has_kernel("uefl_cuda", "vq", "CUDA") == bool(_library._cuda_architectures)
+
+
+def test_a_device_that_the_cuda_kernels_were_not_built_for(monkeypatch):
+    monkeypatch.setattr(_library, "has_kernel", lambda namespace, name, key: True)
+    monkeypatch.setattr(_library, "_cuda_architectures", ("90a-real",))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert _library._absent("cuda", "vq", torch.device("cuda", 0)) == "the CUDA kernels are built for 90a-real, none of which cuda:0 runs"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert _library._absent("cuda", "vq", torch.device("cuda", 0)) is None
+
+
+DEFAULT = ("80-real", "90a-real", "100-real", "100-virtual")
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        ((), (9, 0), False),
+        (DEFAULT, (7, 5), False),
+        (DEFAULT, (8, 0), True),
+        (DEFAULT, (8, 9), True),
+        (DEFAULT, (9, 0), True),
+        (DEFAULT, (10, 3), True),
+        (DEFAULT, (12, 0), True),
+        (("90a-real",), (10, 0), False),
+        (("90a",), (10, 0), False),
+        (("80-real",), (9, 0), False),
+        (("86-real",), (8, 0), False),
+        (("80-virtual",), (9, 0), True),
+        (("80",), (12, 1), True),
+        (("100f",), (10, 3), True),
+        (("100f",), (12, 0), False),
+        (("OFF",), (8, 0), False),
+    ],
+)
+def test_which_device_runs_what_was_built(architectures, capability, runs):
+    assert _library._runs_on(architectures, capability) == runs
 
 
 WITHOUT = """

@@ -62,6 +62,16 @@ def test_shims_exist_in_the_oldest_torch_promised(undefined):
     assert newer & set(undefined) == set()
 
 
+def test_a_second_opinion():
+    """torch-abi-audit knows by name every symbol of the stable ABI and the version it came with."""
+    audit = pytest.importorskip("torch_abi_audit", reason="torch-abi-audit is not installed")
+    found = audit.inspect_extension(LIBRARY).torch
+    assert found.uses_torch
+    assert found.stable
+    assert (found.unstable_symbols, found.unknown_shim_symbols) == ((), ())
+    assert found.min_torch_version == "2.10.0"
+
+
 def test_cuda_stream_is_optional(undefined):
     if STREAM not in undefined:
         pytest.skip("built without CUDA")

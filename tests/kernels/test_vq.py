@@ -24,7 +24,7 @@ def compare(x: torch.Tensor, codebook: torch.Tensor, metric: str = "l2", with_su
             tolerance = 1e-12 if x.dtype == torch.float64 else 1e-6
             torch.testing.assert_close(got, want, rtol=tolerance, atol=0, equal_nan=True)
         else:
-            assert torch.equal(got, want), name  # sums and quantized to the bit
+            assert torch.equal(got.nan_to_num(nan=-1.0), want.nan_to_num(nan=-1.0)), name  # sums and quantized to the bit
 
 
 def eager(x, codebook, codebook_weight=1.0, commitment_weight=0.25, metric="l2"):
@@ -82,6 +82,48 @@ def test_rows_that_are_not_finite():
     assert out.indices[3].item() == 0
     assert out.loss.isnan()
     assert out.quantized.isfinite().all()
+
+
+def codebook_gradients(x, codebook, metric="l2"):
+    """Ours and that of the composition, both in float64."""
+    gradients = []
+    for function in (lambda b: vq(x, b, metric=metric).loss, lambda b: eager(x, b, metric=metric)[1]):
+        codes = codebook.clone().requires_grad_()
+        function(codes).backward()
+        gradients.append(codes.grad)
+    return gradients
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_outliers_leave_the_gradients_of_other_codewords_alone(name, shared):
+    codebook = normal(2, 12, 4, dtype=torch.float64)
+    for code, scale in enumerate((1e16, 1e20, 1e-20, 1e-16, 1e20)):
+        codebook[:, code] *= scale
+    taken = torch.randint(12, (300,), generator=torch.Generator().manual_seed(0))
+    x = (codebook[:, taken] * normal(2, 300, 1, seed=1, offset=1, scale=0.1, dtype=torch.float64)).transpose(0, 1).reshape(300, 8)
+    codebook = codebook[0] if shared else codebook
+    with backend(name):
+        got, want = codebook_gradients(x, codebook)
+    assert (want.abs().amax(-1) > 0).all()
+    assert ((got - want).abs() <= 1e-9 * want.abs().amax(-1, keepdim=True)).all()
+    compare(x, codebook)
+    compare(x.float(), codebook.float())
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_only_codewords_with_a_row_that_is_not_finite_have_gradients_of_nan(name, value, metric):
+    x, codebook = normal(200, 4, dtype=torch.float64), normal(9, 4, seed=1, dtype=torch.float64)
+    x[7, 2], x[30, 0] = value, value
+    with backend(name):
+        got, want = codebook_gradients(x, codebook, metric)
+    finite = want.isfinite().all(1)
+    assert 0 < int(finite.sum()) < 9
+    assert got[~finite].isnan().all()
+    torch.testing.assert_close(got[finite], want[finite], rtol=1e-12, atol=1e-14)
+    compare(x, codebook, metric)
 
 
 def test_infinite_row_makes_the_loss_infinite():
@@ -150,6 +192,36 @@ def test_gradcheck_of_each_term(name):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+def test_a_second_derivative_raises(name):
+    x, codebook = normal(6, 4).requires_grad_(), normal(3, 2, seed=1).requires_grad_()
+    with backend(name):
+        first = torch.autograd.grad(vq(x, codebook).loss, (x, codebook), create_graph=True)
+    for gradient in first:
+        with pytest.raises(RuntimeError, match=r"^vq: has no second derivative"):
+            gradient.sum().backward(retain_graph=True)
+
+
+@pytest.mark.parametrize("name", ["uefl", "uefl_reference"])
+def test_gradient_of_the_codebook_without_its_sums_raises(name):
+    x, codebook = normal(6, 4).requires_grad_(), normal(3, 2, seed=1).requires_grad_()
+    op = getattr(torch.ops, name).vq
+    with pytest.raises(RuntimeError, match=r"^vq: with_sums=False leaves out what the codebook's gradient needs"):
+        op(x, codebook, "l2", True, False, 1.0, 0.25)[2].backward()
+    op(x, codebook, "l2", True, False, 0.0, 0.25)[2].backward()  # needs none
+    assert not codebook.grad.any()
+    assert x.grad.any()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_function_transforms():
+    x, codebook = normal(3, 6, 4), normal(3, 2, seed=1)
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda a: vq(a, codebook).loss)(x)
+    losses = torch.func.vmap(lambda a: vq(a, codebook).loss)(x)
+    assert torch.equal(losses, torch.stack([vq(a, codebook).loss for a in x]))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_half_precision_input_with_a_float32_codebook(name):
     x, codebook = normal(40, 8, dtype=torch.bfloat16).requires_grad_(), normal(6, 8, seed=1).requires_grad_()
     with backend(name):
@@ -199,7 +271,9 @@ def test_compile_fullgraph():
 
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 def test_number_of_threads_does_not_change_a_bit():
-    arguments = (normal(30000, 24), normal(16, 8, seed=1), "l2", True, True, 1.0, 0.25)
+    x = normal(30000, 24)
+    x[::1000] *= 1e16  # units that differ from codeword to codeword
+    arguments = (x, normal(16, 8, seed=1), "l2", True, True, 1.0, 0.25)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -229,7 +303,7 @@ def test_uninitialised_memory_does_not_leak():
 def test_codebook_that_is_not_finite(name):
     codebook = normal(5, 3)
     codebook[2, 1] = float("nan")
-    with backend(name), pytest.raises(RuntimeError, match="the codebook holds NaN or infinity; re-initialise those codewords"):
+    with backend(name), pytest.raises(RuntimeError, match=r"^vq: the codebook holds NaN or infinity; re-initialise those codewords"):
         vq(normal(4, 3), codebook)
 
 

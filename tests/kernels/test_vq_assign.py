@@ -214,6 +214,7 @@ UNCHECKED = {
     "scalar": (torch.tensor(1.0), C, "l2", r"x must have shape \[..., D\]"),
     "codebook-shape": (X, C[0], "l2", r"codebook must have shape \[K, d\] or \[S, K, d\]"),
     "codebook-empty": (X, C[:0], "l2", "the codebook is empty"),
+    "no-elements": (X[:, :0], C, "l2", r"D must be S \* d of the codebook"),
     "length": (X[:, :5], C, "l2", r"D must be S \* d of the codebook"),
     "segments": (X, C.expand(3, 5, 3), "l2", r"D must be S \* d of the codebook"),
 }
@@ -225,6 +226,8 @@ def test_direct_calls_are_guarded(case):
     x, codebook, metric, message = UNCHECKED[case]
     with pytest.raises(RuntimeError, match=f"^vq_assign: {message}"):
         torch.ops.uefl.vq_assign(x, codebook, metric, True)
+    with pytest.raises(RuntimeError, match=f"^vq: {message}"):
+        torch.ops.uefl.vq(x, codebook, metric, True, True, 1.0, 0.25)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])

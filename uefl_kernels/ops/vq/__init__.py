@@ -45,9 +45,30 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
     ctx.save_for_backward(x, codebook, indices, counts, sums)
 
 
+class _Once(torch.autograd.Function):
+    """The identity on a gradient; its derivative by anything that the gradient was made of is an error, not a silent zero."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, *made_of: torch.Tensor | None) -> torch.Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("vq: has no second derivative; take the first without create_graph=True, or compose the op from plain PyTorch")
+
+
 def _backward(
     ctx: Any, grad_quantized: torch.Tensor | None, _i: Any, grad_loss: torch.Tensor | None, _c: Any, _s: Any
 ) -> tuple[torch.Tensor | None, ...]:
+    with torch.no_grad():
+        gradients = _gradients(ctx, grad_quantized, grad_loss)
+    if torch.is_grad_enabled():  # create_graph=True
+        made_of = (*ctx.saved_tensors[:2], grad_quantized, grad_loss)
+        gradients = tuple(None if gradient is None else _Once.apply(gradient, *made_of) for gradient in gradients)
+    return *gradients, None, None, None, None, None
+
+
+def _gradients(ctx: Any, grad_quantized: torch.Tensor | None, grad_loss: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """With M = x.numel(), q the codeword of x, n and S the count and the sum of each codeword's rows:
 
     d/dx = grad_quantized + grad_loss * 2 * commitment_weight / M * (x - q)
@@ -67,10 +88,12 @@ def _backward(
     if ctx.needs_input_grad[1]:
         if grad_loss is None or ctx.codebook_weight == 0:
             grad_codebook = torch.zeros_like(codebook)
+        elif not ctx.with_sums:
+            raise RuntimeError("vq: with_sums=False leaves out what the codebook's gradient needs; call it with True, or uefl_kernels.vq")
         else:
             scale = grad_loss.double() * (2 * ctx.codebook_weight / max(1, x.numel()))
             grad_codebook = ((counts.unsqueeze(-1) * codebook.double() - sums) * scale).to(codebook.dtype)
-    return grad_x, grad_codebook, None, None, None, None, None
+    return grad_x, grad_codebook
 
 
 define(
@@ -105,7 +128,11 @@ def vq(
     Returns:
         :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to x unchanged
         (straight through) and none to the codebook; loss has the closed forms of the two terms above. A row that holds
-        NaN takes codeword 0 and makes the loss NaN. N = 0 gives a loss of 0.
+        NaN takes codeword 0 and makes the loss NaN; one with NaN or an infinity makes the gradient of its codeword NaN
+        and of no other. N = 0 gives a loss of 0.
+
+    Derivatives are first order, in reverse mode: a second one raises RuntimeError, as do ``torch.func.grad`` and its
+    relatives. Forward mode sees constants. ``torch.func.vmap`` calls the op once for each element of the batch.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`vq_assign`.

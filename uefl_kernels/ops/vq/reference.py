@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..vq_assign.reference import vq_assign
+from ..vq_assign.reference import require_finite, search
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -19,7 +19,8 @@ def vq(
     x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, with_sums: bool, codebook_weight: float, commitment_weight: float
 ) -> Result:
     """x [..., D], codebook [K, d] | [S, K, d] -> quantized, indices, loss, counts, sums (see ``ops/vq/__init__.py``)."""
-    return compose(x, codebook, vq_assign(x, codebook, metric, exact), with_sums, codebook_weight, commitment_weight)
+    require_finite("vq", codebook)
+    return compose(x, codebook, search(x, codebook, metric), with_sums, codebook_weight, commitment_weight)
 
 
 def compose(
@@ -53,19 +54,23 @@ def flat_indices(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 def code_sums(x: torch.Tensor, codebook: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """Sum of the rows of each codeword, float64, in 64-bit fixed point: the order of the rows does not change a bit.
 
-    One unit is 2^-(62 - ceil(log2 N) - e), where 2^e is the power of two above the largest finite |x|, so that N rows
-    cannot overflow and at least 31 bits of the largest value remain for any N below 2^31. NaN and infinities add nothing.
+    Every codeword has a unit of its own, 2^-(62 - ceil(log2 N) - e), where 2^e is the power of two above the largest |x| of its
+    rows: N rows cannot overflow, at least 31 bits of the largest value remain for any N below 2^31, and a row of 1e16 costs
+    the other codewords nothing. A codeword that received NaN or an infinity has sums of NaN.
     """
-    rows = x.reshape(-1, codebook.shape[-1]).double()
-    rows = torch.where(rows.isfinite(), rows, 0.0)
-    sums = torch.zeros(codebook.shape[:-1].numel(), codebook.shape[-1], dtype=torch.int64, device=x.device)
+    d = codebook.shape[-1]
+    rows = x.reshape(-1, d).double()
+    sums = torch.zeros(codebook.shape[:-1].numel(), d, dtype=torch.int64, device=x.device)
     if rows.numel() == 0:
         return sums.double().reshape(codebook.shape)
-    bits = 62 - math.ceil(math.log2(rows.shape[0]))
-    shift = bits - torch.frexp(rows.abs().amax()).exponent.clamp(min=-900).long()
-    fixed = (rows * _power_of_two(shift)).round().long()
-    sums.index_add_(0, flat, fixed)
-    return (sums.double() * _power_of_two(-shift)).reshape(codebook.shape)
+    peaks = rows.abs().amax(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    largest = peaks.new_zeros(sums.shape[0]).scatter_reduce(0, flat, peaks, "amax")
+    finite = largest.isfinite()
+    exponent = torch.frexp(torch.where(finite, largest, 0.0)).exponent.clamp(min=-900).long()
+    shift = 62 - math.ceil(math.log2(rows.shape[0])) - exponent
+    rows = torch.where(finite[flat, None], rows, 0.0)
+    sums.index_add_(0, flat, (rows * _power_of_two(shift)[flat, None]).round().long())
+    return torch.where(finite[:, None], sums.double() * _power_of_two(-shift)[:, None], torch.nan).reshape(codebook.shape)
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,18 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
     Terms are rounded and added in float64 in the order d = 0, 1, ...; ties go to the lowest index; NaN never wins, so a
     row of NaN gets index 0.
     """
+    require_finite("vq_assign", codebook)
+    return search(x, codebook, metric)
+
+
+def require_finite(op: str, codebook: torch.Tensor) -> None:
+    """Raise RuntimeError when the codebook is not finite; on the CPU only, a GPU would have to be waited for."""
     if codebook.device.type == "cpu" and not bool(torch.isfinite(codebook).all()):
-        raise RuntimeError("vq_assign: the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)")
+        raise RuntimeError(f"{op}: the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)")
+
+
+def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor:
+    """``vq_assign`` of a codebook that is finite."""
     x, codebook = x.detach(), codebook.detach()  # indices have no gradient, so no graph is worth recording
     d = codebook.shape[-1]
     segments = x.reshape(-1, x.shape[-1] // d, d)

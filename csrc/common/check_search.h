@@ -1,0 +1,42 @@
+// What a direct call of torch.ops must satisfy before a kernel follows its pointers, on the CPU and on a GPU alike. The public
+// functions check with more care (uefl_kernels/_checks.py).
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace uefl {
+
+// Of a valid search: x [..., segments * d], codebook [k, d] (books = 1) or [books, k, d] with books = segments.
+struct SearchSizes {
+  int64_t books, k, d, segments;
+};
+
+inline SearchSizes check_search(const std::string& op, const torch::stable::Tensor& x, const torch::stable::Tensor& codebook,
+                                const std::string& metric) {
+  using torch::headeronly::ScalarType;
+  const auto require = [&](bool condition, const char* expected) {
+    if (!condition) throw std::runtime_error(op + ": " + expected);
+  };
+  for (const torch::stable::Tensor& tensor : {x, codebook}) {
+    const ScalarType type = tensor.scalar_type();
+    require(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half || type == ScalarType::Double,
+            "expected float32, bfloat16, float16 or float64");
+  }
+  // Of a kind that the kernel was dispatched for is at least one of the two, and so both are.
+  require(x.is_cpu() == codebook.is_cpu() && x.is_cuda() == codebook.is_cuda() && x.get_device_index() == codebook.get_device_index(),
+          "x and codebook must be on the same device");
+  require(x.dim() >= 1, "x must have shape [..., D]");
+  require(codebook.dim() == 2 || codebook.dim() == 3, "codebook must have shape [K, d] or [S, K, d]");
+  require(codebook.numel() > 0, "the codebook is empty");
+  require(metric == "l2" || metric == "cosine", "metric must be 'l2' or 'cosine'");
+  const bool shared = codebook.dim() == 2;
+  const int64_t dim = x.size(-1), d = codebook.size(-1), books = shared ? 1 : codebook.size(0);
+  require(shared ? dim > 0 && dim % d == 0 : books * d == dim, "D must be S * d of the codebook");
+  return {books, codebook.size(-2), d, dim / d};
+}
+
+}  // namespace uefl

@@ -1,0 +1,33 @@
+// One piece of work per thread, for the front end that has no thread pool of its own.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <thread>
+#include <vector>
+
+namespace uefl::cpu {
+
+// Calls work(0), ..., work(threads - 1), the first on this thread. When all have ended, rethrows the exception of the first that
+// threw one: left in its thread it would end the process.
+template <class Work>
+void on_threads(int64_t threads, const Work& work) {
+  std::vector<std::exception_ptr> errors(threads);
+  const auto guarded = [&](int64_t thread) {
+    try {
+      work(thread);
+    } catch (...) {
+      errors[thread] = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> pool;
+    for (int64_t thread = 1; thread < threads; ++thread) pool.emplace_back(guarded, thread);
+    guarded(0);
+  }  // joins
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace uefl::cpu

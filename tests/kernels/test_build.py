@@ -1,0 +1,89 @@
+"""What the build does with an nvcc that is broken or older than the newest GPU it could compile for, and with its own options."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NVCC = shutil.which("nvcc")
+CMAKE = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+BROKEN = "exit 1"
+TOO_OLD = f'case "$*" in *c++20*) exit 1;; esac; exec {NVCC} "$@"'
+WITHOUT_100 = f"""case "$*" in
+  *--list-gpu-arch*) printf 'compute_75\\ncompute_80\\ncompute_90\\n';;
+  *_100*) exit 1;;
+  *) exec {NVCC} "$@";;
+esac"""
+real = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+
+
+@pytest.fixture
+def configure(tmp_path):
+    def run(nvcc: str, cuda: str) -> tuple[int, str]:
+        """CMake's exit code and its output, white space collapsed, with a shell script in the place of nvcc."""
+        compiler = tmp_path / "nvcc"
+        compiler.write_text(f"#!/bin/sh\n{nvcc}\n")
+        compiler.chmod(0o755)
+        options = [f"-DPython3_EXECUTABLE={sys.executable}", f"-DUEFL_CUDA={cuda}"]
+        environment = os.environ | {"CUDACXX": str(compiler), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        command = [CMAKE, "-S", ROOT, "-B", tmp_path / "build", "-GNinja", *options]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CMAKE is None, reason="cmake is not installed")
+@pytest.mark.parametrize(
+    ("nvcc", "says"),
+    [
+        pytest.param(BROKEN, "no nvcc that compiles was found", id="broken"),
+        pytest.param(TOO_OLD, "compiles C++20 for none of sm_80, sm_90a and sm_100", id="too-old", marks=real),
+    ],
+)
+def test_nvcc_that_cannot_build_the_kernels_is_a_warning_unless_it_was_asked_for(configure, nvcc, says):
+    code, output = configure(nvcc, "AUTO")
+    assert code == 0, output
+    assert "Building without CUDA kernels: " in output
+    assert says in output
+    code, output = configure(nvcc, "ON")
+    assert code != 0
+    assert says in output
+
+
+@pytest.mark.slow
+@real
+def test_architectures_that_nvcc_does_not_know_are_left_out(configure):
+    code, output = configure(WITHOUT_100, "AUTO")
+    assert code == 0, output
+    assert "CUDA kernels for 80-real,90a-real,90-virtual " in output
+
+
+@pytest.mark.parametrize(("value", "modules"), [("off", 0), ("OFF", 0), ("0", 0), ("no", 0), ("false", 0), ("on", 2), ("1", 2), ("", 2)])
+def test_uefl_build(value, modules):
+    code = "from distutils.core import run_setup; print(len(run_setup('setup.py', stop_after='init').ext_modules or []))"
+    environment = os.environ | {"UEFL_BUILD": value}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import setuptools; {code}"], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
+    )
+    assert done.stdout.split()[-1] == str(modules)
+
+
+def test_cmake_args_are_split_as_by_a_shell(tmp_path):
+    """A cmake that only writes down its arguments."""
+    cmake = tmp_path / "cmake"
+    cmake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/arguments\n')
+    cmake.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "CMAKE_ARGS": "-DONE='a b' -DTWO=c"}
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", tmp_path / "temp", "--build-lib", tmp_path / "lib"]
+    subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, check=True)
+    assert {"-DONE=a b", "-DTWO=c"} <= set((tmp_path / "arguments").read_text().splitlines())
