@@ -12,6 +12,7 @@
 #include "cpu/features.h"
 #include "cpu/threads.h"
 #include "cpu/vq_assign.h"
+#include "cpu/vq_assign_kernel.h"
 
 namespace py = pybind11;
 namespace cpu = uefl::cpu;
@@ -88,18 +89,35 @@ py::dict cpu_features() {
   return result;
 }
 
+const char* name(cpu::Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case cpu::Arithmetic::f32:
+      return "float32";
+    case cpu::Arithmetic::bf16x3:
+      return "three bfloat16 products";
+    case cpu::Arithmetic::bf16:
+      break;
+  }
+  return "one bfloat16 product";
+}
+
 py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
   if (n < 0 || d < 1 || k < 1 || segments < 1) throw py::value_error("plan: n must be >= 0, and d, k and segments >= 1");
-  const cpu::TileShape tile = cpu::tile_shape();
+  const cpu::Plan plan = cpu::plan(d, k);
   const int64_t step = cpu::block_rows(d * segments, k), blocks = (n + step - 1) / step;
   py::dict result;
-  result["variant"] = cpu::name(cpu::isa());
-  result["tile_rows"] = tile.rows;
-  result["tile_codewords"] = tile.lanes;
+  py::list passes;
+  for (const cpu::VqAssignKernel* kernel : {plan.quick, plan.kernel}) {
+    if (kernel) passes.append(name(kernel->arithmetic));
+  }
+  result["variant"] = cpu::name(plan.isa);
+  result["passes"] = passes;
+  result["tile_rows"] = plan.kernel->rows;
+  result["tile_codewords"] = plan.kernel->lanes;
   result["block_rows"] = step;
   result["blocks"] = blocks;
   result["threads"] = thread_count(blocks);
-  result["uncertified_rows"] = "scored again in float32, the codewords within the bound evaluated in float64";
+  result["uncertified_rows"] = "scored again, the codewords within the bound evaluated in float64";
   return result;
 }
 
@@ -108,7 +126,9 @@ py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
 PYBIND11_MODULE(_host, m) {
   m.doc() = "The CPU kernels for NumPy arrays, the features of this CPU and the plan chosen for a shape.";
   m.def("cpu_features", &cpu_features, "Feature name -> bool, for each feature that a compiled variant needs.");
-  m.def("variant", [] { return cpu::name(cpu::isa()); }, "The variant in use: 'avx512', 'avx2' or 'portable' (UEFL_CPU forces one).");
+  m.def(
+      "variant", [] { return cpu::name(cpu::isa()); },
+      "The best variant of this CPU: 'amx', 'avx512', 'avx2' or 'portable' (UEFL_CPU forces one).");
   m.def("plan", &plan, py::arg("n"), py::arg("d"), py::arg("k"), py::arg("segments") = 1,
         "How n rows of `segments` segments of d elements would be searched among k codewords (one codebook for each segment).");
   m.def("vq_assign", &vq_assign, py::arg("x"), py::arg("codebook"), py::arg("metric") = "l2", py::arg("exact") = true,

@@ -15,6 +15,20 @@
 //   E = (d + 8) (1.01 u (H + |y| G) + v |y|^2 [l2 only] + 2^-125 (1 + |y| + G)).
 // If second - best > 2 E, every other codeword is strictly worse in the float64 definition. Otherwise the winner is among the
 // codewords whose score is at most best + 2 E. A row, or a codebook, that is not finite or may overflow gets E = infinity.
+//
+// Matrix units take bfloat16 (8 bits, unit roundoff w = 2^-8). Round twice, y = y1 + y2 + y3: y1 nearest to y, y2 nearest to y - y1
+// (which float32 holds exactly), so |y1| <= (1 + w) |y|, |y2| <= w (1 + w) |y|, |y3| <= w^2 |y|, element by element; b_k likewise.
+// Products of two bfloat16 are exact in float32. Sums are rounded to nearest, in an order that we leave open within one operation of
+// the unit: whatever it is, a term is rounded at most once per product that is added in its operation or in a later one.
+//   three products   first the 2 d of y2.b1 and y1.b2, together below 2.02 w |y| G, then the d of y1.b1:
+//     chain          3 d u 2.02 w |y| G / (1 - 3 d u) + d u (1 + w)^2 |y| G / (1 - d u)          < 1.04 d u |y| G
+//     left out       y2.b2 + y3.b + (y1 + y2).b3                                                 < 3.03 w^2 |y| G < 776 u |y| G
+//   one product      y1.b1:
+//     chain          d u (1 + w)^2 |y| G / (1 - d u)                                             < 1.04 d u |y| G
+//     left out       (y - y1).b + y1.(b - b1) <= R G + 1.004 |y| T                               R = |y - y1|, T = max |b_k - b1_k|
+// Subtracting the sum from h_k adds at most 1.05 u (H + |y| G). Inputs, h_k and the definition count as for float32. At most 6 d + 2
+// operations and four inputs of an element flush to zero. Zeros that fill up d change no sum. With (d + 8) as above:
+//   E = (d + 8) (1.04 u (H + |y| G) + v |y|^2 [l2 only] + 2^-123 (1 + |y| + G)) + 784 u |y| G [+ R G + 1.01 |y| T for one product].
 #pragma once
 
 #include <cmath>
@@ -28,13 +42,28 @@
 
 namespace uefl {
 
-// d: elements; half_square: H; radius: G; square: |y|^2 in float64 of the float32 y; euclidean: l2, not cosine. Returns E.
+// d: elements; half_square: H; radius: G; square: |y|^2 of the float32 y, or a little more; euclidean: l2, not cosine. Returns E.
 UEFL_HOST_DEVICE static inline double score_error(int64_t d, double half_square, double radius, double square, bool euclidean) {
   const double norm = sqrt(square);
   const double magnitude = half_square + norm * radius;
   if (!(magnitude < 0x1p126) || !(norm < 0x1p126) || d > (1 << 16)) return INFINITY;
   const double far = euclidean ? 0x1p-53 * square : 0;
   return static_cast<double>(d + 8) * (1.01 * 0x1p-24 * magnitude + far + 0x1p-125 * (1 + norm + radius));
+}
+
+// The same for three bfloat16 products.
+UEFL_HOST_DEVICE static inline double score_error_bf16x3(int64_t d, double half_square, double radius, double square, bool euclidean) {
+  const double norm = sqrt(square);
+  const double flushed = 0x1.8p-124 * (1 + norm + radius);  // with the 2^-125 of float32: 2^-123
+  return score_error(d, 1.03 * half_square, 1.03 * radius, square, euclidean) + static_cast<double>(d + 8) * flushed +
+         784 * 0x1p-24 * norm * radius;
+}
+
+// The same for one bfloat16 product; rest: R^2, rest_radius: T.
+UEFL_HOST_DEVICE static inline double score_error_bf16(int64_t d, double half_square, double radius, double rest_radius, double square,
+                                                       double rest, bool euclidean) {
+  const double three = score_error_bf16x3(d, half_square, radius, square, euclidean);
+  return three + sqrt(rest) * radius + 1.01 * sqrt(square) * rest_radius;
 }
 
 }  // namespace uefl

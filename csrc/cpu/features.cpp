@@ -3,30 +3,49 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace uefl::cpu {
 namespace {
 
-bool supported(Isa isa) {
-  bool all = true;
-  for (const auto& [feature, present] : features()) {
-    const bool needed = feature.rfind("avx512", 0) == 0 ? isa == Isa::avx512 : isa != Isa::portable;
-    all = all && (present || !needed);
-  }
-#if !defined(__x86_64__)
-  all = isa == Isa::portable;
+// Linux gives a process the registers of AMX only when asked.
+bool tiles_permitted() {
+#if defined(__linux__) && defined(__x86_64__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
 #endif
-  return all;
+}
+
+// The first variant that needs the feature; the better ones need it too.
+Isa needed_by(const std::string& feature) {
+  if (feature.rfind("amx", 0) == 0 || feature == "avx512bf16") return Isa::amx;
+  return feature.rfind("avx512", 0) == 0 ? Isa::avx512 : Isa::avx2;
+}
+
+bool supported(Isa isa) {
+#if !defined(__x86_64__)
+  return isa == Isa::portable;
+#endif
+  for (const auto& [feature, present] : features()) {
+    if (isa >= needed_by(feature) && !present) return false;
+  }
+  return true;
 }
 
 Isa choose() {
   const char* forced = std::getenv("UEFL_CPU");
   if (forced && !*forced) forced = nullptr;  // UEFL_CPU= means unset
-  for (const Isa isa : {Isa::avx512, Isa::avx2, Isa::portable}) {
+  for (const Isa isa : {Isa::amx, Isa::avx512, Isa::avx2, Isa::portable}) {
     if (forced && std::string(forced) != name(isa)) continue;
     if (supported(isa)) return isa;
     if (forced) throw std::runtime_error("UEFL_CPU=" + std::string(forced) + " needs instructions that this CPU lacks; unset it");
   }
-  throw std::runtime_error("UEFL_CPU=" + std::string(forced) + " is not a variant; use one of avx512, avx2, portable, or unset it");
+  throw std::runtime_error("UEFL_CPU=" + std::string(forced) + " is not a variant; use one of amx, avx512, avx2, portable, or unset it");
 }
 
 }  // namespace
@@ -36,13 +55,37 @@ Isa isa() {
   return chosen;
 }
 
-const char* name(Isa isa) { return isa == Isa::avx512 ? "avx512" : isa == Isa::avx2 ? "avx2" : "portable"; }
+bool isa_is_forced() {
+  static const bool forced = std::getenv("UEFL_CPU") != nullptr;
+  return forced;
+}
+
+const char* name(Isa isa) {
+  switch (isa) {
+    case Isa::amx:
+      return "amx";
+    case Isa::avx512:
+      return "avx512";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::portable:
+      break;
+  }
+  return "portable";
+}
 
 std::vector<std::pair<std::string, bool>> features() {
 #if defined(__x86_64__)
-  return {{"avx2", __builtin_cpu_supports("avx2")},         {"fma", __builtin_cpu_supports("fma")},
-          {"avx512f", __builtin_cpu_supports("avx512f")},   {"avx512dq", __builtin_cpu_supports("avx512dq")},
-          {"avx512bw", __builtin_cpu_supports("avx512bw")}, {"avx512vl", __builtin_cpu_supports("avx512vl")}};
+  static const bool tiles = __builtin_cpu_supports("amx-tile") && tiles_permitted();
+  return {{"avx2", __builtin_cpu_supports("avx2")},
+          {"fma", __builtin_cpu_supports("fma")},
+          {"avx512f", __builtin_cpu_supports("avx512f")},
+          {"avx512dq", __builtin_cpu_supports("avx512dq")},
+          {"avx512bw", __builtin_cpu_supports("avx512bw")},
+          {"avx512vl", __builtin_cpu_supports("avx512vl")},
+          {"avx512bf16", __builtin_cpu_supports("avx512bf16")},
+          {"amx-tile", tiles},
+          {"amx-bf16", __builtin_cpu_supports("amx-bf16")}};
 #else
   return {};
 #endif

@@ -13,7 +13,7 @@ namespace {
 
 const VqKernel& kernel() {
 #if defined(__x86_64__)
-  if (isa() == Isa::avx512) return vq_avx512;
+  if (isa() >= Isa::avx512) return vq_avx512;
   if (isa() == Isa::avx2) return vq_avx2;
 #endif
   return vq_portable;

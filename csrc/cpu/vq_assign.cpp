@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <numeric>
 #include <stdexcept>
 
 #include "common/certificate.h"
@@ -11,17 +13,6 @@
 
 namespace uefl::cpu {
 namespace {
-
-constexpr int64_t kMaxTileRows = 12;
-
-const VqAssignKernel& kernel() {
-#if defined(__x86_64__)
-  if (isa() == Isa::avx512) return vq_assign_avx512;
-  if (isa() == Isa::avx2) return vq_assign_avx2;
-#endif
-  isa();  // a wrong UEFL_CPU is an error on every machine
-  return vq_assign_portable;
-}
 
 // codes / |codes| with the norm summed in order; a zero codeword (or one whose norm underflows) stays zero.
 std::vector<double> unit_codes(const std::vector<double>& codes, int64_t d) {
@@ -35,33 +26,61 @@ std::vector<double> unit_codes(const std::vector<double>& codes, int64_t d) {
   return units;
 }
 
-// A tile of rows on its way through the kernel.
-struct Tile {
-  explicit Tile(int64_t d) : y(kernel().rows * ((d + 63) / 64) * 64) {}
+// Measured (benchmarks/NOTES.md). AMX pads elements and codewords to 32, and turning rows into columns costs as much as a few codewords.
+[[maybe_unused]] bool amx_pays(int64_t d, int64_t k) { return d >= 8 && k >= 32 && d * k >= 1 << 11; }
 
-  void load(const Rows& x, const int64_t* row, int64_t count, int64_t column, int64_t d, const float* mean) {
-    const char* source[kMaxTileRows];
-    for (int64_t r = 0; r < kernel().rows; ++r) source[r] = element(x, row[std::min(r, count - 1)], column);
-    kernel().load(source, x.dtype, x.dim_stride, d, mean, y.data(), square);
-  }
-
-  std::vector<float> y;
-  double square[kMaxTileRows];
-};
+// A first pass with one product costs another loading of the rows that it leaves, a fifth of them on Gaussian data.
+[[maybe_unused]] bool quick_pays(int64_t d, int64_t k) { return d >= 64 && d * k >= 1 << 16; }
 
 }  // namespace
 
-TileShape tile_shape() { return {kernel().rows, kernel().lanes}; }
+Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
+  const Isa best = isa();
+#if defined(__x86_64__)
+  if (best == Isa::amx && (isa_is_forced() || amx_pays(d, k)))
+    return {best, &vq_assign_amx, quick_pays(d, k) ? &vq_assign_amx_quick : nullptr};
+  if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512, nullptr};
+  if (best == Isa::avx2) return {best, &vq_assign_avx2, nullptr};
+#endif
+  return {best, &vq_assign_portable, nullptr};
+}
 
 int64_t block_rows(int64_t dim, int64_t k) {
   // About 2^21 multiply-adds, some tens of microseconds, and at most 2^16 elements, which stay in the second-level cache.
-  // Whole tiles on every instruction set: 48 is a multiple of 12, 6 and 4. The same for all of them, as the error sum is.
+  // Whole tiles on every instruction set: 192 is a multiple of 12, 6 and 4. The same for all of them, as the error sum is.
   const int64_t rows = std::min((int64_t{1} << 21) / (dim * k), (int64_t{1} << 16) / dim);
-  return std::max<int64_t>(48, rows / 48 * 48);
+  return std::max<int64_t>(192, rows / 192 * 192);
 }
 
+// A tile of rows on its way through a kernel, and what comes out.
+struct Search::Tile {
+  static constexpr int64_t kMaxRows = 192;
+
+  Tile(const VqAssignKernel& kernel, int64_t count, int64_t d)
+      : kernel(kernel), rows(std::min<int64_t>(count, kernel.rows)), d(d), y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
+
+  void load(const Rows& x, const int64_t* row, int64_t count, int64_t column, const float* mean) {
+    const char* source[kMaxRows];
+    for (int64_t r = 0; r < count; ++r) source[r] = element(x, row[r], column);
+    kernel.load(source, count, x.dtype, x.dim_stride, d, mean, y.get(), size);
+  }
+
+  const VqAssignKernel& kernel;
+  const int64_t rows, d;
+  const std::unique_ptr<Line[]> y;
+  RowSize size[kMaxRows];
+  float best[kMaxRows], second[kMaxRows];
+  int64_t index[kMaxRows];
+};
+
 Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op)
-    : metric_(metric), exact_(exact), k_(codebook.k), d_(codebook.d), codes_(codebook.segments * codebook.k * codebook.d) {
+    : metric_(metric),
+      exact_(exact),
+      k_(codebook.k),
+      d_(codebook.d),
+      plan_(plan(d_, k_)),
+      blocks_((k_ + plan_.kernel->lanes - 1) / plan_.kernel->lanes),
+      codes_(codebook.segments * k_ * d_) {
   with_type(codebook.dtype, [&]<class T>(const T*) {
     const T* data = static_cast<const T*>(codebook.data);
     for (size_t i = 0; i < codes_.size(); ++i) codes_[i] = static_cast<double>(widen(data[i]));
@@ -70,7 +89,6 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
     throw std::runtime_error(op + ": the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)");
   }
   if (metric == Metric::cosine) units_ = unit_codes(codes_, d_);
-  blocks_ = (k_ + kernel().lanes - 1) / kernel().lanes;
   segments_.resize(codebook.segments);
   for (int64_t s = 0; s < codebook.segments; ++s) {
     segments_[s].targets = (metric == Metric::cosine ? units_.data() : codes_.data()) + s * k_ * d_;
@@ -79,8 +97,8 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
 }
 
 void Search::pack(Segment& segment) const {
-  const int64_t lanes = kernel().lanes, per_line = sizeof(Line) / sizeof(float);
-  const auto lines = [&](int64_t floats) { return std::vector<Line>((floats + per_line - 1) / per_line); };
+  const VqAssignKernel& kernel = *plan_.kernel;
+  const int64_t lanes = kernel.lanes, lines = kernel.block_bytes(d_) / static_cast<int64_t>(sizeof(Line));
   segment.mean.assign(d_, 0.0f);
   if (metric_ == Metric::l2) {
     std::vector<double> sum(d_);
@@ -89,74 +107,98 @@ void Search::pack(Segment& segment) const {
     }
     for (int64_t j = 0; j < d_; ++j) segment.mean[j] = static_cast<float>(sum[j] / static_cast<double>(k_));
   }
-  segment.panels = lines(blocks_ * d_ * lanes);
-  segment.half_squares = lines(blocks_ * lanes);
-  segment.half_square = segment.radius = 0;
-  float* panels = segment.panels.data()->values;
-  float* half_squares = segment.half_squares.data()->values;
-  std::fill(half_squares, half_squares + blocks_ * lanes, std::numeric_limits<float>::infinity());
+  segment.panels.assign(blocks_ * lines, Line{});
+  segment.half_squares.assign(blocks_ * lanes, std::numeric_limits<float>::infinity());
+  // A NaN (from a mean that overflowed) must survive: the bound is then infinite and every row is evaluated by the definition.
+  const auto raise = [](double& largest, double value) {
+    if (!(value <= largest)) largest = value;
+  };
+  segment.half_square = segment.radius = segment.rest_radius = 0;
+  std::vector<float> code(d_);
   for (int64_t k = 0; k < k_; ++k) {
     double square = 0;
     for (int64_t j = 0; j < d_; ++j) {
       const double value = segment.targets[k * d_ + j] - segment.mean[j];
-      panels[(k / lanes * d_ + j) * lanes + k % lanes] = static_cast<float>(value);
+      code[j] = static_cast<float>(value);
       square += value * value;
     }
     const double half_square = metric_ == Metric::l2 ? square / 2 : 0;
-    half_squares[k] = static_cast<float>(half_square);
-    // A NaN (from a mean that overflowed) must survive: the bound is then infinite and every row is evaluated by the definition.
-    if (!(half_square <= segment.half_square)) segment.half_square = half_square;
-    if (!(std::sqrt(square) <= segment.radius)) segment.radius = std::sqrt(square);
+    const double rest = kernel.pack(code.data(), d_, k % lanes, &segment.panels[k / lanes * lines]);
+    segment.half_squares[k] = static_cast<float>(half_square);
+    raise(segment.half_square, half_square);
+    raise(segment.radius, std::sqrt(square));
+    raise(segment.rest_radius, std::sqrt(rest));
   }
 }
 
-double Search::error_bound(const Segment& segment, double square) const {
-  return score_error(d_, segment.half_square, segment.radius, square, metric_ == Metric::l2);
+double Search::error_bound(const VqAssignKernel& kernel, const Segment& segment, const RowSize& row) const {
+  const bool euclidean = metric_ == Metric::l2;
+  switch (kernel.arithmetic) {
+    case Arithmetic::f32:
+      return score_error(d_, segment.half_square, segment.radius, row.square, euclidean);
+    case Arithmetic::bf16x3:
+      return score_error_bf16x3(d_, segment.half_square, segment.radius, row.square, euclidean);
+    case Arithmetic::bf16:
+      break;
+  }
+  return score_error_bf16(d_, segment.half_square, segment.radius, segment.rest_radius, row.square, row.rest, euclidean);
 }
 
 void Search::assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const {
-  const int64_t segments = x.dim / d_, tile_rows = kernel().rows;
-  Tile tile(d_);
-  std::vector<int64_t> flagged;
-  float best[kMaxTileRows], second[kMaxTileRows];
-  int64_t row[kMaxTileRows], index[kMaxTileRows];
-  for (int64_t s = 0; s < segments; ++s) {
-    const Segment& segment = segments_[segments_.size() == 1 ? 0 : s];
-    flagged.clear();
-    for (int64_t start = lo; start < hi; start += tile_rows) {
-      const int64_t count = std::min(tile_rows, hi - start);
-      for (int64_t r = 0; r < count; ++r) row[r] = start + r;
-      tile.load(x, row, count, s * d_, d_, segment.mean.data());
-      kernel().top_two(tile.y.data(), segment.panels.data()->values, segment.half_squares.data()->values, blocks_, d_, best, second, index);
-      for (int64_t r = 0; r < count; ++r) {
-        indices[row[r] * segments + s] = index[r];
-        const double gap = static_cast<double>(second[r]) - best[r];
-        if (exact_ && !(gap > 2 * error_bound(segment, tile.square[r]))) flagged.push_back(row[r]);
-      }
-    }
-    if (!flagged.empty()) rescore(x, s, segment, flagged, indices);
+  std::vector<int64_t> rows;
+  for (int64_t s = 0; s < x.dim / d_; ++s) {
+    rows.resize(hi - lo);
+    std::iota(rows.begin(), rows.end(), lo);
+    if (plan_.quick && exact_) certify(*plan_.quick, x, s, rows, indices);
+    certify(*plan_.kernel, x, s, rows, indices);
+    if (exact_) rescore(x, s, rows, indices);
   }
 }
 
-void Search::rescore(const Rows& x, int64_t s, const Segment& segment, const std::vector<int64_t>& flagged, int64_t* indices) const {
-  const int64_t segments = x.dim / d_, tile_rows = kernel().rows, padded = blocks_ * kernel().lanes;
-  const int64_t total = static_cast<int64_t>(flagged.size());
-  Tile tile(d_);
-  std::vector<float> scores(tile_rows * padded);
-  std::vector<double> values(d_);
-  for (int64_t start = 0; start < total; start += tile_rows) {
-    const int64_t count = std::min(tile_rows, total - start);
-    tile.load(x, &flagged[start], count, s * d_, d_, segment.mean.data());
-    kernel().scores(tile.y.data(), segment.panels.data()->values, segment.half_squares.data()->values, blocks_, d_, scores.data());
+// Steps 1 and 2: the winner of each row; leaves in `rows` those whose winner is not certain.
+void Search::certify(const VqAssignKernel& kernel, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const {
+  const int64_t segments = x.dim / d_, total = static_cast<int64_t>(rows.size());
+  const Segment& segment = this->segment(s);
+  Tile tile(kernel, total, d_);
+  int64_t flagged = 0;
+  for (int64_t start = 0; start < total; start += tile.rows) {
+    const int64_t count = std::min(tile.rows, total - start);
+    tile.load(x, &rows[start], count, s * d_, segment.mean.data());
+    kernel.top_two(tile.y.get(), count, segment.panels.data(), segment.half_squares.data(), blocks_, d_, tile.best, tile.second,
+                   tile.index);
     for (int64_t r = 0; r < count; ++r) {
-      const int64_t n = flagged[start + r];
+      const int64_t n = rows[start + r];
+      indices[n * segments + s] = tile.index[r];
+      const double gap = static_cast<double>(tile.second[r]) - tile.best[r];
+      if (!(gap > 2 * error_bound(kernel, segment, tile.size[r]))) rows[flagged++] = n;
+    }
+  }
+  rows.resize(flagged);
+}
+
+// Step 3.
+void Search::rescore(const Rows& x, int64_t s, const std::vector<int64_t>& rows, int64_t* indices) const {
+  constexpr int64_t kMostRows = 32;  // whose scores are kept
+  const VqAssignKernel& kernel = *plan_.kernel;
+  const int64_t segments = x.dim / d_, padded = blocks_ * kernel.lanes, total = static_cast<int64_t>(rows.size());
+  if (total == 0) return;
+  const Segment& segment = this->segment(s);
+  Tile tile(kernel, std::min(total, kMostRows), d_);
+  std::vector<float> scores(std::min<int64_t>(kernel.rows, kMostRows) * padded);
+  std::vector<double> values(d_);
+  for (int64_t start = 0; start < total; start += tile.rows) {
+    const int64_t count = std::min(tile.rows, total - start);
+    tile.load(x, &rows[start], count, s * d_, segment.mean.data());
+    kernel.scores(tile.y.get(), count, segment.panels.data(), segment.half_squares.data(), blocks_, d_, scores.data());
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t n = rows[start + r];
       const float* score = &scores[r * padded];
       const char* source = element(x, n, s * d_);
       with_type(x.dtype, [&]<class T>(const T*) {
         for (int64_t j = 0; j < d_; ++j) values[j] = static_cast<double>(widen(reinterpret_cast<const T*>(source)[j * x.dim_stride]));
       });
       // NaN or infinity, here or in a score, leaves no codeword out: hence the negated comparison.
-      const double limit = *std::min_element(score, score + k_) + 2 * error_bound(segment, tile.square[r]);
+      const double limit = *std::min_element(score, score + k_) + 2 * error_bound(kernel, segment, tile.size[r]);
       double best = std::numeric_limits<double>::infinity();
       int64_t index = 0;
       for (int64_t k = 0; k < k_; ++k) {

@@ -2,7 +2,8 @@
 //
 // The answer is defined in float64 (see Search::canonical): terms rounded and added in the order of the elements, ties to the
 // lowest index, NaN never wins. Most rows never get there:
-//   1. score all codewords of a tile of rows in float32, keeping best and second best (vq_assign_kernel.h, per instruction set);
+//   1. score all codewords of a tile of rows in float32 or bfloat16, keeping best and second best (vq_assign_kernel.h, per
+//      instruction set);
 //   2. accept the best where the gap exceeds the error bound of common/certificate.h;
 //   3. score the other rows again and evaluate the few codewords within the bound of the best by the definition.
 // So the result depends on the row alone: not on the instruction set, the tile, the batch or the number of threads.
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/features.h"
 #include "cpu/rows.h"
 
 namespace uefl::cpu {
@@ -25,11 +27,16 @@ struct Codebook {
   int64_t segments, k, d;
 };
 
-// Rows and codewords scored together by the variant in use.
-struct TileShape {
-  int64_t rows, lanes;
+struct VqAssignKernel;
+struct RowSize;
+
+// What searches codewords of d elements among k: the variant in use, or a simpler one where that is faster. `quick`, where it
+// pays, sees all rows first, and `kernel` what it could not certify.
+struct Plan {
+  Isa isa;
+  const VqAssignKernel *kernel, *quick;
 };
-TileShape tile_shape();
+Plan plan(int64_t d, int64_t k);
 
 // Rows to a block of work: a function of the shape only, so that per-block results do not depend on the threads.
 int64_t block_rows(int64_t dim, int64_t k);
@@ -54,24 +61,30 @@ class Search {
 
  private:
   struct alignas(64) Line {
-    float values[16];
+    char bytes[64];
   };
   struct Segment {
-    std::vector<float> mean;         // [d]
-    std::vector<Line> panels;        // [blocks][d][lanes]: codewords less the mean, transposed, zero where there is none
-    std::vector<Line> half_squares;  // [blocks * lanes]: infinity where there is no codeword
-    double half_square, radius;      // the largest h and |b| of common/certificate.h
-    const double* targets;           // [k, d]: what canonical() compares with: the codewords, or those of length one for cosine
+    std::vector<float> mean;                  // [d]
+    std::vector<Line> panels;                 // blocks of codewords less the mean, as the kernel packs them; zero where there is none
+    std::vector<float> half_squares;          // [blocks * lanes]: infinity where there is no codeword
+    double half_square, radius, rest_radius;  // the largest h, |b| and |b - b1| of common/certificate.h
+    const double* targets;                    // [k, d]: what canonical() compares with: the codewords, or those of length one for cosine
   };
 
+  struct Tile;
+
   void pack(Segment& segment) const;
-  void rescore(const Rows& x, int64_t s, const Segment& segment, const std::vector<int64_t>& flagged, int64_t* indices) const;
-  double error_bound(const Segment& segment, double square) const;
+  const Segment& segment(int64_t s) const { return segments_[segments_.size() == 1 ? 0 : s]; }
+  void certify(const VqAssignKernel& kernel, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const;
+  void rescore(const Rows& x, int64_t s, const std::vector<int64_t>& rows, int64_t* indices) const;
+  double error_bound(const VqAssignKernel& kernel, const Segment& segment, const RowSize& row) const;
   double canonical(const double* row, const double* target) const;
 
   Metric metric_;
   bool exact_;
-  int64_t k_, d_, blocks_;
+  int64_t k_, d_;
+  Plan plan_;
+  int64_t blocks_;
   std::vector<double> codes_, units_;
   std::vector<Segment> segments_;
 };

@@ -1,5 +1,6 @@
-// The float32 search on one tile of rows. Each vq_assign.<isa>.cpp defines `Simd`, the vectors of its instruction set, and
-// includes this body. No standard templates and internal linkage throughout, for the reason given in rows.h.
+// The search on one tile of rows: what each instruction set offers, and its body in float32, which all but AMX share. Each
+// vq_assign.<isa>.cpp defines `Simd`, the vectors of its instruction set, and includes this body. No standard templates and internal
+// linkage throughout, for the reason given in rows.h.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +9,71 @@
 
 namespace uefl::cpu {
 
-// The entry points of one instruction set. A tile holds `rows` rows; a block holds `lanes` codewords.
-struct VqAssignKernel {
-  int rows, lanes;
-  // y = row - mean for the rows that start at source[0 .. rows), and |y|^2 of each. y has room for rows * (d rounded up to 64).
-  void (*load)(const char* const* source, Dtype dtype, int64_t stride, int64_t d, const float* mean, float* y, double* square);
-  // Best and second-best score of each row over all blocks, and the codeword of the best.
-  void (*top_two)(const float* y, const float* panels, const float* half_squares, int64_t blocks, int64_t d, float* best, float* second,
-                  int64_t* index);
-  // All scores, [rows][blocks * lanes].
-  void (*scores)(const float* y, const float* panels, const float* half_squares, int64_t blocks, int64_t d, float* out);
+// What the scores are computed in, which decides how far to trust them (common/certificate.h).
+enum class Arithmetic { f32, bf16x3, bf16 };
+
+// Upper bounds for the certificate: |y|^2, and |y - y1|^2 where the arithmetic keeps y1 only.
+struct RowSize {
+  double square, rest;
 };
 
-extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512;
+// The entry points of one instruction set. A tile holds up to `rows` rows; a block holds `lanes` codewords.
+struct VqAssignKernel {
+  Arithmetic arithmetic;
+  int rows, lanes;
+  // Memory for a tile of `count` rows and for a block of codewords: multiples of 64, and so aligned.
+  int64_t (*tile_bytes)(int64_t count, int64_t d);
+  int64_t (*block_bytes)(int64_t d);
+  // Puts one centred codeword into its lane of a block, which was zero. Returns |b - b1|^2 where a part b1 can be used alone.
+  double (*pack)(const float* code, int64_t d, int64_t lane, void* block);
+  // y = row - mean for the rows that start at source[0 .. count), and the size of each; both have room for all rows of the tile.
+  void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y, RowSize* size);
+  // Best and second-best score of each row over all blocks, and the codeword of the best.
+  void (*top_two)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* best,
+                  float* second, int64_t* index);
+  // All scores, [rows][blocks * lanes].
+  void (*scores)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out);
+};
 
+extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512, vq_assign_amx, vq_assign_amx_quick;
+
+namespace {
+
+constexpr int64_t kChunk = 64;  // elements of a row that are loaded together
+
+template <class T>
+inline float centre(T value, float mean) {
+  return static_cast<float>(widen(value) - mean);  // in float64 for float64, then rounded once
+}
+
+// Elements [start, min(start + 64, d)) of kRows rows, less the mean, into chunk [kRows][64], filled up with zeros to a multiple of
+// kFill. Rows from `count` on repeat the last.
+template <class T, int kRows, int kFill>
+inline void load_chunk(const char* const* source, int64_t count, int64_t stride, int64_t start, int64_t d, const float* mean,
+                       float* chunk) {
+  const int64_t n = d - start < kChunk ? d - start : kChunk;
+  const auto row = [&](int r) { return reinterpret_cast<const T*>(source[r < count ? r : count - 1]) + start * stride; };
+  mean += start;
+  if (stride == 1) {
+    for (int r = 0; r < kRows; ++r) {
+      const T* x = row(r);
+      if (n == kChunk) {
+        for (int64_t j = 0; j < kChunk; ++j) chunk[r * kChunk + j] = centre(x[j], mean[j]);
+      } else {
+        for (int64_t j = 0; j < n; ++j) chunk[r * kChunk + j] = centre(x[j], mean[j]);
+      }
+    }
+  } else {  // neighbouring rows share cache lines when dim is not the innermost dimension
+    for (int64_t j = 0; j < n; ++j) {
+      for (int r = 0; r < kRows; ++r) chunk[r * kChunk + j] = centre(row(r)[j * stride], mean[j]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int64_t j = n; j % kFill != 0; ++j) chunk[r * kChunk + j] = 0;
+  }
+}
+
+}  // namespace
 }  // namespace uefl::cpu
 
 #if defined(UEFL_KERNEL_BODY)
@@ -35,35 +87,7 @@ constexpr int kRows = Simd::rows, kWidth = Simd::width, kPanels = 2, kLanes = kP
 constexpr float kInfinity = __builtin_inff();
 
 // y is laid out [ceil(d / 64)][kRows][64]: rows at a distance known to the compiler, so that each is one address away.
-constexpr int64_t kChunk = 64;
-constexpr int64_t kSquareStep = 16;  // elements that square_rows reads at once: the end of a row is filled up with zeros
-
-template <class T>
-inline float centre(T value, float mean) {
-  return static_cast<float>(widen(value) - mean);  // in float64 for float64, then rounded once
-}
-
-template <class T>
-void load_rows(const char* const* source, int64_t stride, int64_t d, const float* mean, float* y) {
-  const auto place = [&](int r, int64_t j) -> float& { return y[(j / kChunk * kRows + r) * kChunk + j % kChunk]; };
-  if (stride == 1) {
-    for (int r = 0; r < kRows; ++r) {
-      const T* x = reinterpret_cast<const T*>(source[r]);
-      for (int64_t start = 0; start < d; start += kChunk) {
-        const int64_t n = d - start < kChunk ? d - start : kChunk;
-        float* chunk = &place(r, start);
-        for (int64_t j = 0; j < n; ++j) chunk[j] = centre(x[start + j], mean[start + j]);
-      }
-    }
-  } else {  // neighbouring rows share cache lines when dim is not the innermost dimension
-    for (int64_t j = 0; j < d; ++j) {
-      for (int r = 0; r < kRows; ++r) place(r, j) = centre(reinterpret_cast<const T*>(source[r])[j * stride], mean[j]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int64_t j = d; j % kSquareStep != 0; ++j) place(r, j) = 0;
-  }
-}
+constexpr int64_t kSquareStep = 16;  // elements that square_rows reads at once
 
 typedef float Float8 __attribute__((vector_size(32)));
 typedef double Double8 __attribute__((vector_size(64)));
@@ -76,7 +100,7 @@ inline __attribute__((always_inline)) void add_squares(const float* values, Doub
 }
 
 // In float64, where squares of floats neither overflow nor underflow.
-void square_rows(const float* y, int64_t d, double* square) {
+void square_rows(const float* y, int64_t d, RowSize* size) {
   for (int r = 0; r < kRows; ++r) {
     Double8 even = {}, odd = {};  // two sums, so that one addition need not wait for the last
     for (int64_t j = 0; j < d; j += kSquareStep) {
@@ -85,31 +109,49 @@ void square_rows(const float* y, int64_t d, double* square) {
       add_squares(values + 8, odd);
     }
     const Double8 sum = even + odd;
-    square[r] = ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+    size[r].square = ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
   }
 }
 
-void load(const char* const* source, Dtype dtype, int64_t stride, int64_t d, const float* mean, float* y, double* square) {
-  with_type(dtype, [&]<class T>(const T*) { load_rows<T>(source, stride, d, mean, y); });
-  square_rows(y, d, square);
+void load(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y, RowSize* size) {
+  float* tile = static_cast<float*>(y);
+  with_type(dtype, [&]<class T>(const T*) {
+    for (int64_t start = 0; start < d; start += kChunk) {
+      load_chunk<T, kRows, kSquareStep>(source, count, stride, start, d, mean, tile + start * kRows);
+    }
+  });
+  square_rows(tile, d, size);
+}
+
+constexpr int64_t kAlignment = 64;
+
+int64_t tile_bytes(int64_t, int64_t d) { return (d + kChunk - 1) / kChunk * kChunk * kRows * static_cast<int64_t>(sizeof(float)); }
+
+int64_t block_bytes(int64_t d) {
+  const int64_t bytes = d * kLanes * static_cast<int64_t>(sizeof(float));
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+double pack(const float* code, int64_t d, int64_t lane, void* block) {
+  for (int64_t j = 0; j < d; ++j) static_cast<float*>(block)[j * kLanes + lane] = code[j];
+  return 0;
 }
 
 // Scores of all rows of the tile against each block of codewords in turn, handed to sink(block, scores) in registers.
 template <class Sink>
-inline __attribute__((always_inline)) void score_blocks(const float* y, const float* panels, const float* half_squares, int64_t blocks,
+inline __attribute__((always_inline)) void score_blocks(const void* y, const void* panels, const float* half_squares, int64_t blocks,
                                                         int64_t d, const Sink& sink) {
   for (int64_t block = 0; block < blocks; ++block) {
-    const Float* codes = reinterpret_cast<const Float*>(panels + block * d * kLanes);
-    const Float* half = reinterpret_cast<const Float*>(half_squares + block * kLanes);
+    const Float* codes = reinterpret_cast<const Float*>(static_cast<const char*>(panels) + block * block_bytes(d));
     Float score[kRows][kPanels];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-      for (int p = 0; p < kPanels; ++p) score[r][p] = half[p];
+      for (int p = 0; p < kPanels; ++p) __builtin_memcpy(&score[r][p], half_squares + block * kLanes + p * kWidth, sizeof(Float));
     }
     for (int64_t start = 0; start < d; start += kChunk) {
       const int64_t n = d - start < kChunk ? d - start : kChunk;
-      const float* tile = y + start * kRows;
+      const float* tile = static_cast<const float*>(y) + start * kRows;
       for (int64_t j = 0; j < n; ++j, codes += kPanels) {
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
@@ -123,7 +165,7 @@ inline __attribute__((always_inline)) void score_blocks(const float* y, const fl
   }
 }
 
-void top_two(const float* y, const float* panels, const float* half_squares, int64_t blocks, int64_t d, float* best, float* second,
+void top_two(const void* y, int64_t, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* best, float* second,
              int64_t* index) {
   Float best_lanes[kRows], second_lanes[kRows];
   Int panel_lanes[kRows];
@@ -152,7 +194,7 @@ void top_two(const float* y, const float* panels, const float* half_squares, int
   }
 }
 
-void scores(const float* y, const float* panels, const float* half_squares, int64_t blocks, int64_t d, float* out) {
+void scores(const void* y, int64_t, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out) {
   score_blocks(y, panels, half_squares, blocks, d, [&](int64_t block, const Float(&score)[kRows][kPanels]) __attribute__((always_inline)) {
     for (int r = 0; r < kRows; ++r) {
       __builtin_memcpy(out + r * blocks * kLanes + block * kLanes, score[r], sizeof score[r]);
@@ -160,7 +202,7 @@ void scores(const float* y, const float* panels, const float* half_squares, int6
   });
 }
 
-constexpr VqAssignKernel kKernel{kRows, kLanes, load, top_two, scores};
+constexpr VqAssignKernel kKernel{Arithmetic::f32, kRows, kLanes, tile_bytes, block_bytes, pack, load, top_two, scores};
 
 }  // namespace
 }  // namespace uefl::cpu

@@ -49,6 +49,19 @@ static void near_ties() {
   compare("near ties", x, codes, k, d);
 }
 
+// Enough codewords for the variants that look at all rows in a coarser arithmetic first, and more than one tile of rows.
+static void large_codebooks() {
+  std::mt19937 random(9);
+  for (const auto& [d, k] : {std::pair<int64_t, int64_t>{64, 1100}, {70, 4500}, {520, 300}}) {
+    auto codes = normal<float>(k * d, random, 1);
+    for (int64_t i = 0; i < 20 * d; ++i) codes[(k - 20) * d + i] = codes[i];
+    auto x = normal<float>(220 * d, random, 1);
+    for (int64_t i = 0; i < 20 * d; ++i) x[i] = (codes[i] + codes[i + 30 * d]) / 2;
+    for (int64_t i = 40 * d; i < 60 * d; ++i) x[i] = codes[i] + 1e-3f * x[i];
+    compare("large codebook", x, codes, k, d);
+  }
+}
+
 static void duplicates_take_the_lowest_index() {
   std::mt19937 random(4);
   const int64_t d = 9, k = 70;
@@ -130,6 +143,7 @@ static void a_codebook_that_is_not_finite_is_refused() {
 void run() {
   odd_shapes();
   near_ties();
+  large_codebooks();
   duplicates_take_the_lowest_index();
   extreme_values();
   strides_and_segments();

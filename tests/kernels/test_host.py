@@ -112,6 +112,7 @@ def test_errors(case):
 def test_plan_and_features():
     plan = _host.plan(n=100_000, d=64, k=256)
     assert plan["variant"] == _host.variant()
+    assert plan["passes"][-1] == ("three bfloat16 products" if plan["variant"] == "amx" else "float32")
     assert plan["blocks"] * plan["block_rows"] >= 100_000
     assert _host.plan(0, 1, 1)["blocks"] == 0
     assert _host.plan(1, 1, 1)["threads"] == 1
@@ -129,4 +130,4 @@ def test_variant_is_forced_by_the_environment():
     assert variant("portable").stdout.strip() == "portable"
     result = variant("sse9")
     assert result.returncode != 0
-    assert "UEFL_CPU=sse9 is not a variant; use one of avx512, avx2, portable, or unset it" in result.stderr
+    assert "UEFL_CPU=sse9 is not a variant; use one of amx, avx512, avx2, portable, or unset it" in result.stderr

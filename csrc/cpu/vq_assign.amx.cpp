@@ -1,0 +1,278 @@
+// The search on AMX: tiles of 16 x 32 bfloat16, multiplied into 16 x 16 sums in float32.
+//
+// Rows and codewords are split into two bfloat16 each (common/certificate.h). Codewords are the left operand, rows the right one, so
+// the scores of a codeword lie side by side and each vector lane keeps the best and second best of one row: no reduction at the end,
+// and the six vectors of 32 rows stay in registers. The price, turning the rows into columns, is paid once per row.
+#if defined(__x86_64__)
+// GCC 12 warns about the deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include "cpu/vq_assign_kernel.h"
+
+namespace uefl::cpu {
+namespace {
+
+constexpr int kTile = 16;                 // rows of a tile, and 32-bit columns
+constexpr int kPair = 2 * kTile;          // rows, and codewords, multiplied together: two tiles by two
+constexpr int kGroups = 6;                // pairs of tiles of rows that share one sweep over the codewords
+constexpr int64_t kDepth = 32;            // elements in one tile
+constexpr int64_t kTileBytes = 1024;      // [16][32] bfloat16
+constexpr int64_t kSweepBytes = 1 << 19;  // codewords that stay in the second-level cache while all rows of a tile pass
+
+// One part (the bfloat16 nearest to the values, or nearest to what that leaves) of 32 rows or codewords: [depth][2] tiles.
+inline int64_t part_bytes(int64_t d) { return (d + kDepth - 1) / kDepth * 2 * kTileBytes; }
+
+int64_t block_bytes(int64_t d) { return 2 * part_bytes(d); }
+int64_t tile_bytes(int64_t count, int64_t d) { return (count + kPair - 1) / kPair * 2 * part_bytes(d); }
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+const TileConfig kConfig;  // in memory for good: the compiler does not see that the instruction reads all of it
+
+struct ConfiguredTiles {
+  ConfiguredTiles() { _tile_loadconfig(&kConfig); }
+  ~ConfiguredTiles() { _tile_release(); }  // or every later switch of threads saves 8 KiB
+};
+
+struct Split {
+  __m512i first, second;  // 32 bfloat16 each
+  __m512 rest[2];         // value - first
+};
+
+inline __attribute__((always_inline)) void split(const __m512 (&value)[2], Split& out) {
+  out.first = (__m512i)_mm512_cvtne2ps_pbh(value[1], value[0]);
+  const __m256i half[2] = {_mm512_castsi512_si256(out.first), _mm512_extracti64x4_epi64(out.first, 1)};
+  for (int i = 0; i < 2; ++i) {
+    const __m512 nearest = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half[i]), 16));
+    out.rest[i] = _mm512_sub_ps(value[i], nearest);
+  }
+  out.second = (__m512i)_mm512_cvtne2ps_pbh(out.rest[1], out.rest[0]);
+}
+
+// Codewords lie in a tile as they are: [16][32].
+double pack(const float* code, int64_t d, int64_t lane, void* block) {
+  char* target = static_cast<char*>(block) + lane / kTile * kTileBytes + lane % kTile * 64;
+  __m512d squares = _mm512_setzero_pd();  // in float64, where they do not underflow
+  for (int64_t start = 0; start < d; start += kDepth, target += 2 * kTileBytes) {
+    const int64_t n = d - start < kDepth ? d - start : kDepth;
+    const uint32_t mask = 0xffffffffu >> (kDepth - n);
+    const __m512 value[2] = {_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), code + start),
+                             _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), code + start + kTile)};
+    Split parts;
+    split(value, parts);
+    _mm512_store_si512(target, parts.first);
+    _mm512_store_si512(target + part_bytes(d), parts.second);
+    for (const __m512 rest : parts.rest) {
+      const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(rest)), high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(rest, 1));
+      squares = _mm512_fmadd_pd(high, high, _mm512_fmadd_pd(low, low, squares));
+    }
+  }
+  return _mm512_reduce_add_pd(squares);
+}
+
+// [16][16] of 32 bits, rows to columns.
+inline __attribute__((always_inline)) void transpose(const void* source, int64_t stride, void* target, int64_t target_stride) {
+  __m512i a[16], b[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(static_cast<const char*>(source) + i * stride);
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]), a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]), a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88), b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
+    b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88), b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    a[i] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88), a[i + 8] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) _mm512_storeu_si512(static_cast<char*>(target) + i * target_stride, a[i]);
+}
+
+// Float32 sums of d squares are too small by less than 1 % and what underflowed.
+inline double square_bound(__m512 sum, int64_t d) { return 1.01 * _mm512_reduce_add_ps(sum) + static_cast<double>(d) * 0x1p-125; }
+
+// Rows lie in a tile as columns, the two halves of a column's word one after the other in the row: [16 pairs of elements][16 rows][2].
+template <class T, bool kBoth>
+void load_columns(const char* const* source, int64_t count, int64_t stride, int64_t d, const float* mean, char* y, RowSize* size) {
+  alignas(64) float chunk[kTile][kChunk];
+  alignas(64) __m512i parts[2][kTile];
+  __m512 square[kTile], rest[kTile];
+  for (int r = 0; r < kTile; ++r) square[r] = rest[r] = _mm512_setzero_ps();
+  for (int64_t start = 0; start < d; start += kDepth) {
+    if (start % kChunk == 0) load_chunk<T, kTile, kDepth>(source, count, stride, start, d, mean, chunk[0]);
+    for (int r = 0; r < kTile; ++r) {
+      const float* values = chunk[r] + start % kChunk;
+      const __m512 value[2] = {_mm512_load_ps(values), _mm512_load_ps(values + kTile)};
+      Split both;
+      split(value, both);
+      parts[0][r] = both.first;
+      square[r] = _mm512_fmadd_ps(value[1], value[1], _mm512_fmadd_ps(value[0], value[0], square[r]));
+      if (kBoth) {
+        parts[1][r] = both.second;
+      } else {
+        rest[r] = _mm512_fmadd_ps(both.rest[1], both.rest[1], _mm512_fmadd_ps(both.rest[0], both.rest[0], rest[r]));
+      }
+    }
+    char* target = y + start / kDepth * 2 * kTileBytes;
+    transpose(parts[0], 64, target, 64);
+    if (kBoth) transpose(parts[1], 64, target + part_bytes(d), 64);
+  }
+  for (int r = 0; r < kTile && r < count; ++r) size[r] = {square_bound(square[r], d), kBoth ? 0 : square_bound(rest[r], d)};
+}
+
+template <bool kBoth>
+void load(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y, RowSize* size) {
+  char* tile = static_cast<char*>(y);
+  with_type(dtype, [&]<class T>(const T*) {
+    for (int64_t r = 0; r < (count + kPair - 1) / kPair * kPair; r += kTile) {
+      const int64_t from = r < count ? r : count - 1;  // a second tile without rows repeats the last one
+      RowSize unused[kTile];
+      load_columns<T, kBoth>(source + from, count - from, stride, d, mean,
+                             tile + r / kPair * 2 * part_bytes(d) + r / kTile % 2 * kTileBytes, r < count ? size + r : unused);
+    }
+  });
+}
+
+// Tiles 0 to 3 += 32 codewords times 32 rows, `bytes` of each.
+inline __attribute__((always_inline)) void add_products(const char* codes, const char* y, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 2 * kTileBytes) {
+    _tile_loadd(4, codes + i, 64);
+    _tile_loadd(6, y + i, 64);
+    _tile_loadd(7, y + i + kTileBytes, 64);
+    _tile_loadd(5, codes + i + kTileBytes, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+// All products of 32 codewords with 32 rows; the small ones first, as the certificate asks.
+template <bool kBoth>
+inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  if (kBoth) {
+    add_products(codes + part, y, part);
+    add_products(codes, y + part, part);
+  }
+  add_products(codes, y, part);
+}
+
+struct alignas(64) Sums {
+  float tile[4][kTile][kTile];
+
+  __attribute__((always_inline)) void store() {
+    _tile_stored(0, tile[0], 64);
+    _tile_stored(1, tile[1], 64);
+    _tile_stored(2, tile[2], 64);
+    _tile_stored(3, tile[3], 64);
+  }
+  // Scores of codeword k with 16 rows.
+  __attribute__((always_inline)) __m512 score(int k, int half, const float* half_squares) const {
+    return _mm512_sub_ps(_mm512_set1_ps(half_squares[k]), _mm512_load_ps(tile[k / kTile * 2 + half][k % kTile]));
+  }
+};
+
+struct TopTwo {
+  __m512 best[2], second[2];
+  __m512i index[2];
+};
+
+inline __attribute__((always_inline)) void update(TopTwo& top, const Sums& sums, const float* half_squares, int64_t block) {
+  __m512i code = _mm512_set1_epi32(static_cast<int>(block) * kPair);
+#pragma GCC unroll 32
+  for (int k = 0; k < kPair; ++k) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m512 s = sums.score(k, i, half_squares);
+      top.index[i] = _mm512_mask_mov_epi32(top.index[i], _mm512_cmp_ps_mask(s, top.best[i], _CMP_LT_OQ), code);
+      top.second[i] = _mm512_min_ps(_mm512_max_ps(s, top.best[i]), top.second[i]);
+      top.best[i] = _mm512_min_ps(s, top.best[i]);
+    }
+    code = _mm512_add_epi32(code, _mm512_set1_epi32(1));
+  }
+}
+
+template <bool kBoth>
+void top_two(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* best,
+             float* second, int64_t* index) {
+  const ConfiguredTiles configured;
+  const int64_t part = part_bytes(d), groups = (count + kPair - 1) / kPair;
+  const int64_t sweep = kSweepBytes / (2 * part) + 1;
+  TopTwo tops[kGroups];
+  for (TopTwo& top : tops) {
+    for (int i = 0; i < 2; ++i) {
+      top.best[i] = top.second[i] = _mm512_set1_ps(__builtin_inff());
+      top.index[i] = _mm512_setzero_si512();
+    }
+  }
+  Sums sums;
+  for (int64_t begin = 0; begin < blocks; begin += sweep) {
+    const int64_t end = begin + sweep < blocks ? begin + sweep : blocks;
+    for (int64_t g = 0; g < groups; ++g) {
+      const char* rows = static_cast<const char*>(y) + g * 2 * part;
+      TopTwo top = tops[g];
+      const char* codes = static_cast<const char*>(panels) + begin * 2 * part;
+      multiply<kBoth>(codes, rows, part);
+      for (int64_t block = begin; block < end; ++block) {
+        sums.store();
+        codes += 2 * part;
+        if (block + 1 < end) multiply<kBoth>(codes, rows, part);  // under way while the vector units look at these
+        update(top, sums, half_squares + block * kPair, block);
+      }
+      tops[g] = top;
+    }
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    const TopTwo& top = tops[r / kPair];
+    const int64_t i = r / kTile % 2, lane = r % kTile;
+    best[r] = top.best[i][lane];
+    second[r] = top.second[i][lane];
+    index[r] = reinterpret_cast<const int*>(&top.index[i])[lane];
+  }
+}
+
+void scores(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out) {
+  const ConfiguredTiles configured;
+  const int64_t part = part_bytes(d), width = blocks * kPair;
+  Sums sums;
+  alignas(64) float columns[kTile][kTile], rows[kTile][kTile];
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t first = 0; first < count; first += kPair) {
+      multiply<true>(static_cast<const char*>(panels) + block * 2 * part, static_cast<const char*>(y) + first / kPair * 2 * part, part);
+      sums.store();
+      for (int i = 0; i < 4; ++i) {
+        const int64_t row = first + i % 2 * kTile, code = block * kPair + i / 2 * kTile;
+        for (int k = 0; k < kTile; ++k) _mm512_store_ps(columns[k], sums.score(i / 2 * kTile + k, i % 2, half_squares + block * kPair));
+        transpose(columns, 64, rows, 64);
+        for (int64_t r = 0; r < kTile && row + r < count; ++r) __builtin_memcpy(out + (row + r) * width + code, rows[r], sizeof rows[r]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const VqAssignKernel vq_assign_amx{Arithmetic::bf16x3, kGroups * kPair, kPair, tile_bytes, block_bytes, pack,
+                                   load<true>,         top_two<true>,   scores};
+// One product instead of three, for a first pass over all rows; reads what the other packed.
+const VqAssignKernel vq_assign_amx_quick{Arithmetic::bf16, kGroups * kPair, kPair, tile_bytes, block_bytes, pack,
+                                         load<false>,      top_two<false>,  scores};
+
+}  // namespace uefl::cpu
+#endif
