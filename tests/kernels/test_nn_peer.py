@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from uefl_kernels.nn import VectorQuantize
+from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
 from .conftest import normal
 
@@ -201,3 +201,54 @@ def test_codebook_can_be_set():
     with torch.no_grad():
         theirs.codebook = codes
     compare(ours, theirs, normal(3, 40, 16))
+
+
+RESIDUAL = {
+    "plain": {},
+    "sizes": {"codebook_size": (24, 10, 5), "num_quantizers": None},
+    "projected": {"codebook_dim": 6},
+    "gradient": {"quant_grad_frac": 0.5, "rotation_trick": False, "commitment_weight": 0.25},
+    "k-means": {"kmeans_init": True, "decay": 0.9, "rotation_trick": False},
+    "cosine": {"use_cosine_sim": True},
+}
+
+
+def residual_pair(**options):
+    options = {"dim": 16, "num_quantizers": 3, "codebook_size": 24} | options
+    torch.manual_seed(0)
+    theirs = peer.ResidualVQ(**options)
+    ours = ResidualVQ(**options)
+    assert list(ours.load_state_dict(theirs.state_dict())) == [[], []]
+    return ours, theirs
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_residual_same_results_and_codewords(name, masked):
+    ours, theirs = residual_pair(**RESIDUAL[name])
+    n = 400 if name == "k-means" else 40  # a cluster of one row leaves a rest near zero, whose nearest codeword is anyone's guess
+    given = {"mask": torch.arange(n).expand(3, n) < torch.tensor([[n // 2], [n], [n // 6]])} if masked else {}
+    for step in range(4):
+        results = []
+        for layer in (ours, theirs):
+            x = normal(3, n, 16, seed=step).requires_grad_()
+            torch.manual_seed(step)
+            quantized, indices, losses, codes = layer(x, return_all_codes=True, **given)
+            ((quantized * normal(3, n, 16, seed=9)).sum() + losses.sum()).backward()
+            results.append((quantized.detach(), losses.detach(), codes.detach(), x.grad, indices))
+        for got, want in zip(*results, strict=True):
+            # The gradient of the rotation is scaled by |codeword| / |rest|, which has the roundings of rests near zero.
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 if got is results[0][3] else 1e-5)
+        same_state(ours, theirs)
+    ours.eval(), theirs.eval()
+    x = normal(2, 9, 16)
+    for got, want in zip(ours(x), theirs(x), strict=True):
+        torch.testing.assert_close(got, want, **CLOSE)
+    torch.testing.assert_close(ours.get_output_from_indices(ours(x)[1]), theirs.get_output_from_indices(theirs(x)[1]), **CLOSE)
+
+
+def test_residual_codes_of_fewer_indices():
+    ours, theirs = residual_pair(quantize_dropout=True)
+    indices = torch.randint(24, (2, 9, 2))
+    torch.testing.assert_close(ours.get_codes_from_indices(indices), theirs.get_codes_from_indices(indices), **CLOSE)
+    torch.testing.assert_close(ours.get_output_from_indices(indices), theirs.get_output_from_indices(indices), **CLOSE)

@@ -5,7 +5,6 @@ Nothing here waits for the device, except for the first batch of ``kmeans_init``
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,13 +13,11 @@ from torch import nn
 
 from .. import vq
 from . import _distributed as distributed
+from ._float32 import Float32Module
 
 
-class Codebook(nn.Module):
-    """``[h, K, d]`` codewords, h = 1 where all heads share them; its state has the names that vector-quantize-pytorch uses.
-
-    All of it stays float32 when the model is cast to half precision: averages over many steps do not fit into 8 bits.
-    """
+class Codebook(Float32Module):
+    """``[h, K, d]`` codewords, h = 1 where all heads share them; its state has the names that vector-quantize-pytorch uses."""
 
     initted: torch.Tensor
     cluster_size: torch.Tensor
@@ -190,15 +187,6 @@ class Codebook(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.waiting = not bool(self.initted)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Codebook:
-        def keep_float32(tensor: torch.Tensor) -> torch.Tensor:
-            moved = fn(tensor)
-            reduced = tensor.dtype == torch.float32 and moved.dtype in (torch.float16, torch.bfloat16)
-            return tensor.to(moved.device) if reduced else moved
-
-        super()._apply(keep_float32, recurse)
-        return self
 
 
 def _spread(rows: torch.Tensor, books: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
