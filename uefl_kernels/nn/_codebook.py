@@ -129,10 +129,10 @@ class Codebook(Float32Module):
         position = position // shared
         if mask is not None:  # the j-th row that the mask lets through
             position = torch.searchsorted(mask.flatten().cumsum(0), position + 1).clamp(max=mask.numel() - 1)
-        found = x[torch.unravel_index(position, x.shape[:-1])].unflatten(-1, (heads, d))
+        found = x[_coordinates(position, x.shape[:-1])].unflatten(-1, (heads, d))
         found = torch.take_along_dim(found, head[..., None, None], dim=-2).squeeze(-2).to(self.embed.dtype)
         taken = taken & found.isfinite().all(-1)  # one broken row must not break a codeword for good
-        found = torch.where(taken.unsqueeze(-1), found, 0)
+        found = found.masked_fill(~taken.unsqueeze(-1), 0)
         place = torch.arange(k, device=x.device)
         mine = ((place + self.steps) % world == rank).unsqueeze(-1)  # in turn, so that no codeword depends on one process
         turn = place // world
@@ -142,7 +142,7 @@ class Codebook(Float32Module):
         """Dead codewords, in random order, take the places that hold a row; with fewer rows than them the rest wait."""
         dead = self.cluster_size < self.threshold
         held = taken.squeeze(-1) > 0
-        queue = torch.where(dead, priority.squeeze(-1), 2.0).argsort(dim=-1, stable=True).argsort(-1)
+        queue = priority.squeeze(-1).masked_fill(~dead, 2.0).argsort(dim=-1, stable=True).argsort(-1)
         place = (~held).to(torch.uint8).argsort(dim=-1, stable=True).gather(-1, queue)
         revived = dead & (queue < held.sum(-1, keepdim=True))
         new = rows.gather(1, place.unsqueeze(-1).expand_as(rows))
@@ -196,8 +196,17 @@ def _spread(rows: torch.Tensor, books: int, places: int) -> tuple[torch.Tensor, 
     """
     parts = rows.clamp(max=places)
     taken = (torch.arange(places, device=rows.device) < parts).expand(books, places)
-    order = torch.where(taken, torch.rand(books, places, device=rows.device), 2.0).argsort(-1)
+    order = torch.rand(books, places, device=rows.device).masked_fill(~taken, 2.0).argsort(-1)
     parts = parts.clamp(min=1)
     low, high = order * rows // parts, (order + 1) * rows // parts
     drawn = low + (torch.rand(books, places, device=rows.device) * (high - low)).long()
     return torch.minimum(drawn, high - 1).clamp(min=0).minimum((rows - 1).clamp(min=0)), taken
+
+
+def _coordinates(position: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:
+    """Flat positions as one index per dimension; torch.unravel_index copies the shape to the device and waits for that."""
+    found = []
+    for size in reversed(shape):
+        found.append(position % size)
+        position = position // size
+    return tuple(reversed(found))

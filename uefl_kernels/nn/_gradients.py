@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 _EPS = 1e-6
 
@@ -23,11 +22,14 @@ class _Rotation(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         x, quantized = (t.double() if t.dtype == torch.float64 else t.float() for t in ctx.saved_tensors)
         g = gradient.to(x.dtype)
-        x_norm, q_norm = x.norm(dim=-1, keepdim=True), quantized.norm(dim=-1, keepdim=True)
-        u, q = x / x_norm.clamp(min=_EPS), quantized / q_norm.clamp(min=_EPS)
-        w = F.normalize(u + q, dim=-1, eps=_EPS)
-        turned = g - 2 * w * (w * g).sum(-1, keepdim=True) + 2 * u * (q * g).sum(-1, keepdim=True)
-        return (turned * (q_norm / x_norm.clamp(min=_EPS))).to(gradient.dtype), None
+        x_norm, q_norm = (t.norm(dim=-1, keepdim=True) for t in (x, quantized))
+        x_scale, q_scale = 1 / x_norm.clamp(min=_EPS), 1 / q_norm.clamp(min=_EPS)
+        ratio = q_norm * x_scale
+        both = (x * x_scale).addcmul_(quantized, q_scale)  # u + v; the only other tensor of the size of x is the result
+        towards = (both * g).sum(-1, keepdim=True) / both.norm(dim=-1, keepdim=True).clamp(min=_EPS).square()
+        back = (quantized * g).sum(-1, keepdim=True) * q_scale * x_scale
+        turned = (g * ratio).addcmul_(both, -2 * ratio * towards).addcmul_(x, 2 * ratio * back)
+        return turned.to(gradient.dtype), None
 
 
 def rotate(x: torch.Tensor, quantized: torch.Tensor) -> torch.Tensor:

@@ -306,7 +306,7 @@ class VectorQuantize(nn.Module):
             return loss - loss.detach() / 2 if learning else loss
         # With a mask the peer measures to the input as it was given, also where unit vectors are what is quantised.
         target = gather(codes, out.indices).flatten(-2) if learning else out.quantized.detach()
-        error = torch.where(mask.unsqueeze(-1), given.to(loss.dtype) - target.to(loss.dtype), 0)
+        error = (given.to(loss.dtype) - target.to(loss.dtype)).masked_fill(~mask.unsqueeze(-1), 0)
         return error.square().sum() / (mask.sum() * given.shape[-1]).clamp(min=1)
 
     def _unit(self, x: torch.Tensor) -> torch.Tensor:
