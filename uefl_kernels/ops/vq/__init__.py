@@ -22,6 +22,8 @@ class VQOutput(NamedTuple):
     """scalar, float32 (float64 for float64 x): (codebook_weight + commitment_weight) * mean((x - quantized)^2)."""
     counts: torch.Tensor
     """``[K]`` or ``[S, K]`` int64: how many segments took each codeword."""
+    sums: torch.Tensor | None = None
+    """the shape of the codebook, float64, with ``with_sums=True``, else None: the sum of the segments that took each codeword."""
 
 
 def _fake(
@@ -114,6 +116,7 @@ def vq(
     precision: str = "exact",
     codebook_weight: float = 1.0,
     commitment_weight: float = 0.25,
+    with_sums: bool = False,
 ) -> VQOutput:
     """Replace every segment of x by its nearest codeword; the whole VQ layer in one call.
 
@@ -124,9 +127,12 @@ def vq(
         precision: ``"exact"`` (the default) or ``"fast"``; see :func:`vq_assign`.
         codebook_weight: weight of mean((sg[x] - q)^2), which moves the codewords.
         commitment_weight: weight of mean((x - sg[q])^2), which moves x (the beta of the papers).
+        with_sums: also return the sum of the segments of each codeword, what a moving average or k-means makes codewords of.
+            It is exact to the unit of a 64-bit fixed point, the same on every backend and for any number of threads, and
+            leaves out values that are not finite.
 
     Returns:
-        :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to x unchanged
+        :class:`VQOutput` ``(quantized, indices, loss, counts, sums)``. Gradients: quantized passes its gradient to x unchanged
         (straight through) and none to the codebook; loss has the closed forms of the two terms above. A row that holds
         NaN takes codeword 0 and makes the loss NaN; one with NaN or an infinity makes the gradient of its codeword NaN
         and of no other. N = 0 gives a loss of 0.
@@ -146,8 +152,10 @@ def vq(
         loss = codebook_weight * F.mse_loss(q, x.detach()) + commitment_weight * F.mse_loss(x, q.detach())
         quantized = x + (q - x).detach()   # here exactly q
         counts = torch.bincount(indices.flatten(), minlength=K)
+        sums = torch.zeros(K, d, dtype=torch.float64).index_add_(0, indices.flatten(), x.reshape(-1, d).double())
     """
     check_search("vq", x, codebook, metric, precision)
-    with_sums = codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled()
-    out = resolve("vq", x)(x, codebook, metric, precision == "exact", with_sums, float(codebook_weight), float(commitment_weight))
-    return VQOutput(*out[:4])
+    needed = with_sums or (codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled())
+    weights = float(codebook_weight), float(commitment_weight)
+    quantized, indices, loss, counts, sums = resolve("vq", x)(x, codebook, metric, precision == "exact", needed, *weights)
+    return VQOutput(quantized, indices, loss, counts, sums if with_sums else None)

@@ -1,0 +1,134 @@
+"""ResidualVQ without its peer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from uefl_kernels.nn import ResidualVQ
+
+from .conftest import normal
+
+
+def layer(seed=0, **options):
+    torch.manual_seed(seed)
+    return ResidualVQ(**({"dim": 8, "num_quantizers": 3, "codebook_size": 12} | options))
+
+
+def test_each_quantiser_takes_what_is_left():
+    rvq, x = layer().eval(), normal(2, 30, 8)
+    quantized, indices, losses, codes = rvq(x, return_all_codes=True)
+    rest = x
+    for q, quantizer in enumerate(rvq.layers):
+        assert torch.equal(indices[..., q], quantizer(rest)[1])
+        assert torch.equal(codes[q], quantizer.codebook[indices[..., q]])
+        rest = rest - codes[q]
+    torch.testing.assert_close(quantized, codes.sum(0))
+    assert losses.tolist() == [0, 0, 0]
+    torch.testing.assert_close(rvq.get_output_from_indices(indices), quantized)
+
+
+def test_training_shrinks_the_error():
+    rvq, x = layer(threshold_ema_dead_code=1), normal(500, 8)
+    errors = [(rvq(x)[0] - x).square().mean().item() for _ in range(10)]
+    assert errors[-1] < errors[0] < 1
+    rests = [(x - codes).square().mean() for codes in rvq.eval()(x, return_all_codes=True)[3].cumsum(0)]
+    assert rests[2] < rests[1] < rests[0]
+
+
+def test_gradients_reach_the_input_of_every_quantiser():
+    rvq, x, weight = layer(rotation_trick=False, commitment_weight=0.5), normal(40, 8).requires_grad_(), normal(40, 8, seed=1)
+    quantized, _, losses, codes = rvq(x, return_all_codes=True, freeze_codebook=True)
+    ((quantized * weight).sum() + losses.sum()).backward()
+    # Every layer passes the gradient straight through, and each rest is x less constants.
+    rests = [x.detach() - codes[:q].sum(0) for q in range(1, 4)]
+    torch.testing.assert_close(x.grad, 3 * weight + sum(0.5 * 2 / x.numel() * rest for rest in rests), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"codebook_dim": 3}], ids=str)
+def test_images(options):
+    rvq, flat = layer(accept_image_fmap=True, **options), layer(**options)
+    x = normal(2, 8, 5, 7)
+    for _ in range(2):
+        quantized, indices, losses = rvq(x)
+        expected = flat(x.permute(0, 2, 3, 1))
+    assert indices.shape == (2, 5, 7, 3)
+    torch.testing.assert_close(quantized, expected[0].permute(0, 3, 1, 2))
+    assert torch.equal(indices, expected[1])
+    torch.testing.assert_close(losses, expected[2])
+    assert rvq.eval().get_output_from_indices(indices).shape == x.shape
+
+
+def test_sizes_of_their_own():
+    rvq = layer(codebook_size=[12, 5], num_quantizers=None)
+    assert [len(book) for book in rvq.codebooks] == [12, 5]
+    assert layer().codebooks.shape == (3, 12, 8)
+    assert rvq(normal(40, 8))[1].amax(0).tolist() <= [11, 4]
+
+
+def test_dropout_of_quantisers():
+    rvq, x = layer(quantize_dropout=True, quantize_dropout_cutoff_index=1, num_quantizers=8, quantize_dropout_multiple_of=2), normal(20, 8)
+    seen = set()
+    for seed in range(30):
+        torch.manual_seed(seed)
+        quantized, indices, losses = rvq(x)
+        kept = int((indices[0] >= 0).sum())
+        seen.add(kept)
+        assert (indices[:, kept:] == -1).all()
+        assert not losses[kept:].any()
+        assert quantized.shape == x.shape
+    assert seen == {2, 4, 6, 8}
+    counts = {int((rvq(x, rand_quantize_dropout_fixed_seed=5)[1][0] >= 0).sum()) for _ in range(5)}
+    assert len(counts) == 1
+    assert (rvq.eval()(x)[1] >= 0).all()
+
+
+def test_mask_autocast_and_compile():
+    rvq, x = layer(codebook_dim=4, threshold_ema_dead_code=1), normal(2, 10, 8).requires_grad_()
+    mask = torch.arange(10).expand(2, 10) < torch.tensor([[4], [0]])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        quantized, indices, losses = rvq(x, mask=mask)
+    (quantized.float().sum() + losses.sum()).backward()
+    assert quantized.dtype == torch.bfloat16
+    assert losses.dtype == torch.float32
+    assert not quantized[~mask].any()
+    assert (indices[~mask] == -1).all()
+    assert not x.grad[~mask].any()
+    assert x.grad[mask].isfinite().all()
+    torch._dynamo.reset()
+    rvq.eval()
+    for got, want in zip(torch.compile(rvq, fullgraph=True, backend="aot_eager")(x), rvq(x), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"shared_codebook": True}, ValueError, "^ResidualVQ: shared_codebook=True is not supported, only its default False"),
+        ({"heads": 2}, ValueError, "heads=2 is not supported, only its default 1"),
+        ({"affine_param": True}, ValueError, "^VectorQuantize: affine_param=True is not supported"),
+        ({"codebok_dim": 3}, TypeError, "there is no argument 'codebok_dim'"),
+        ({"num_quantizers": None}, ValueError, "name num_quantizers, or one codebook_size for each"),
+        ({"num_quantizers": 2, "codebook_size": [3, 3, 3]}, ValueError, r"codebook_size \[3, 3, 3\] does not fit num_quantizers=2"),
+        ({"num_quantizers": 0}, ValueError, "does not fit num_quantizers=0"),
+        ({"quantize_dropout_cutoff_index": 3}, ValueError, "quantize_dropout_cutoff_index=3 must be 0 to 2"),
+    ],
+)
+def test_constructor_refuses(options, error, message):
+    with pytest.raises(error, match=message):
+        layer(**options)
+
+
+def test_forward_refuses():
+    rvq = layer(codebook_dim=4)
+    with pytest.raises(ValueError, match=r"^ResidualVQ\.forward: beam_size=4 is not supported"):
+        rvq(normal(4, 8), beam_size=4)
+    with pytest.raises(ValueError, match=r"^ResidualVQ: x must have shape \[\.\.\., 8\], got \[4, 7\]"):
+        rvq(normal(4, 7))
+    with pytest.raises(ValueError, match=r"indices must have shape \[\.\.\., 1 to 3\], got \[4, 5\]"):
+        rvq.get_codes_from_indices(torch.zeros(4, 5).long())
+    images = layer(accept_image_fmap=True)
+    with pytest.raises(ValueError, match=r"x must have shape \[B, 8, H, W\], got \[4, 8\]"):
+        images(normal(4, 8))
+    with pytest.raises(ValueError, match="mask is for sequences"):
+        images(normal(4, 8, 2, 2), mask=torch.ones(4, 2, 2).bool())

@@ -1,0 +1,221 @@
+"""VectorQuantize in its surroundings: precision, compile, determinism, copies and state, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from .conftest import normal
+from .nn_layers import KINDS, layer, state
+
+# --- precision, compile, determinism, state ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_and_half_precision(kind):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), layer(threshold_ema_dead_code=1, **KINDS[kind]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        quantized, _, loss = model(normal(40, 8))
+    assert quantized.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    (quantized.float().sum() + loss).backward()
+    assert model[0].weight.grad.isfinite().all()
+    model = model.to(torch.bfloat16)
+    assert all(v.dtype not in (torch.bfloat16, torch.float16) for name, v in model.state_dict().items() if "_codebook" in name)
+    x = normal(40, 8, dtype=torch.bfloat16).requires_grad_()
+    quantized, _, loss = model(x)
+    (quantized.sum() + loss).backward()
+    assert quantized.dtype == x.grad.dtype == torch.bfloat16
+    assert model.to(torch.float64)[1].codebook.dtype == torch.float64
+
+
+def test_half_precision_chooses_the_nearest_of_the_values_given():
+    vq, x = layer(freeze_codebook=True), normal(200, 8, dtype=torch.bfloat16)
+    assert torch.equal(vq(x)[1], vq(x.float())[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_without_a_break(kind):
+    """A graph break is also where the device would be waited for: there is none, in the averages and the revival either."""
+    torch._dynamo.reset()  # each kind anew: dynamo counts the versions of a function over all of them
+    plain, compiled = (layer(threshold_ema_dead_code=1, **KINDS[kind]) for _ in range(2))
+    run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    mask = torch.arange(20).expand(2, 20) < 15
+    for step, given in enumerate(({}, {}, {"mask": mask})):
+        gradients = []
+        for call in (plain, run):
+            x = normal(2, 20, 8, seed=step).requires_grad_()
+            torch.manual_seed(step)
+            quantized, indices, loss = call(x, **given)
+            (quantized.square().sum() + loss).backward()
+            gradients.append((x.grad, indices, loss.detach()))
+        for got, want in zip(*gradients, strict=True):
+            torch.testing.assert_close(got, want)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], value)
+
+
+def test_same_seed_same_bits():
+    states = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        vq = layer(kmeans_init=True, threshold_ema_dead_code=1, heads=2, codebook_dim=4)
+        for step in range(4):
+            vq(normal(3000, 8, seed=step))
+        states.append(state(vq))
+    torch.set_num_threads(1)
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_and_restored_layers_go_on_alike(kind):
+    first = layer(threshold_ema_dead_code=1, kmeans_init=True, **KINDS[kind])
+    first(normal(40, 8))
+    restored = layer(1, threshold_ema_dead_code=1, kmeans_init=True, **KINDS[kind])
+    restored.load_state_dict(first.state_dict())
+    for other in (copy.deepcopy(first), restored):
+        start = copy.deepcopy(first)
+        for vq in (start, other):
+            torch.manual_seed(7)
+            vq(normal(40, 8, seed=1))
+        assert all(torch.equal(value, start.state_dict()[name]) for name, value in other.state_dict().items())
+
+
+def test_names_in_the_state():
+    assert {k: list(v.shape) for k, v in layer(heads=2, codebook_dim=3, separate_codebook_per_head=True).state_dict().items()} == {
+        "project_in.weight": [6, 8],
+        "project_in.bias": [6],
+        "project_out.weight": [8, 6],
+        "project_out.bias": [8],
+        "_codebook.initted": [],
+        "_codebook.cluster_size": [2, 10],
+        "_codebook.embed_avg": [2, 10, 3],
+        "_codebook.embed": [2, 10, 3],
+    }
+
+
+def test_codebook_can_be_set_and_read():
+    for kind in ("shared", "per head"):
+        vq = layer(**KINDS[kind])
+        codes = normal(*vq.codebook.shape, seed=3)
+        vq.codebook = codes
+        assert torch.equal(vq.codebook, codes)
+        with pytest.raises(ValueError, match=r"codebook must have shape \[.*10, .\], got \[3, 3\]"):
+            vq.codebook = torch.zeros(3, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_and_rows_that_are_not_finite(kind):
+    vq = layer(threshold_ema_dead_code=1, **KINDS[kind])
+    quantized, indices, loss = vq(torch.empty(0, 8))
+    assert quantized.shape == (0, 8)
+    assert indices.shape[0] == 0
+    assert loss.item() == 0
+    vq(torch.full((4, 8), float("nan")))
+
+
+def test_a_batch_of_nan_does_not_reach_the_averages():
+    vq = layer()
+    quantized, _, loss = vq(torch.full((4, 8), float("nan")))
+    assert loss.isnan()
+    assert quantized.isfinite().all()
+    assert vq.codebook.isfinite().all()
+
+
+# --- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"affine_param": True},
+            ValueError,
+            r"^VectorQuantize: affine_param=True is not supported, only its default False; vector-quantize",
+        ),
+        ({"sync_codebook": False}, ValueError, "sync_codebook=False is not supported, only its default None"),
+        ({"orthogonal_reg_weight": 10}, ValueError, r"orthogonal_reg_weight=10 is not supported, only its default 0\.0"),
+        ({"codebok_dim": 3}, TypeError, "^VectorQuantize: there is no argument 'codebok_dim'"),
+        ({"codebook_size": 0}, ValueError, "codebook_size is 0, expected at least 1"),
+        ({"heads": -1}, ValueError, "heads is -1, expected at least 1"),
+        ({"decay": 1.5}, ValueError, "decay is 1.5, expected 0 to 1"),
+        ({"commitment_weight": -1.0}, ValueError, "commitment_weight is -1.0, expected 0 or more"),
+        ({"eps": float("nan")}, ValueError, "eps is nan, expected 0 or more"),
+        ({"learnable_codebook": True, "ema_update": True}, ValueError, "learnable_codebook=True excludes ema_update=True"),
+        ({"learnable_codebook": True, "use_cosine_sim": True}, ValueError, "learnable_codebook=True excludes use_cosine_sim=True"),
+        ({"accept_image_fmap": True, "channel_last": False}, ValueError, "leave channel_last at True"),
+    ],
+)
+def test_constructor_refuses(options, error, message):
+    with pytest.raises(error, match=message):
+        layer(**options)
+
+
+def test_arguments_at_the_defaults_of_the_peer_pass():
+    layer(affine_param=False, sync_kmeans=True, orthogonal_reg_weight=0, straight_through=False)(normal(4, 8), lens=None, topk=None)
+
+
+@pytest.mark.parametrize(
+    ("x", "given", "error", "message"),
+    [
+        (torch.zeros(4, 7), {}, ValueError, r"^VectorQuantize: x must have shape \[\.\.\., 8\], got \[4, 7\]"),
+        (torch.zeros(8), {}, ValueError, r"x must have shape \[\.\.\., 8\], got \[8\]"),
+        (torch.zeros(4, 8).long(), {}, TypeError, "x must be a floating-point tensor, got torch.int64"),
+        ([1.0], {}, TypeError, "x must be a floating-point tensor, got list"),
+        (torch.zeros(4, 8), {"mask": torch.ones(4)}, TypeError, "mask must be bool, True where x counts, got torch.float32"),
+        (torch.zeros(4, 8), {"mask": torch.ones(3).bool()}, ValueError, r"mask must have shape \[4\] for x \[4, 8\], got \[3\]"),
+        (torch.zeros(4, 8), {"topk": 3}, ValueError, r"^VectorQuantize\.forward: topk=3 is not supported, only its default None"),
+        (torch.zeros(4, 8), {"lens": torch.ones(4)}, ValueError, r"lens=tensor\(.*\) is not supported"),
+        (torch.zeros(4, 8), {"maks": None}, TypeError, r"^VectorQuantize\.forward: there is no argument 'maks'"),
+    ],
+)
+def test_forward_refuses(x, given, error, message):
+    vq = layer()
+    before = state(vq)
+    with pytest.raises(error, match=message):
+        vq(x, **given)
+    assert all(torch.equal(value, before[name]) for name, value in state(vq).items())
+
+
+def test_images_and_channels():
+    vq = layer(accept_image_fmap=True)
+    with pytest.raises(ValueError, match=r"x must have shape \[B, 8, H, W\], got \[2, 8, 5\]"):
+        vq(torch.zeros(2, 8, 5))
+    with pytest.raises(ValueError, match="mask is for sequences"):
+        vq(torch.zeros(2, 8, 5, 5), mask=torch.ones(2, 5, 5).bool())
+    with pytest.raises(ValueError, match=r"x must have shape \[B, 8, \.\.\.\], got \[2, 5, 8\]"):
+        layer(channel_last=False)(torch.zeros(2, 5, 8))
+
+
+def test_indices_are_checked():
+    vq = layer(heads=2, codebook_dim=4)
+    with pytest.raises(TypeError, match=r"indices have dtype torch.float32, expected torch.int64"):
+        vq.get_codes_from_indices(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"indices must have shape \[\.\.\., 2\] for 2 heads, got \[3, 5\]"):
+        vq.get_output_from_indices(torch.zeros(3, 5).long())
+
+
+def test_codewords_that_are_not_finite():
+    vq = layer()
+    vq._codebook.embed[0, 3, 2] = float("inf")
+    with pytest.raises(RuntimeError, match="the codebook holds NaN or infinity"):
+        vq(normal(4, 8))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_does_not_wait_for_the_gpu(kind):
+    vq, mask = layer(threshold_ema_dead_code=1, **KINDS[kind]).cuda(), (torch.arange(20) < 15).expand(3, 20).cuda()
+    x = normal(3, 20, 8).cuda().requires_grad_()
+    vq(x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for given in ({}, {"mask": mask}):
+            quantized, _, loss = vq(x, **given)
+            (quantized.sum() + loss).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

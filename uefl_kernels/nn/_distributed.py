@@ -1,0 +1,58 @@
+"""What the layers need of torch.distributed; in one process each of these is free."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This process's rank and the number of processes; (0, 1) without a process group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def all_reduce(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Sum each ``[h, K, *]`` tensor over all processes, in one message."""
+    if rank_and_size()[1] == 1:
+        return parts
+    packed = torch.cat(parts, -1)
+    dist.all_reduce(packed)
+    return list(packed.split([part.shape[-1] for part in parts], -1))
+
+
+def sample_rows(rows: torch.Tensor, count: int) -> torch.Tensor | None:
+    """``[h, count, d]`` rows of ``[h, n, d]``, drawn from the rows of all processes and the same on each of them.
+
+    They are distinct where there are enough. None when no process has a row. A process gives in proportion to what it has;
+    this waits for the device, once.
+    """
+    rank, world = rank_and_size()
+    sizes = torch.zeros(world, dtype=torch.int64, device=rows.device)
+    sizes[rank] = rows.shape[1]
+    if world > 1:
+        dist.all_reduce(sizes)
+    ends = [0, *sizes.cumsum(0).tolist()]
+    if ends[-1] == 0:
+        return None
+    start, stop = (count * end // ends[-1] for end in ends[rank : rank + 2])
+    result = rows.new_zeros(rows.shape[0], count, rows.shape[-1])
+    for book, samples in enumerate(rows):
+        result[book, start:stop] = samples[_draw(len(samples), stop - start, rows.device)]
+    if world > 1:
+        dist.all_reduce(result)
+    return result
+
+
+def _draw(available: int, count: int, device: torch.device) -> torch.Tensor:
+    if available >= count:
+        return torch.randperm(available, device=device)[:count]
+    return torch.randint(available, (count,), device=device)
+
+
+def same_on_all(value: torch.Tensor) -> torch.Tensor:
+    """The value of the first process."""
+    if rank_and_size()[1] > 1:
+        dist.broadcast(value, src=0)
+    return value
