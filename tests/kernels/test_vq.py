@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from uefl_kernels import COMPILED, backend, vq, vq_assign
+from uefl_kernels import COMPILED, backend, vq, vq_assign, vq_with_sums
 
 from .conftest import DTYPES, normal
 
@@ -159,14 +159,14 @@ def test_counts_and_loss_are_what_the_docstring_says():
 def test_sums_are_returned_when_asked_for(name, shared):
     x, codebook = normal(200, 6), normal(9, 3, seed=1) if shared else normal(2, 9, 3, seed=1)
     with backend(name):
-        out = vq(x, codebook, with_sums=True)
-        assert vq(x, codebook.requires_grad_()).sums is None
-    assert out.sums.dtype == torch.float64
-    assert out.sums.shape == codebook.shape
+        out, sums = vq_with_sums(x, codebook)
+        assert len(vq(x, codebook)) == len(out) == 4
+    assert sums.dtype == torch.float64
+    assert sums.shape == codebook.shape
     expected = torch.zeros(codebook.shape[:-1].numel(), 3, dtype=torch.float64)
     rows = out.indices if shared else out.indices + torch.tensor([0, 9])
     expected.index_add_(0, rows.flatten(), x.reshape(-1, 3).double())
-    torch.testing.assert_close(out.sums, expected.view_as(out.sums), rtol=0, atol=1e-12)  # 200 values below 4, in units of 2^-52
+    torch.testing.assert_close(sums, expected.view_as(sums), rtol=0, atol=1e-12)  # 200 values below 4, in units of 2^-52
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])

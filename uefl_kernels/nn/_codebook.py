@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import vq
+from .. import vq_with_sums
 from . import _distributed as distributed
 from ._float32 import Float32Module
 
@@ -172,9 +172,8 @@ class Codebook(Float32Module):
         means = self._scaled(means)
         counts = means.new_zeros(books, k, 1)
         for _ in range(self.kmeans_iters):
-            out = vq(x, means[0] if books == 1 else means, metric=self.metric, with_sums=True)
-            assert out.sums is not None
-            counts, sums = distributed.all_reduce([out.counts.view(books, k, 1).float(), out.sums.view(books, k, d).float()])
+            out, sums = vq_with_sums(x, means[0] if books == 1 else means, metric=self.metric)
+            counts, sums = distributed.all_reduce([out.counts.view(books, k, 1).float(), sums.view(books, k, d).float()])
             means = torch.where(counts > 0, self._scaled(sums / counts.clamp(min=1)), means)
         self.embed_avg.copy_(means * counts)
         self.cluster_size.copy_(counts.squeeze(-1))

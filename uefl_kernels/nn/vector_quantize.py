@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .. import vq
+from .. import vq, vq_with_sums
 from ..ops.vq.reference import flat_indices, gather
 from . import _peer
 from ._codebook import Codebook
@@ -268,19 +268,20 @@ class VectorQuantize(nn.Module):
         learning = self.training and not frozen and self.learnable_codebook and self.commitment_weight > 0
         # A copy where the codewords are updated in place below: the backward pass still needs the ones that were chosen.
         codes = book.codes.clone() if updating else book.codes
-        out = vq(
-            rows,
-            codes if learning else codes.detach(),
-            metric=book.metric,
-            codebook_weight=float(learning and mask is None),
-            commitment_weight=1.0,
-            with_sums=updating,
-        )
+        chosen_from = codes if learning else codes.detach()
+        weight = float(learning and mask is None)
+        sums = None
+        if updating:
+            out, sums = vq_with_sums(rows, chosen_from, metric=book.metric, codebook_weight=weight, commitment_weight=1.0)
+        else:
+            out = vq(rows, chosen_from, metric=book.metric, codebook_weight=weight, commitment_weight=1.0)
         counts = out.counts if mask is None else out.counts - _chosen_by_padding(out.indices, codes, mask)
         book.counts.copy_(counts.view_as(book.counts))
-        if updating:
-            assert out.sums is not None
-            book.update(counts.view_as(book.counts), out.sums.view_as(book.embed), rows.detach(), mask)  # zeros add nothing to sums
+        if sums is not None:  # the zeros of the padding have added nothing; a codeword that got a row of NaN sits this step out
+            sums = sums.view_as(book.embed)
+            unsound = sums.isnan().any(-1, keepdim=True)
+            counts = counts.view_as(book.counts).masked_fill(unsound.view_as(book.counts), 0)
+            book.update(counts, sums.masked_fill(unsound, 0), rows.detach(), mask)
         return (
             self._route(rows, codes, out.quantized, out.indices).to(given.dtype),
             out.indices,

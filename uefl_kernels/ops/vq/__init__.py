@@ -22,8 +22,6 @@ class VQOutput(NamedTuple):
     """scalar, float32 (float64 for float64 x): (codebook_weight + commitment_weight) * mean((x - quantized)^2)."""
     counts: torch.Tensor
     """``[K]`` or ``[S, K]`` int64: how many segments took each codeword."""
-    sums: torch.Tensor | None = None
-    """the shape of the codebook, float64, with ``with_sums=True``, else None: the sum of the segments that took each codeword."""
 
 
 def _fake(
@@ -116,7 +114,6 @@ def vq(
     precision: str = "exact",
     codebook_weight: float = 1.0,
     commitment_weight: float = 0.25,
-    with_sums: bool = False,
 ) -> VQOutput:
     """Replace every segment of x by its nearest codeword; the whole VQ layer in one call.
 
@@ -127,12 +124,9 @@ def vq(
         precision: ``"exact"`` (the default) or ``"fast"``; see :func:`vq_assign`.
         codebook_weight: weight of mean((sg[x] - q)^2), which moves the codewords.
         commitment_weight: weight of mean((x - sg[q])^2), which moves x (the beta of the papers).
-        with_sums: also return the sum of the segments of each codeword, what a moving average or k-means makes codewords of.
-            It is exact to the unit of a 64-bit fixed point, the same on every backend and for any number of threads, and
-            leaves out values that are not finite.
 
     Returns:
-        :class:`VQOutput` ``(quantized, indices, loss, counts, sums)``. Gradients: quantized passes its gradient to x unchanged
+        :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to x unchanged
         (straight through) and none to the codebook; loss has the closed forms of the two terms above. A row that holds
         NaN takes codeword 0 and makes the loss NaN; one with NaN or an infinity makes the gradient of its codeword NaN
         and of no other. N = 0 gives a loss of 0.
@@ -152,10 +146,43 @@ def vq(
         loss = codebook_weight * F.mse_loss(q, x.detach()) + commitment_weight * F.mse_loss(x, q.detach())
         quantized = x + (q - x).detach()   # here exactly q
         counts = torch.bincount(indices.flatten(), minlength=K)
-        sums = torch.zeros(K, d, dtype=torch.float64).index_add_(0, indices.flatten(), x.reshape(-1, d).double())
     """
+    needs_sums = codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled()
+    return _call(x, codebook, metric, precision, needs_sums, codebook_weight, commitment_weight)[0]
+
+
+def vq_with_sums(
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    *,
+    metric: str = "l2",
+    precision: str = "exact",
+    codebook_weight: float = 1.0,
+    commitment_weight: float = 0.25,
+) -> tuple[VQOutput, torch.Tensor]:
+    """As :func:`vq`, with the sum of the segments of each codeword: what a moving average or k-means makes codewords of.
+
+    Returns:
+        the output, and sums in the shape of the codebook, float64: exact to the unit of a 64-bit fixed point, the same on
+        every backend and for any number of threads; NaN for a codeword that got a row with NaN or an infinity. No gradient.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`vq_assign`.
+
+    Source: van den Oord et al. 2017, appendix A.1 (codewords as moving averages of these sums).
+
+    Equivalent to (``[K, d]``)::
+
+        out = vq(x, codebook)
+        sums = torch.zeros(K, d, dtype=torch.float64).index_add_(0, out.indices.flatten(), x.reshape(-1, d).double())
+    """
+    return _call(x, codebook, metric, precision, True, codebook_weight, commitment_weight)
+
+
+def _call(
+    x: torch.Tensor, codebook: torch.Tensor, metric: str, precision: str, with_sums: bool, codebook_weight: float, commitment_weight: float
+) -> tuple[VQOutput, torch.Tensor]:
     check_search("vq", x, codebook, metric, precision)
-    needed = with_sums or (codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled())
     weights = float(codebook_weight), float(commitment_weight)
-    quantized, indices, loss, counts, sums = resolve("vq", x)(x, codebook, metric, precision == "exact", needed, *weights)
-    return VQOutput(quantized, indices, loss, counts, sums if with_sums else None)
+    *out, sums = resolve("vq", x)(x, codebook, metric, precision == "exact", with_sums, *weights)
+    return VQOutput(*out), sums
