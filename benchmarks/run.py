@@ -29,8 +29,10 @@ RESULTS = Path(__file__).with_name("results")
 _CHECKED_PRODUCTS = 1 << 29  # about this many float64 differences are evaluated to check one shape
 
 
-def measure(name: str, op: Op, shape: Shape, device: str, peers: set[str] | None, seconds: float) -> Iterator[dict[str, Any]]:
-    """One row of results per provider of one op and shape; ``seconds`` = 0 times a single call."""
+def measure(
+    name: str, op: Op, shape: Shape, device: str, peers: set[str] | None, seconds: float, skipped: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    """One row of results per provider of one op and shape; ``seconds`` = 0 times a single call. ``skipped``: provider -> why."""
     x, codebook = op.inputs(shape, device)
     checked = torch.arange(0, shape.n, max(1, shape.search_flops // 2 // _CHECKED_PRODUCTS), device=device)
     right = float64_indices(x[checked], codebook)
@@ -39,7 +41,8 @@ def measure(name: str, op: Op, shape: Shape, device: str, peers: set[str] | None
             continue
         try:
             call = prepare(x, codebook)
-        except ImportError:  # not installed, or not for this device
+        except ImportError as error:  # not installed, or not for this device
+            skipped[provider] = str(error)
             continue
         row: dict[str, Any] = {"op": name, "shape": shape.name, "provider": provider}
         row["wrong_rate"] = _wrong_rate(call, checked, right)
@@ -107,16 +110,22 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     peers = set(options.peers.split(",")) if options.peers else None
+    known = dict.fromkeys(provider for name, op in REGISTRY.items() if options.op in (None, name) for provider in op.providers)
+    if unknown := sorted((peers or set()) - set(known)):
+        parser.error(f"no peer {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
 
     rows: list[dict[str, Any]] = []
+    skipped: dict[str, str] = {}
     for name, op in REGISTRY.items():
         shapes = (SMOKE,) if options.smoke else op.shapes
         for shape in shapes:
             if options.op in (None, name) and options.shape in (None, shape.name):
-                rows.extend(measure(name, op, shape, device, peers, seconds=0 if options.smoke else 1))
+                rows.extend(measure(name, op, shape, device, peers, 0 if options.smoke else 1, skipped))
     if not rows:
         parser.error(f"no shape {options.shape!r}; there are {', '.join(shape.name for op in REGISTRY.values() for shape in op.shapes)}")
     show(rows)
+    for provider, why in skipped.items():
+        print(f"skipped: {provider} ({why})")
     if options.save:
         print(save(rows, machine(device)))
     wrong = [row for row in rows if row["provider"].startswith("uefl") and "fast" not in row["provider"] and row["wrong_rate"] > 0]

@@ -1,4 +1,4 @@
-// The only C++ that knows torch: checks, shapes, dispatch-key registration (LibTorch stable ABI).
+// What torch sees of the CPU kernels: shapes, dispatch-key registration (LibTorch stable ABI).
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

@@ -2,6 +2,8 @@
 
 import csv
 import pkgutil
+import re
+import sys
 
 import pytest
 import torch
@@ -51,6 +53,20 @@ def test_wrong_answer_of_ours_fails_the_run(monkeypatch, capsys):
     monkeypatch.setitem(op.providers, "uefl", lambda x, codebook: lambda: torch.zeros(len(x), SMOKE.segments, dtype=torch.int64))
     assert run.main(["--smoke", "--op", "vq_assign"]) == 1
     assert "WRONG: vq_assign" in capsys.readouterr().out
+
+
+def test_peer_that_is_not_installed_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert run.main(["--smoke", "--op", "vq_assign", "--peers", "faiss"]) == 0
+    assert re.search(r"^skipped: faiss \(.*faiss.*\)$", capsys.readouterr().out, re.M)
+
+
+def test_unknown_peer_is_an_error(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--smoke", "--peers", "eager,fais"])
+    error = capsys.readouterr().err
+    assert "no peer 'fais'; there are uefl, " in error
+    assert "faiss" in error
 
 
 def test_unknown_shape_is_an_error(capsys):

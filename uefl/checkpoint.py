@@ -58,7 +58,12 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, metadata)
+    copies = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}  # none may share memory
+    try:
+        save_file(copies, temporary, metadata)
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from None
+    temporary.chmod(0o666 & ~_umask())
     _replace(temporary, path)
 
 
@@ -86,6 +91,12 @@ def _read_index(directory: Path) -> dict[str, Any]:
     if not {"tensors", "sha256", "state"} <= set(index):
         raise UserError(f"{path} is incomplete; start again in another folder")
     return dict(index)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _digest(path: Path) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from .errors import RunError
@@ -28,7 +31,8 @@ def kmeans(features: torch.Tensor, k: int, seed: int, weights: torch.Tensor | No
     if not np.isfinite(rows).all():
         raise RunError("the encoder's features are not finite: the model has diverged; lower lr")
     sample_weight = None if weights is None else weights.double().cpu().numpy()
-    with threadpool_limits(limits=1):
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different features than codewords: the spare ones stay unused
         fit = KMeans(k, random_state=seed % 2**32, n_init="auto", max_iter=300, tol=1e-4).fit(rows, sample_weight=sample_weight)
     mass = np.bincount(fit.labels_, weights=sample_weight, minlength=k)
     return torch.from_numpy(fit.cluster_centers_.astype(np.float32)), torch.from_numpy(mass.astype(np.float32))

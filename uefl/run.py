@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 import torch
 
+from uefl_kernels import _library as kernels
+
 from . import checkpoint, config, report
 from .algorithms import FedAvg, Record, build
 from .algorithms.client import Client, Device
@@ -59,8 +61,12 @@ def train(cfg: Config, *, preset: str, out: Path, device: str, data_root: Path |
         RunError: the run could not finish honestly; the folder holds what there is.
     """
     where = _device(device)
-    if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
+    if Path(cfg.data).exists():  # the user's own silos, found again from any folder
+        cfg = dataclasses.replace(cfg, data=str(Path(cfg.data).resolve()))
+    if (out / "config.toml").exists():
         raise UserError(f"{out} is in use; choose another folder with --out, or go on with that run: --resume {out}")
+    if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
+        raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
     run = _prepare(cfg, preset, out, where, data_root, observer)
     out.mkdir(parents=True, exist_ok=True)
     with _lock(out):
@@ -99,6 +105,10 @@ _START: dict[str, Any] = {"arm": 0, "seconds": {}, "rejected": {}, "metrics_byte
 def _prepare(cfg: Config, preset: str, out: Path, where: torch.device, data_root: Path | None, observer: Observer) -> _Run:
     """Everything that can fail because of what was asked for, before anything is written."""
     _settle(cfg, where)
+    try:
+        kernels.check("vq", where)
+    except RuntimeError as error:
+        raise UserError(str(error)) from None
     federation = build_silos(cfg, data_root=data_root)
     room = Device(cfg, federation, where)
     _check_rows(cfg, federation, room)
@@ -126,6 +136,7 @@ class _Run:
         self.rejected: dict[str, int] = dict(plain["rejected"])
         self._cut_metrics(plain["metrics_bytes"])
         self.observer.start(list(self.cfg.arms), sum(self.cfg.iterations()), len(self.federation.silos))
+        self.observer.notice(self.federation.describe())
         with _events(self.out) as events:
             for index in range(plain["arm"], len(self.cfg.arms)):
                 self.room.flat.set(*initial)

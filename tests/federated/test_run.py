@@ -16,6 +16,7 @@ from uefl import config, run
 from uefl.data.build import build_silos
 from uefl.errors import RunError, UserError
 from uefl.models import saved
+from uefl_kernels import backend
 
 KEYS = [
     "clients=3", "rotations=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
@@ -174,7 +175,7 @@ def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     with pytest.raises(UserError, match="in use; choose another folder with --out"):
         start(out)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="in use"):
+    with pytest.raises(UserError, match="in use by something that is no run"):
         start(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -199,6 +200,29 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
     with pytest.raises(UserError, match="schema 7"):
         go_on(tmp_path / "run")
     assert index.read_text() == kept
+
+
+def test_a_legacy_run_through_its_folder_and_an_interruption(tmp_path):
+    keys = ("mode=legacy", 'arms=["uefl"]', "holdout=0.1", "max_iterations=2", "reference=mean")
+    start(tmp_path / "whole", *keys)
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", *keys, observer=Watcher(stop_after=10))
+    go_on(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["triton", "cuda"])
+def test_a_backend_that_is_absent_is_said_before_anything_is_written(tmp_path, name):
+    if torch.cuda.is_available():
+        pytest.skip("the backend is not absent here")
+    with backend(name), pytest.raises(UserError, match=f"backend '{name}' cannot run vq here"):
+        start(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_can_be_read_by_others(finished):
+    modes = {path.name: path.stat().st_mode & 0o777 for path in finished[0].iterdir() if path.is_file()}
+    assert len(set(modes.values())) == 1, modes
 
 
 def interrupted(out: Path) -> Path:

@@ -43,6 +43,14 @@ class Federation:
     """per channel, on the scale 0-1, over the training images of the data set"""
     std: tuple[float, ...]
 
+    def describe(self) -> str:
+        """One line: how many silos, images of each split, their shape, the classes."""
+        train, holdout, test = (sum(len(getattr(silo, part)) for silo in self.silos) for part in ("train", "holdout", "test"))
+        names = ", ".join(self.classes[:12]) + (", ..." if len(self.classes) > 12 else "")
+        shape = " x ".join(map(str, self.image_shape))
+        images = f"{train} training, {holdout} held out, {test} test images of {shape}"
+        return f"{len(self.silos)} silos: {images}; {len(self.classes)} classes: {names}"
+
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(C, H, W)."""
