@@ -109,7 +109,7 @@ def _draw_clients(run: Run, key: str) -> Figure:
             ax.set_axis_off()
             continue
         for arm, values in series.items():
-            ax.plot(_rounds(values), values[:, i], **_style(arm))
+            ax.plot(_rounds(values), values[:, i], marker=_marker(values), **_style(arm))
         _finish(ax, run)
         for arm in run.arms:
             _mark(ax, arm, [r["round"] for r in run.of(arm) if r["extended"] and r["client"] == names[i]])
@@ -172,7 +172,7 @@ def _draw_mean(ax: Axes, run: Run, arm: str, key: str) -> None:
     values = run.series(arm, key)
     low, high = np.nanquantile(values, (0.1, 0.9), axis=1)
     ax.fill_between(_rounds(values), low, high, color=_style(arm)["color"], alpha=0.15, linewidth=0)
-    ax.plot(_rounds(values), np.nanmean(values, axis=1), **_style(arm))
+    ax.plot(_rounds(values), np.nanmean(values, axis=1), marker=_marker(values), **_style(arm))
 
 
 def _finish(ax: Axes, run: Run) -> None:
@@ -217,6 +217,11 @@ def _legend(figure: Figure, run: Run) -> None:
 
 def _style(arm: str) -> dict[str, Any]:
     return _ARM_STYLE.get(arm, {"color": "#444444", "linestyle": "-"})
+
+
+def _marker(values: Matrix) -> str:
+    """A line of one round is a point."""
+    return "o" if len(values) == 1 else ""
 
 
 def _rounds(values: Matrix) -> npt.NDArray[np.int64]:
