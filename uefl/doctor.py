@@ -101,7 +101,7 @@ def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
 
     from uefl_kernels import _library as library
 
-    forced = os.environ.get("UEFL_BACKEND", "auto")
+    forced = os.environ.get("UEFL_BACKEND") or "auto"
     if forced != "auto":
         try:
             library.resolve(op, torch.empty(0, device=device))
@@ -118,7 +118,7 @@ def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
     if library.has_kernel("uefl_cuda", "vq_assign", "CUDA"):
         if library.cuda_architecture_built(device):
             return {"backend": "cuda", "why": "CUDA C++ kernels are built for this architecture"}
-        missing = "the CUDA C++ kernels need sm_80 or newer"
+        missing = "the CUDA C++ kernels were not built for this GPU"
     else:
         missing = "built without nvcc"
     if library.triton_available():

@@ -37,9 +37,14 @@ bool supported(Isa isa) {
   return true;
 }
 
+// What UEFL_CPU names, or null; an empty one means unset.
+const char* forced_name() {
+  const char* name = std::getenv("UEFL_CPU");
+  return name && *name ? name : nullptr;
+}
+
 Isa choose() {
-  const char* forced = std::getenv("UEFL_CPU");
-  if (forced && !*forced) forced = nullptr;  // UEFL_CPU= means unset
+  const char* forced = forced_name();
   for (const Isa isa : {Isa::amx, Isa::avx512, Isa::avx2, Isa::portable}) {
     if (forced && std::string(forced) != name(isa)) continue;
     if (supported(isa)) return isa;
@@ -56,7 +61,7 @@ Isa isa() {
 }
 
 bool isa_is_forced() {
-  static const bool forced = std::getenv("UEFL_CPU") != nullptr;
+  static const bool forced = forced_name() != nullptr;
   return forced;
 }
 

@@ -29,6 +29,7 @@ def host(monkeypatch):
 def kernels(monkeypatch, *present):
     """Pretend that exactly these (namespace, dispatch key) pairs have kernels."""
     monkeypatch.setattr(library, "has_kernel", lambda namespace, name, key: (namespace, key) in present)
+    monkeypatch.setattr(library, "_cuda_architectures", ("80-real", "90a-real", "100-virtual"))
 
 
 @pytest.fixture

@@ -121,13 +121,16 @@ def test_plan_and_features():
         _host.plan(1, 0, 1)
 
 
-def variant(name: str) -> subprocess.CompletedProcess[str]:
-    code = "from uefl_kernels import _host; print(_host.variant())"
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "UEFL_CPU": name}, capture_output=True, text=True)
+def variant(name: str | None, asked: str = "_host.variant()") -> subprocess.CompletedProcess[str]:
+    code = f"from uefl_kernels import _host; print({asked})"
+    environment = {key: value for key, value in os.environ.items() if key != "UEFL_CPU"} | ({} if name is None else {"UEFL_CPU": name})
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
 
 def test_variant_is_forced_by_the_environment():
     assert variant("portable").stdout.strip() == "portable"
+    empty, unset = (variant(name, "_host.plan(10, 3, 2)") for name in ("", None))  # a shape that AMX takes only when it is forced
+    assert empty.stdout == unset.stdout != "", empty.stderr
     result = variant("sse9")
     assert result.returncode != 0
     assert "UEFL_CPU=sse9 is not a variant; use one of amx, avx512, avx2, portable, or unset it" in result.stderr
