@@ -92,7 +92,7 @@ def test_a_variant_that_cannot_run_here_is_an_error_of_every_op(monkeypatch, hos
     ("present", "capability", "triton", "backend", "why"),
     [
         ([("uefl_cuda", "CUDA")], (9, 0), True, "cuda", "built for this architecture"),
-        ([("uefl_cuda", "CUDA")], (7, 5), True, "triton", "need sm_80"),
+        ([("uefl_cuda", "CUDA")], (7, 5), True, "triton", "were not built for this GPU"),
         ([], (9, 0), True, "triton", "built without nvcc"),
         ([], (9, 0), False, "reference", "Triton is not installed"),
     ],
