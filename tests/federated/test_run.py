@@ -122,6 +122,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, t
     start(tmp_path / "again")
     start(tmp_path / "other", "seed=1")
     assert outcome(tmp_path / "again") == outcome(finished[0])
+    for model in finished[0].glob("model-*.safetensors"):
+        assert model.read_bytes() == (tmp_path / "again" / model.name).read_bytes()
     assert outcome(tmp_path / "other")[1] != outcome(finished[0])[1]
 
 

@@ -56,7 +56,8 @@ def save(path: Path, cfg: Config, federation: Federation, weights: dict[str, tor
     """Write weights by parameter name and ``codebook.<client>``, with the rest in the file's metadata."""
     about = {"classes": federation.classes, "image_shape": federation.image_shape, "mean": federation.mean, "std": federation.std}
     tensors = weights | {f"codebook.{name}": codebook for name, codebook in codebooks.items()}
-    checkpoint.save_tensors(path, tensors, {"format": _FORMAT, "config": cfg.to_toml(), "about": json.dumps(about)})
+    # one entry, because safetensors writes several in any order, and the same run shall give the same file
+    checkpoint.save_tensors(path, tensors, {_FORMAT: json.dumps({"config": cfg.to_toml(), **about})})
 
 
 def load(path: str | Path) -> SavedModel:
@@ -71,9 +72,10 @@ def load(path: str | Path) -> SavedModel:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    if metadata.get("format") != _FORMAT:
-        raise UserError(f"{path} is no model of this version of uefl (format {metadata.get('format')!r}, expected {_FORMAT!r})")
-    cfg, about = config.from_toml(metadata["config"]), json.loads(metadata["about"])
+    if _FORMAT not in metadata:
+        raise UserError(f"{path} is no model of this version of uefl (expected {_FORMAT!r}, found {', '.join(metadata) or 'nothing'})")
+    about = json.loads(metadata[_FORMAT])
+    cfg = config.from_toml(about["config"])
     net = Net(cfg, tuple(about["image_shape"]), len(about["classes"])).eval()
     codebooks = {name.removeprefix("codebook."): tensors.pop(name) for name in list(tensors) if name.startswith("codebook.")}
     net.load_state_dict(tensors, strict=False)  # the file leaves out the integer counters of batch norm
