@@ -1,4 +1,6 @@
-// What torch sees of the CPU kernels: shapes, dispatch-key registration (LibTorch stable ABI).
+// What torch sees of vq_assign and vq on the CPU: shapes, dispatch-key registration.
+#include "cpu/vq.h"
+
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -9,27 +11,14 @@
 #include <vector>
 
 #include "common/check_search.h"
-#include "cpu/vq.h"
 #include "cpu/vq_assign.h"
+#include "ops/dtype.h"
 
 namespace uefl {
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-cpu::Dtype dtype_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float:
-      return cpu::Dtype::f32;
-    case ScalarType::BFloat16:
-      return cpu::Dtype::bf16;
-    case ScalarType::Half:
-      return cpu::Dtype::f16;
-    default:  // check_search has seen the others off
-      return cpu::Dtype::f64;
-  }
-}
 
 // x and the codebook as the kernels see them; holds the tensors whose memory they point to.
 struct Input {
@@ -102,9 +91,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
 
 }  // namespace
 }  // namespace uefl
-
-// What csrc/cuda was compiled for, as CMake writes it ("80-real,90a-real,..."); empty without CUDA. _library.py reads it.
-extern "C" __attribute__((visibility("default"))) const char* uefl_cuda_architectures() { return UEFL_CUDA_ARCHITECTURES; }
 
 STABLE_TORCH_LIBRARY_IMPL(uefl, CPU, m) {
   m.impl("vq_assign", TORCH_BOX(&uefl::vq_assign));
