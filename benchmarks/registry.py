@@ -1,196 +1,95 @@
-"""What is measured: for every op its shapes, inputs, ourselves and the peers, and the least work that the answer takes.
+"""The nouns of the suite: a case, a provider, a gate, and the op that holds them; ``benchmarks/ops/`` fills them in.
 
-A provider is prepared once with the inputs and returns the call to be timed; the call returns the indices, or None where it
-gives no answer and is only a ruler. One whose library is not installed, or that does not fit the device, raises ImportError.
+To add an op, write ``benchmarks/ops/<family>.py`` with a dict ``OPS`` of its rows; it is found by itself, and ``python -m
+benchmarks.run --op NAME --smoke`` runs it. Say ::
+
+    @dataclass(frozen=True)
+    class Head(Case):  # the sizes of one measurement; --shape takes Head(2000, 512).name == "2000x512"
+        batch: int
+        hidden: int
+        passes: int = 20  # a field at its default is left out of the name
+
+    def inputs(case: Head, device: str) -> tuple[Tensor, ...]: ...        # seeded: the same numbers in every process
+
+    def eager(inputs) -> Call:                                            # a provider: prepare once, return what is timed
+        x, weight = inputs
+        return lambda: torch.softmax(x @ weight, 1)                       # returns the answer, or None: only a ruler
+
+    def against(inputs) -> Callable[[Tensor], float]:                     # the gate: float64 truth once, then answer -> error
+        truth = ...
+        return lambda found: float((found.double() - truth).abs().max())
+
+    OPS = {"mc_head": Op(cases=(Head(2000, 512),), smoke=Head(8, 16), inputs=inputs,
+                         providers={"uefl": ours, "eager": eager},        # "uefl" first; names of ours begin with "uefl"
+                         gate=Gate("max error", limit=1e-5, against=against),
+                         bytes=lambda case: ..., flops=lambda case: ...)} # the least that any method must move and compute
+
+A provider whose library is absent raises ImportError, one that does not fit the device, the case or the memory raises ``Skip``:
+both are named in the report with the reason. A provider must run on ``torch.get_num_threads()`` threads: the runner sets torch
+and every OpenMP and BLAS pool that it can find, a library with a setting of its own is told by its provider. Peers get their
+best settings, with a word on why in their docstring; what a caller does once (building an index, turning a tensor into an array)
+belongs to the preparation, what he does at every call belongs to the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from uefl_kernels import backend, vq, vq_assign
+Call = Callable[[], Any]
+Inputs = Any  # whatever ``Op.inputs`` returns
 
-Call = Callable[[], torch.Tensor | None]
-Provider = Callable[[torch.Tensor, torch.Tensor], Call]
+
+class Skip(Exception):
+    """Why a provider cannot take part here."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """N rows of D elements against K codewords of D / segments elements."""
-
-    n: int
-    dim: int
-    k: int
-    segments: int = 1
+class Case:
+    """The sizes of one measurement; a subclass per family of ops names them."""
 
     @property
     def name(self) -> str:
-        """NxDxK, and xS with several segments: what ``--shape`` takes."""
-        suffix = f"x{self.segments}" if self.segments > 1 else ""
-        return f"{self.n}x{self.dim}x{self.k}{suffix}"
+        """The sizes with x between them, those at their default left out: what ``--shape`` takes."""
+        values = ((getattr(self, field.name), field.default) for field in fields(self))
+        return "x".join(str(value) for value, default in values if default is MISSING or value != default)
 
-    @property
-    def search_flops(self) -> int:
-        """A multiplication and an addition per row, codeword and element."""
-        return 2 * self.n * self.k * self.dim
 
-    @property
-    def search_bytes(self) -> int:
-        """float32 rows and codewords read once, int64 indices written once."""
-        return 4 * self.n * self.dim + 4 * self.k * self.dim // self.segments + 8 * self.n * self.segments
+C = TypeVar("C", bound=Case)
 
 
 @dataclass(frozen=True)
-class Op:
-    """One row of the registry; ``providers`` begins with ourselves."""
+class Gate:
+    """How far an answer is from the truth. ``limit`` is the most that ours may be off; the peers' figure is reported."""
 
-    shapes: tuple[Shape, ...]
-    inputs: Callable[[Shape, str], tuple[torch.Tensor, torch.Tensor]]
-    providers: dict[str, Provider]
-    bytes: Callable[[Shape], int]
-    flops: Callable[[Shape], int]
+    figure: str
+    limit: float
+    against: Callable[[Inputs], Callable[[Any], float]]
 
 
-SMOKE = Shape(300, 16, 24, segments=2)
+@dataclass(frozen=True)
+class Op(Generic[C]):
+    """One row of the registry; ``providers`` begins with "uefl"."""
+
+    cases: tuple[C, ...]
+    smoke: C
+    inputs: Callable[[C, str], Inputs]
+    providers: Mapping[str, Callable[[Inputs], Call]]
+    gate: Gate
+    bytes: Callable[[C], int]
+    flops: Callable[[C], int]
+    loose: tuple[str, ...] = ()  # providers of ours that promise no exact answer: reported, never a failure
+    covers: tuple[str, ...] = ()  # other ops of uefl_kernels whose kernels this row measures
 
 
-def gaussian(shape: Shape, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [N, D] and a shared codebook [K, d], standard normal, the same numbers on every device."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape.n, shape.dim, generator=generator)
-    return x.to(device), torch.randn(shape.k, shape.dim // shape.segments, generator=generator).to(device)
+def ours(provider: str) -> bool:
+    return provider.startswith("uefl")
 
 
-def float64_indices(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    """The definition of the right answer."""
-    with backend("reference"):
-        return vq_assign(x, codebook)
-
-
-def _rows(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1, codebook.shape[-1])
-
-
-def _on_cpu(x: torch.Tensor) -> None:
-    if x.device.type != "cpu":
-        raise ImportError("runs on the CPU only")
-
-
-def _forced(name: str, op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Provider:
-    def prepare(x: torch.Tensor, codebook: torch.Tensor) -> Call:
-        if x.device.type != "cuda":
-            raise ImportError("needs an NVIDIA GPU")
-
-        def call() -> torch.Tensor:
-            with backend(name):
-                return op(x, codebook)
-
-        return call
-
-    return prepare
-
-
-def _matmul(x: torch.Tensor, codebook: torch.Tensor) -> Call:
-    """The ruler: the bare product of the same shape, which no search that multiplies everything should be slower than."""
-
-    def call() -> None:
-        torch.matmul(_rows(x, codebook), codebook.T)
-
-    return call
-
-
-def _cdist(x: torch.Tensor, codebook: torch.Tensor) -> Call:
-    return lambda: torch.cdist(_rows(x, codebook), codebook).argmin(1)
-
-
-def _addmm(x: torch.Tensor, codebook: torch.Tensor) -> Call:
-    return lambda: torch.addmm(codebook.square().sum(1) / 2, _rows(x, codebook), codebook.T, alpha=-1).argmin(1)
-
-
-def _faiss(x: torch.Tensor, codebook: torch.Tensor) -> Call:
-    import faiss
-
-    _on_cpu(x)
-    faiss.omp_set_num_threads(torch.get_num_threads())
-    index = faiss.IndexFlatL2(codebook.shape[1])
-    index.add(codebook.numpy())
-    rows = _rows(x, codebook).numpy()
-    return lambda: torch.from_numpy(index.search(rows, 1)[1])
-
-
-def _sklearn(x: torch.Tensor, codebook: torch.Tensor) -> Call:
-    from sklearn.metrics import pairwise_distances_argmin
-
-    _on_cpu(x)
-    rows, codes = _rows(x, codebook).numpy(), codebook.numpy()
-    return lambda: torch.from_numpy(pairwise_distances_argmin(rows, codes))
-
-
-def _eager_vq(x: torch.Tensor, codebook: torch.Tensor) -> Call:
-    def call() -> torch.Tensor:
-        rows = _rows(x, codebook)
-        indices = torch.cdist(rows, codebook).argmin(1)
-        quantized = codebook[indices]
-        torch.nn.functional.mse_loss(quantized, rows)
-        torch.bincount(indices, minlength=codebook.shape[0])
-        return indices
-
-    return call
-
-
-def _vector_quantize_pytorch(x: torch.Tensor, codebook: torch.Tensor) -> Call:
-    from vector_quantize_pytorch import VectorQuantize
-
-    k, d = codebook.shape
-    layer = VectorQuantize(dim=d, codebook_size=k, rotation_trick=False).to(x.device).eval()
-    layer.codebook = codebook
-    rows = _rows(x, codebook)[None]
-
-    @torch.no_grad()
-    def call() -> torch.Tensor:
-        indices: torch.Tensor = layer(rows)[1]
-        return indices
-
-    return call
-
-
-REGISTRY: dict[str, Op] = {
-    "vq_assign": Op(
-        shapes=(
-            Shape(200_000, 64, 256),
-            Shape(200_000, 64, 1024),
-            Shape(50_000, 512, 256),
-            Shape(100_000, 256, 1024),
-            Shape(9216, 512, 64),
-        ),
-        inputs=gaussian,
-        providers={
-            "uefl": lambda x, codebook: lambda: vq_assign(x, codebook),
-            "uefl-fast": lambda x, codebook: lambda: vq_assign(x, codebook, precision="fast"),
-            "uefl-triton": _forced("triton", vq_assign),
-            "matmul": _matmul,
-            "addmm+argmin": _addmm,
-            "cdist+argmin": _cdist,
-            "faiss": _faiss,
-            "scikit-learn": _sklearn,
-        },
-        bytes=lambda shape: shape.search_bytes,
-        flops=lambda shape: shape.search_flops,
-    ),
-    "vq": Op(
-        shapes=(Shape(9216, 512, 64), Shape(9216, 64, 32, segments=4), Shape(200_000, 64, 256)),
-        inputs=gaussian,
-        providers={
-            "uefl": lambda x, codebook: lambda: vq(x, codebook).indices,
-            "uefl-triton": _forced("triton", lambda x, codebook: vq(x, codebook).indices),
-            "matmul": _matmul,
-            "eager": _eager_vq,
-            "vector-quantize-pytorch": _vector_quantize_pytorch,
-        },
-        bytes=lambda shape: shape.search_bytes + 4 * shape.n * shape.dim + 8 * shape.k,  # the codewords and the counts written once
-        flops=lambda shape: shape.search_flops,
-    ),
-}
+def needs(device_type: str, x: torch.Tensor) -> None:
+    """Skip a provider that runs on another type of device only."""
+    if x.device.type != device_type:
+        raise Skip(f"runs on {device_type} only")

@@ -10,31 +10,35 @@ import torch
 
 import uefl_kernels.ops
 from benchmarks import run
-from benchmarks.registry import REGISTRY, SMOKE, float64_indices
-from uefl_kernels._library import has_kernel
+from benchmarks.ops import REGISTRY
 
 
 def test_every_op_is_measured():
-    assert set(REGISTRY) == {module.name for module in pkgutil.iter_modules(uefl_kernels.ops.__path__)}
+    measured = set(REGISTRY).union(*(op.covers for op in REGISTRY.values()))
+    assert {module.name for module in pkgutil.iter_modules(uefl_kernels.ops.__path__)} <= measured
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_row(name):
     op = REGISTRY[name]
-    assert has_kernel("uefl_reference", name, "CompositeExplicitAutograd")
     assert next(iter(op.providers)) == "uefl"
-    for shape in op.shapes:
-        assert shape.dim % shape.segments == 0
-        assert op.flops(shape) == 2 * shape.n * shape.dim * shape.k
-        assert op.bytes(shape) > 4 * shape.n * shape.dim
+    assert set(op.loose) <= set(op.providers)
+    assert len({case.name for case in op.cases}) == len(op.cases)
+    for case in (op.smoke, *op.cases):
+        assert op.flops(case) > 0
+        assert op.bytes(case) > 0
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_benchmark(name, benchmark):
     op = REGISTRY[name]
-    x, codebook = op.inputs(SMOKE, "cpu")
-    found = benchmark.pedantic(op.providers["uefl"](x, codebook), rounds=3)
-    assert torch.equal(found, float64_indices(x, codebook))
+    inputs = op.inputs(op.smoke, "cpu")
+    found = benchmark.pedantic(op.providers["uefl"](inputs), rounds=3)
+    assert op.gate.against(inputs)(found) <= op.gate.limit
+
+
+def test_case_is_named_by_what_is_not_default():
+    assert [case.name for case in REGISTRY["vq_assign"].cases[-2:]] == ["1000000x16x256", "4096x128x128x4"]
 
 
 def test_smoke_run_saves_what_it_shows(tmp_path, monkeypatch, capsys):
@@ -43,14 +47,14 @@ def test_smoke_run_saves_what_it_shows(tmp_path, monkeypatch, capsys):
     (saved,) = tmp_path.glob("*.csv")
     rows = list(csv.DictReader(saved.open()))
     assert {(row["op"], row["provider"]) for row in rows} >= {("vq_assign", "uefl"), ("vq_assign", "cdist+argmin"), ("vq", "eager")}
-    assert {row["wrong_rate"] for row in rows if row["provider"] == "uefl"} == {"0"}
+    assert {row["error"] for row in rows if row["provider"] == "uefl"} == {"0"}
     assert all(float(row["median_ms"]) > 0 for row in rows)
     assert "cdist+argmin" in capsys.readouterr().out
 
 
 def test_wrong_answer_of_ours_fails_the_run(monkeypatch, capsys):
     op = REGISTRY["vq_assign"]
-    monkeypatch.setitem(op.providers, "uefl", lambda x, codebook: lambda: torch.zeros(len(x), SMOKE.segments, dtype=torch.int64))
+    monkeypatch.setitem(op.providers, "uefl", lambda inputs: lambda: torch.zeros(len(inputs[0]), op.smoke.segments, dtype=torch.int64))
     assert run.main(["--smoke", "--op", "vq_assign"]) == 1
     assert "WRONG: vq_assign" in capsys.readouterr().out
 

@@ -1,0 +1,11 @@
+"""One file per family of ops; ``REGISTRY`` holds the rows of all of them, by op."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from ..registry import Op
+
+REGISTRY: dict[str, Op[Any]] = {}
+for _file in iter_modules(__path__):
+    REGISTRY |= import_module(f"{__name__}.{_file.name}").OPS
