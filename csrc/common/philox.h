@@ -1,0 +1,42 @@
+// Philox4x32-10: random bits as a function of a counter and a key, the same on CPU and GPU, in any order and on any thread.
+//
+// Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3" (Random123), section 4.3 and table 2.
+// Who draws what is told apart by the counter; each user documents how it fills the four words. The key is the seed.
+#pragma once
+
+#include <cstdint>
+
+#if !defined(UEFL_HOST_DEVICE)
+#if defined(__CUDACC__)
+#define UEFL_HOST_DEVICE __host__ __device__
+#else
+#define UEFL_HOST_DEVICE
+#endif
+#endif
+
+namespace uefl {
+namespace {  // internal linkage: see the note in cpu/rows.h
+
+constexpr int kPhiloxRounds = 10;
+constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u, kPhiloxMultiplier1 = 0xCD9E8D57u;
+constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // what a round adds to the key
+
+struct PhiloxWords {
+  uint32_t word[4];
+};
+
+// The key of a 64-bit seed is its low word, then its high word.
+UEFL_HOST_DEVICE constexpr PhiloxWords philox(PhiloxWords counter, uint64_t seed) {
+  uint32_t low_key = static_cast<uint32_t>(seed), high_key = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t first = uint64_t{kPhiloxMultiplier0} * counter.word[0], second = uint64_t{kPhiloxMultiplier1} * counter.word[2];
+    counter = {{static_cast<uint32_t>(second >> 32) ^ counter.word[1] ^ low_key, static_cast<uint32_t>(second),
+                static_cast<uint32_t>(first >> 32) ^ counter.word[3] ^ high_key, static_cast<uint32_t>(first)}};
+    low_key += kPhiloxWeyl0;
+    high_key += kPhiloxWeyl1;
+  }
+  return counter;
+}
+
+}  // namespace
+}  // namespace uefl
