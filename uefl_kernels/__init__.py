@@ -2,10 +2,27 @@
 
 from ._library import backend, load
 from ._version import __version__
+from .ops.log_transition_probs import log_transition_probs, transition_double_softmax
+from .ops.set_proportion_loss import set_proportion_loss
+from .ops.transition_nll import transition_nll
 from .ops.vq import VQOutput, vq, vq_with_sums
 from .ops.vq_assign import vq_assign
+from .transition import log_transition_matrix
 
-__all__ = ["COMPILED", "VQOutput", "backend", "vq", "vq_assign", "vq_with_sums", "__version__"]
+__all__ = [
+    "COMPILED",
+    "VQOutput",
+    "backend",
+    "log_transition_matrix",
+    "log_transition_probs",
+    "set_proportion_loss",
+    "transition_double_softmax",
+    "transition_nll",
+    "vq",
+    "vq_assign",
+    "vq_with_sums",
+    "__version__",
+]
 
 COMPILED: bool = load()
 """True when the compiled kernels are loaded; without them every op runs on its reference, more slowly."""

@@ -38,3 +38,81 @@ def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, 
             )
     elif dim == 0 or dim % d != 0:
         raise ValueError(f"{op}: x [..., {dim}] cannot be cut into segments of the codeword length {d}; make D a multiple of d")
+
+
+def check_transition(
+    op: str,
+    logits: torch.Tensor,
+    log_transition: torch.Tensor,
+    groups: torch.Tensor | None,
+    log_marginal: torch.Tensor | None,
+    targets: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Validate what the transition ops take; the matrix as [G, M, K] and its column sums as [G, K], both in log space."""
+    _check_logits(op, logits, "B")
+    b, k = logits.shape
+    _check_constant(op, "log_transition", log_transition, logits)
+    shape = list(log_transition.shape)
+    if log_transition.dim() not in (2, 3) or shape[-1] != k or 0 in shape:
+        raise ValueError(f"{op}: log_transition must have shape [M, {k}] or [G, M, {k}] for logits {list(logits.shape)}, got {shape}")
+    if (log_transition.dim() == 3) != (groups is not None):
+        wanted = "groups [B], the group of each row" if groups is None else "no groups"
+        raise ValueError(f"{op}: log_transition {shape} needs {wanted}")
+    for name, index in (("targets", targets), ("groups", groups)):
+        if index is not None:
+            _check_index(op, name, index, logits)
+            if index.shape != (b,):
+                raise ValueError(f"{op}: {name} must have shape [{b}], one for each row of logits, got {list(index.shape)}")
+    matrix = log_transition if log_transition.dim() == 3 else log_transition.unsqueeze(0)
+    if log_marginal is None:
+        return matrix, matrix.logsumexp(1)
+    _check_constant(op, "log_marginal", log_marginal, logits)
+    expected = [*shape[:-2], k]
+    if list(log_marginal.shape) != expected:
+        raise ValueError(f"{op}: log_marginal must have shape {expected} for log_transition {shape}, got {list(log_marginal.shape)}")
+    return matrix, log_marginal if log_marginal.dim() == 2 else log_marginal.unsqueeze(0)
+
+
+def check_sets(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor) -> None:
+    """Validate what ``set_proportion_loss`` takes."""
+    op = "set_proportion_loss"
+    _check_logits(op, logits, "N")
+    _check_index(op, "offsets", offsets, logits)
+    _check_constant(op, "proportions", proportions, logits)
+    if offsets.dim() != 1 or offsets.shape[0] < 2:
+        raise ValueError(f"{op}: offsets must have shape [S + 1] with at least one set, got {list(offsets.shape)}")
+    expected = [offsets.shape[0] - 1, logits.shape[1]]
+    if list(proportions.shape) != expected:
+        raise ValueError(f"{op}: proportions must have shape {expected}, sets by classes, got {list(proportions.shape)}")
+
+
+def _check_logits(op: str, logits: torch.Tensor, rows: str) -> None:
+    _check_tensor(op, "logits", logits, DTYPES)
+    if logits.dim() != 2 or logits.shape[1] == 0:
+        raise ValueError(f"{op}: logits must have shape [{rows}, K] with at least one class, got {list(logits.shape)}")
+
+
+def _check_constant(op: str, name: str, tensor: torch.Tensor, logits: torch.Tensor) -> None:
+    _check_tensor(op, name, tensor, (torch.float32, torch.float64))
+    _check_device(op, name, tensor, logits)
+    if tensor.requires_grad:
+        raise ValueError(f"{op}: {name} requires a gradient, but it is a constant here; detach it, or compose the op from plain PyTorch")
+
+
+def _check_index(op: str, name: str, index: torch.Tensor, logits: torch.Tensor) -> None:
+    _check_tensor(op, name, index, (torch.int64,))
+    _check_device(op, name, index, logits)
+
+
+def _check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+        expected = f"{', '.join(others)} or {last}" if others else last
+        raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {expected}")
+
+
+def _check_device(op: str, name: str, tensor: torch.Tensor, logits: torch.Tensor) -> None:
+    if tensor.device != logits.device:
+        raise ValueError(f"{op}: logits is on {logits.device} and {name} on {tensor.device}; move one of them")

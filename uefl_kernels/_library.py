@@ -57,6 +57,27 @@ def define_autograd(name: str, backward: Callable[..., Any], setup_context: Call
         torch.library.register_autograd(f"{namespace}::{name}", backward, setup_context=setup_context, lib=library)
 
 
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: str, gradient: torch.Tensor, *made_of: torch.Tensor | None) -> torch.Tensor:
+        ctx.op = op
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            f"{ctx.op}: has no second derivative; take the first without create_graph=True, or compose the op from plain PyTorch"
+        )
+
+
+def once_differentiable(op: str, gradient: torch.Tensor, *made_of: torch.Tensor | None) -> torch.Tensor:
+    """The gradient, whose derivative by anything that it was made of is an error, not a silent zero."""
+    if not torch.is_grad_enabled():  # no create_graph=True
+        return gradient
+    once: torch.Tensor = _Once.apply(op, gradient.detach(), *made_of)
+    return once
+
+
 def define_triton(name: str, module: str) -> None:
     """Attach ``module.<name>`` as the Triton backend; the module is imported at the first call, Triton may be absent."""
 

@@ -1,0 +1,115 @@
+"""``log_transition_probs``: log-probabilities of the sets from logits of the classes, and the published loss made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..._checks import check_transition
+from ..._library import define, define_autograd, once_differentiable, resolve
+from ..transition_nll.reference import loss_dtype
+from . import reference
+
+
+def _fake(logits: torch.Tensor, log_transition: torch.Tensor, log_marginal: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
+    return logits.new_empty(logits.shape[0], log_transition.shape[1], dtype=loss_dtype(logits))
+
+
+def _fake_backward(
+    grad: torch.Tensor, logits: torch.Tensor, log_transition: torch.Tensor, log_marginal: torch.Tensor, groups: torch.Tensor | None
+) -> torch.Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    logits, *rest = ctx.saved_tensors
+    with torch.no_grad():
+        grad_logits = resolve("log_transition_probs_backward", logits)(grad, logits, *rest)
+    return once_differentiable("log_transition_probs", grad_logits, logits, grad), None, None, None
+
+
+define(
+    "log_transition_probs(Tensor logits, Tensor log_transition, Tensor log_marginal, Tensor? groups) -> Tensor",
+    reference=reference.log_transition_probs,
+    fake=_fake,
+)
+define(
+    "log_transition_probs_backward(Tensor grad, Tensor logits, Tensor log_transition, Tensor log_marginal, Tensor? groups) -> Tensor",
+    reference=reference.log_transition_probs_backward,
+    fake=_fake_backward,
+)
+define_autograd("log_transition_probs", _backward, _setup)
+
+
+def log_transition_probs(
+    logits: torch.Tensor,
+    log_transition: torch.Tensor,
+    *,
+    groups: torch.Tensor | None = None,
+    log_marginal: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Log-probability of every set for every sample, given logits of its class: log of A p / sum(A p), p = softmax(logits).
+
+    Args:
+        logits, log_transition, groups, log_marginal: as in :func:`transition_nll`.
+
+    Returns:
+        log g ``[B, M]``, float32 (float64 for float64 logits), differentiable once with respect to logits. A set whose row
+        is -inf throughout, as of a group with fewer sets than M, has -inf and passes no gradient.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`transition_nll`.
+
+    Source: Lu et al. 2022 (FedUL), Theorem 1.
+
+    Equivalent to (``[M, K]``)::
+
+        (logits[:, None, :] + log_transition).logsumexp(2) - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
+    """
+    matrix, marginal = check_transition("log_transition_probs", logits, log_transition, groups, log_marginal)
+    log_g: torch.Tensor = resolve("log_transition_probs", logits)(logits, matrix, marginal, groups)
+    return log_g
+
+
+def transition_double_softmax(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    log_transition: torch.Tensor,
+    *,
+    groups: torch.Tensor | None = None,
+    log_marginal: torch.Tensor | None = None,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """The loss of FedUL's published code, which takes the softmax of probabilities: -g[target] + log sum exp(g).
+
+    It is bounded and not proper: its minimiser is not the posterior of the classes. It is here to reproduce published
+    results; use :func:`transition_nll` for everything else. In a batch of groups with different numbers of sets, the sets
+    that a group lacks count neither in g nor in the sum.
+
+    Args:
+        logits, targets, log_transition, groups, log_marginal, ignore_index: as in :func:`transition_nll`.
+
+    Returns:
+        loss ``[B]``, float32 (float64 for float64 logits), differentiable once with respect to logits.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`transition_nll`.
+        IndexError: (from PyTorch) a target is out of range.
+
+    Source: the code that accompanies Lu et al. 2022 (FedUL).
+
+    Equivalent to (``[M, K]``)::
+
+        F.cross_entropy(log_transition_probs(logits, log_transition).exp(), targets, reduction="none", ignore_index=ignore_index)
+    """
+    check_transition("transition_double_softmax", logits, log_transition, groups, log_marginal, targets)
+    log_g = log_transition_probs(logits, log_transition, groups=groups, log_marginal=log_marginal)
+    g = log_g.exp()
+    if groups is not None:
+        g = g.masked_fill((log_transition == -torch.inf).all(2)[groups], -torch.inf)
+    return torch.nn.functional.cross_entropy(g, targets, reduction="none", ignore_index=ignore_index)

@@ -1,0 +1,77 @@
+"""``set_proportion_loss``: learning from label proportions, all sets in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..._checks import check_sets
+from ..._library import define, define_autograd, once_differentiable, resolve
+from ..transition_nll.reference import loss_dtype
+from . import reference
+
+
+def _fake(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor, with_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    loss = logits.new_empty(proportions.shape[0], dtype=loss_dtype(logits))
+    return loss, logits.new_empty(logits.shape if with_gradient else (0,))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    logits, offsets, _, ctx.with_gradient = inputs
+    _, gradient = output
+    ctx.mark_non_differentiable(gradient)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(logits, offsets, gradient)
+
+
+def _backward(ctx: Any, grad_loss: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
+    logits, offsets, gradient = ctx.saved_tensors
+    grad_logits = None
+    if grad_loss is not None and ctx.needs_input_grad[0]:
+        if not ctx.with_gradient:
+            raise RuntimeError("set_proportion_loss: with_gradient=False leaves out what backward needs; call it with True")
+        weight = grad_loss.repeat_interleave(offsets.diff(), output_size=logits.shape[0])
+        grad_logits = (gradient * weight[:, None]).to(gradient.dtype)
+        grad_logits = once_differentiable("set_proportion_loss", grad_logits, logits, grad_loss)
+    return grad_logits, None, None, None
+
+
+define(
+    "set_proportion_loss(Tensor logits, Tensor offsets, Tensor proportions, bool with_gradient) -> (Tensor loss, Tensor gradient)",
+    reference=reference.set_proportion_loss,
+    fake=_fake,
+)
+define_autograd("set_proportion_loss", _backward, _setup)
+
+
+def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy between the known class proportions of each set and the mean of its predicted probabilities.
+
+    Args:
+        logits: ``[N, K]``, float32, bfloat16, float16 or float64; any strides; the rows of a set next to each other.
+        offsets: ``[S + 1]`` int64: set s is the rows offsets[s] to offsets[s + 1]; the first is 0 and the last N.
+        proportions: ``[S, K]``, float32 or float64, of at least 0. A constant: it gets no gradient.
+
+    Returns:
+        loss ``[S]``, float32 (float64 for float64 logits), differentiable once with respect to logits. Means and gradient
+        are formed in log space, so a class that a set predicts with a probability below the smallest float is not lost. A
+        proportion of zero contributes nothing. Logits with NaN or +inf make the results of their set NaN.
+
+    Raises:
+        TypeError, ValueError: dtypes, shapes or devices that do not fit.
+        RuntimeError: on the CPU: offsets that do not cover the rows, an empty set, a proportion that is negative or not
+            finite. On a GPU, where a check would stall the device, an empty set gives NaN.
+
+    Source: Ardehaly & Culotta 2017, "Co-training for Demographic Classification Using Deep Learning from Label Proportions",
+    eq. 2; the loss of the baseline FedLLP in Lu et al. 2022.
+
+    Equivalent to::
+
+        for begin, end, t in zip(offsets[:-1], offsets[1:], proportions):
+            -(t * logits[begin:end].softmax(1).mean(0).log()).sum()
+    """
+    check_sets(logits, offsets, proportions)
+    with_gradient = logits.requires_grad and torch.is_grad_enabled()
+    loss: torch.Tensor = resolve("set_proportion_loss", logits)(logits, offsets, proportions, with_gradient)[0]
+    return loss

@@ -1,0 +1,102 @@
+"""``transition_nll``: the loss of learning classes from sets with known class priors, in log space, with its gradient in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..._checks import check_transition
+from ..._library import define, define_autograd, once_differentiable, resolve
+from . import reference
+
+
+def _fake(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    log_transition: torch.Tensor,
+    log_marginal: torch.Tensor,
+    groups: torch.Tensor | None,
+    ignore_index: int,
+    with_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    loss = logits.new_empty(logits.shape[0], dtype=reference.loss_dtype(logits))
+    return loss, logits.new_empty(logits.shape if with_gradient else (0,))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    _, gradient = output
+    ctx.with_gradient = inputs[6]
+    ctx.mark_non_differentiable(gradient)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(inputs[0], gradient)
+
+
+def _backward(ctx: Any, grad_loss: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
+    logits, gradient = ctx.saved_tensors
+    grad_logits = None
+    if grad_loss is not None and ctx.needs_input_grad[0]:
+        if not ctx.with_gradient:
+            raise RuntimeError("transition_nll: with_gradient=False leaves out what backward needs; call it with True")
+        grad_logits = (gradient * grad_loss[:, None]).to(gradient.dtype)
+        grad_logits = once_differentiable("transition_nll", grad_logits, logits, grad_loss)
+    return grad_logits, None, None, None, None, None, None
+
+
+define(
+    "transition_nll(Tensor logits, Tensor targets, Tensor log_transition, Tensor log_marginal, Tensor? groups, int ignore_index,"
+    " bool with_gradient) -> (Tensor loss, Tensor gradient)",
+    reference=reference.transition_nll,
+    fake=_fake,
+)
+define_autograd("transition_nll", _backward, _setup)
+
+
+def transition_nll(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    log_transition: torch.Tensor,
+    *,
+    groups: torch.Tensor | None = None,
+    log_marginal: torch.Tensor | None = None,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """Negative log-likelihood of the set that a sample came from, given logits of its class.
+
+    With A = exp(log_transition), p = softmax(logits) and g = A p / sum(A p), the loss is -log g[target]. It is computed as
+    the difference of two log-sum-exps over the classes, without p, g or a division; A needs no normalisation.
+
+    Args:
+        logits: ``[B, K]``, float32, bfloat16, float16 or float64; any strides.
+        targets: ``[B]`` int64, the set of each sample, 0 to M - 1.
+        log_transition: ``[M, K]``, float32 or float64: see :func:`log_transition_matrix`. Or ``[G, M, K]``, one matrix for
+            each group (client) of a mixed batch, those with fewer sets filled up with rows of -inf
+            (``torch.nn.utils.rnn.pad_sequence(matrices, batch_first=True, padding_value=-torch.inf)``). A constant: it gets
+            no gradient, and one that requires it is refused.
+        groups: ``[B]`` int64, the group of each sample; for ``[G, M, K]`` only.
+        log_marginal: ``log_transition.logsumexp(-2)``. Pass it when a matrix serves for more than one step.
+        ignore_index: samples with this target have loss 0 and gradient 0.
+
+    Returns:
+        loss ``[B]``, float32 (float64 for float64 logits), differentiable once with respect to logits:
+        softmax(logits + log_marginal) - softmax(logits + log_transition[target]), every entry in [-1, 1]. An entry of -inf
+        is a prior of zero and as good as any other; a class that no set of the group has gets gradient zero. Logits with
+        NaN or +inf make the loss and the gradient of their sample NaN.
+
+    Raises:
+        TypeError, ValueError: dtypes, shapes or devices that do not fit.
+        RuntimeError: on the CPU: a target or group out of range, a target whose row of log_transition is -inf throughout,
+            NaN or +inf in log_transition. On a GPU, where a check would stall the device, a target out of range, like a
+            matrix with NaN, gives NaN, and a row of -inf gives a loss of +inf.
+
+    Source: Lu et al. 2022, "Federated Learning from Only Unlabeled Data with Class-Conditional-Sharing Clients" (FedUL), Theorem 1.
+
+    Equivalent to (``[M, K]``)::
+
+        log_g = (logits[:, None, :] + log_transition).logsumexp(2) - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
+        F.nll_loss(log_g, targets, reduction="none", ignore_index=ignore_index)
+    """
+    matrix, marginal = check_transition("transition_nll", logits, log_transition, groups, log_marginal, targets)
+    with_gradient = logits.requires_grad and torch.is_grad_enabled()
+    loss: torch.Tensor = resolve("transition_nll", logits)(logits, targets, matrix, marginal, groups, ignore_index, with_gradient)[0]
+    return loss
