@@ -83,6 +83,11 @@ class Op(Generic[C]):
     flops: Callable[[C], int]
     loose: tuple[str, ...] = ()  # providers of ours that promise no exact answer: reported, never a failure
     covers: tuple[str, ...] = ()  # other ops of uefl_kernels whose kernels this row measures
+    cuda_cases: tuple[C, ...] | None = None  # on a GPU, where they are not the same
+
+    def cases_on(self, device: str) -> tuple[C, ...]:
+        """What is measured on that type of device."""
+        return self.cases if device == "cpu" or self.cuda_cases is None else self.cuda_cases
 
 
 def ours(provider: str) -> bool:

@@ -1,0 +1,187 @@
+"""How a case is measured: every provider checked and weighed once, then all of them timed in turns.
+
+Turns, because other work on the machine then hits all providers alike; the median over the rounds is reported, and the spread
+beside it. Variants of our CPU kernels that a process can choose only once run in a process of their own and take their turns too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.managers import BaseManager
+from pathlib import Path
+from typing import Any
+
+import threadpoolctl
+import torch
+
+from uefl_kernels import COMPILED
+
+from .ops import REGISTRY
+from .registry import Case, Skip, ours
+
+ROUNDS = 9
+_SETTLE = 0.01  # seconds for the idle threads of the last provider to stop spinning
+
+
+def use_threads(threads: int) -> None:
+    """Give ``threads`` threads to torch and to every OpenMP and BLAS library, those loaded later included."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    torch.set_num_threads(threads)
+    threadpoolctl.threadpool_limits(threads)
+
+
+def threads_differ(threads: int) -> list[str]:
+    """The libraries that would not run on ``threads`` threads."""
+    pools = [(Path(pool["filepath"]).name, pool["num_threads"]) for pool in threadpoolctl.threadpool_info()]
+    return [f"{name} has {found}" for name, found in (*pools, ("torch", torch.get_num_threads())) if found != threads]
+
+
+class Bench:
+    """A place to measure in: this process, or one of its own (``elsewhere``). Holds the case under way and who takes part in it."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def variant(self) -> str:
+        """The CPU variant that ours runs on here, empty on a GPU. Raises RuntimeError when this CPU cannot."""
+        if self._device == "cuda":
+            return ""
+        if not COMPILED:
+            return "reference"
+        from uefl_kernels import _host
+
+        return str(_host.variant())
+
+    def open(self, op: str, case: Case) -> None:
+        """Make the inputs and the truth of a case; nobody takes part yet."""
+        self._op = REGISTRY[op]
+        self._calls: dict[str, Callable[[], Any]] = {}
+        self._inputs = self._op.inputs(case, self._device)
+        self._error = self._op.gate.against(self._inputs)
+
+    def enter(self, provider: str) -> dict[str, Any]:
+        """Prepare the provider, weigh and check its first answer; its row so far. Raises Skip or ImportError when it cannot."""
+        prepare = self._op.providers[provider]
+        prepare(self._op.inputs(self._op.smoke, self._device))()  # loads what is loaded once, so that it does not weigh
+        call = self._calls[provider] = prepare(self._inputs)
+        answer, peak = weigh(call, self._device)
+        return {"error": None if answer is None else self._error(answer), "peak_mb": None if peak is None else peak / 1e6}
+
+    def time(self, provider: str, number: int) -> tuple[float, float]:
+        """Seconds, and seconds of CPU time of all threads, of ``number`` calls in a row."""
+        call = self._calls[provider]
+        cpu, begun = time.process_time(), time.perf_counter()
+        for _ in range(number):
+            call()
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun, time.process_time() - cpu
+
+
+def weigh(call: Callable[[], Any], device: str) -> tuple[Any, int | None]:
+    """The answer, and by how many bytes memory grew at its peak, outputs included; None where that cannot be seen.
+
+    On the CPU it is the peak of the resident memory, which Linux resets on demand. The allocator hands back beforehand what it
+    keeps, or memory freed by an earlier call would count as none. Pages are counted when touched, whoever allocated them.
+    """
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        answer = call()
+        torch.cuda.synchronize()
+        return answer, torch.cuda.max_memory_allocated() - before
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _resident("VmRSS")
+    except (OSError, AttributeError):  # not Linux with glibc
+        return call(), None
+    answer = call()
+    return answer, _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+class _Process(BaseManager):
+    """A process whose ``Bench`` is used from here."""
+
+
+_Process.register("Bench", Bench)
+
+
+@contextmanager
+def elsewhere(variant: str) -> Iterator[Bench]:
+    """A bench in a process of its own, where ours runs on that CPU variant. Raises RuntimeError when this CPU cannot."""
+    process = _Process(ctx=get_context("spawn"))
+    previous = os.environ.get("UEFL_CPU", "")  # an empty one means unset
+    os.environ["UEFL_CPU"] = variant
+    try:
+        process.start()
+    finally:
+        os.environ["UEFL_CPU"] = previous
+    with process:
+        bench: Bench = process.Bench("cpu")  # type: ignore[attr-defined]
+        bench.variant()
+        yield bench
+
+
+def measure(
+    name: str, case: Case, providers: list[str], seconds: float, benches: list[Bench], skipped: dict[str, str]
+) -> list[dict[str, Any]]:
+    """One row of results per provider, on the first bench, and of "uefl" on the others; ``skipped`` receives provider -> why.
+
+    About ``seconds`` are spent on timing each; 0 means one call.
+    """
+    op, rows, racers = REGISTRY[name], [], []
+    for bench in benches:
+        bench.open(name, case)
+        for provider in providers if bench is benches[0] else [p for p in providers if p == "uefl"]:
+            try:
+                found = bench.enter(provider)
+            except (ImportError, Skip) as why:
+                skipped[provider] = str(why)
+                continue
+            variant = bench.variant() if ours(provider) else ""
+            rows.append({"op": name, "shape": case.name, "provider": provider, "variant": variant, "gate": op.gate.figure} | found)
+            racers.append((bench, provider))
+    for row, (walls, cpus) in zip(rows, race(racers, seconds), strict=True):
+        median = statistics.median(walls)
+        low, _, high = statistics.quantiles(walls, n=4) if len(walls) > 1 else (median,) * 3
+        row |= {"median_ms": median * 1e3, "spread": (high - low) / median, "cores": sum(cpus) / sum(walls)}
+        row |= {"gb_s": op.bytes(case) / median / 1e9, "gflop_s": op.flops(case) / median / 1e9}
+    return rows
+
+
+def race(racers: list[tuple[Bench, str]], seconds: float) -> list[tuple[list[float], list[float]]]:
+    """Seconds per call, wall and CPU, of every racer and round; at least three rounds, more until its ``seconds`` are spent."""
+    results: list[tuple[list[float], list[float]]] = [([], []) for _ in racers]
+    once = [bench.time(provider, 1)[0] for bench, provider in racers]
+    numbers = [max(1, round(seconds / ROUNDS / estimate)) for estimate in once]
+    order, shuffle = list(range(len(racers))), random.Random(0).shuffle
+    for turn in range(ROUNDS if seconds else 1):
+        shuffle(order)
+        for i in order:
+            (bench, provider), (walls, cpus) = racers[i], results[i]
+            if turn >= 3 and sum(walls) * numbers[i] >= seconds:
+                continue
+            time.sleep(_SETTLE)
+            if numbers[i] > 1:
+                bench.time(provider, 1)  # not counted: the first call after the others finds cold caches and sleeping threads
+            wall, cpu = bench.time(provider, numbers[i])
+            walls.append(wall / numbers[i])
+            cpus.append(cpu / numbers[i])
+    return results

@@ -1,0 +1,95 @@
+"""Rows of results: where they come from, how they are shown, and ``results/<machine>.csv``, which keeps the newest of each."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).with_name("results")
+KEY = ("op", "shape", "provider", "variant", "threads")
+COLUMNS = ("op", "shape", "provider", "variant", "median ms", "spread", "ratio", "error", "peak MB", "GB/s", "GFLOP/s", "cores")
+WIDTHS = (12, 20, 24, 8, 10, 7, 7, 8, 8, 7, 8, 6)
+
+
+def about(device: str, threads: int) -> dict[str, Any]:
+    """What the numbers depend on besides the code."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    return {
+        "threads": threads,
+        "machine": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
+        "torch": torch.__version__,
+        "commit": commit.stdout.strip() or "unknown",
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+class Table:
+    """Prints the rows of one case after another, under one header.
+
+    The ratio is the provider's time over that of ours ("uefl", in the best variant): above 1, ours is faster.
+    """
+
+    def __init__(self) -> None:
+        self._line(COLUMNS)
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Print the rows of one case, ours among them."""
+        baseline = next((row["median_ms"] for row in rows if row["provider"] == "uefl"), float("nan"))
+        for row in rows:
+            self._line(
+                (
+                    *(row[key] for key in ("op", "shape", "provider", "variant")),
+                    f"{row['median_ms']:.4g}",
+                    f"{row['spread']:.0%}",
+                    f"{row['median_ms'] / baseline:.2f}",
+                    "-" if row["error"] is None else f"{row['error']:.1e}",
+                    "-" if row["peak_mb"] is None else f"{row['peak_mb']:.1f}",
+                    f"{row['gb_s']:.1f}",
+                    f"{row['gflop_s']:.0f}",
+                    f"{row['cores']:.2f}",
+                )
+            )
+        print(flush=True)
+
+    def _line(self, cells: tuple[str, ...]) -> None:
+        aligned = (f"{cell:<{width}}" if i < 4 else f"{cell:>{width}}" for i, (cell, width) in enumerate(zip(cells, WIDTHS, strict=True)))
+        print(" ".join(aligned).rstrip())
+
+
+def path_of(machine: str) -> Path:
+    return FOLDER / (re.sub(r"\W+", "-", machine.lower()).strip("-") + ".csv")
+
+
+def load(path: Path) -> list[dict[str, str]]:
+    """The rows of a file as text; none if there is no such file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def save(rows: list[dict[str, Any]]) -> Path:
+    """Put the rows into their machine's file, in place of older ones of the same key."""
+    path = path_of(rows[0]["machine"])
+    written = [{name: "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in row.items()} for row in rows]
+    fresh = {tuple(row[name] for name in KEY): row for row in written}
+    kept = [fresh.pop(key, row) for row in load(path) for key in [tuple(row[name] for name in KEY)]]
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*kept, *fresh.values()])
+    return path
