@@ -130,7 +130,8 @@ def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Ru
     """Write pictures and report.md of runs anew and print their tables; for several, mean and deviation over them."""
     from . import report as reports
 
-    read = [reports.write_report(folder) for folder in runs]
+    once = {folder.resolve(): folder for folder in runs}.values()  # a run named twice would count twice in the mean
+    read = [reports.write_report(folder) for folder in once]
     console = _console()
     for run in read:
         console.print(reports.arm_table(run).rich())

@@ -172,6 +172,13 @@ def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
     assert "differ in more than the seed: gamma" in result.output
 
 
+def test_report_counts_a_run_named_twice_once(tmp_path):
+    run_folder.write(tmp_path / "a")
+    result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "a/../a")])
+    assert result.exit_code == 0, result.output
+    assert "over runs" not in result.output
+
+
 def test_presets_lists_each_with_what_it_runs():
     result = runner.invoke(app, ["presets"])
     assert result.exit_code == 0
