@@ -17,7 +17,8 @@ from uefl_kernels._library import triton_available
 if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/kernels/test_cuda.py runs the kernels natively
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
-        import uefl_kernels.ops.vq_assign.triton  # noqa: F401
+        import uefl_kernels.ops.vq_assign.triton
+        import uefl_kernels.ops.vq_backward.triton  # noqa: F401
 
 
 @pytest.fixture

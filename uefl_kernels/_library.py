@@ -51,10 +51,11 @@ def define(schema: str, *, reference: Callable[..., Any], fake: Callable[..., An
         _libraries[namespace].impl(name, reference, "CompositeExplicitAutograd")
 
 
-def define_autograd(name: str, backward: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
-    """Attach one backward to the op in every namespace."""
+def define_autograd(name: str, backward: Callable[..., Any], setup_context: Callable[..., Any], gradient: str | None = None) -> None:
+    """Attach one backward to the op in every namespace; with ``gradient``, as ``backward(gradient_op, ...)`` of that namespace."""
     for namespace, library in _libraries.items():
-        torch.library.register_autograd(f"{namespace}::{name}", backward, setup_context=setup_context, lib=library)
+        attached = functools.partial(backward, _overloads[namespace, gradient]) if gradient else backward
+        torch.library.register_autograd(f"{namespace}::{name}", attached, setup_context=setup_context, lib=library)
 
 
 class _Once(torch.autograd.Function):

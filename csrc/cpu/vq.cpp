@@ -103,4 +103,6 @@ double Vq::finish() {
   return error;
 }
 
+void vq_backward(const VqBackward& run, int64_t lo, int64_t hi) { kernel().backward(run, lo, hi); }
+
 }  // namespace uefl::cpu

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/rows.h"
+#include "cpu/vq_backward.h"
 
 namespace uefl::cpu {
 
@@ -34,6 +35,8 @@ struct VqKernel {
   double (*replace)(const VqRun& run);
   // Adds the rows to fixed.
   void (*add)(const VqSums& sums);
+  // Writes the gradient of rows [lo, hi).
+  void (*backward)(const VqBackward& run, int64_t lo, int64_t hi);
 };
 
 extern const VqKernel vq_portable, vq_avx2, vq_avx512;
@@ -50,22 +53,20 @@ typedef float Float8 __attribute__((vector_size(32)));
 typedef double Double8 __attribute__((vector_size(64)));
 typedef int64_t Long8 __attribute__((vector_size(64)));
 
-// The next elements of x in float64, zero from the n-th on. By reference: a vector return has no fixed ABI across flags.
-template <class T>
-inline __attribute__((always_inline)) void load(const T* x, int64_t stride, int64_t n, Double8& out) {
+// The next elements of x in float32 or float64, zero from the n-th on. By reference: a vector return has no fixed ABI across flags.
+template <class T, class Vector>
+inline __attribute__((always_inline)) void load(const T* x, int64_t stride, int64_t n, Vector& out) {
   if (n < kLanes || stride != 1) {
-    out = Double8{};
-    for (int i = 0; i < kLanes && i < n; ++i) out[i] = static_cast<double>(widen(x[i * stride]));
-  } else if constexpr (sizeof(T) == sizeof(double)) {
+    out = Vector{};
+    for (int i = 0; i < kLanes && i < n; ++i) out[i] = widen(x[i * stride]);
+  } else if constexpr (sizeof(T) * kLanes == sizeof out) {
     __builtin_memcpy(&out, x, sizeof out);
-  } else {
+  } else if constexpr (sizeof(T) == sizeof(float)) {
     Float8 narrow;
-    if constexpr (sizeof(T) == sizeof(float)) {
-      __builtin_memcpy(&narrow, x, sizeof narrow);
-    } else {
-      for (int i = 0; i < kLanes; ++i) narrow[i] = widen(x[i]);
-    }
-    out = __builtin_convertvector(narrow, Double8);
+    __builtin_memcpy(&narrow, x, sizeof narrow);
+    out = __builtin_convertvector(narrow, Vector);
+  } else {
+    for (int i = 0; i < kLanes; ++i) out[i] = widen(x[i]);
   }
 }
 
@@ -75,6 +76,10 @@ inline __attribute__((always_inline)) void to_fixed(const Double8& value, double
   const Double8 shift = (Double8)(((Long8)scaled & INT64_MIN) | (Long8)(Double8{} + 0x1p52));
   const Double8 magnitude = (Double8)((Long8)scaled & INT64_MAX);
   out = __builtin_convertvector(magnitude < 0x1p52 ? (scaled + shift) - shift : scaled, Long8);
+}
+
+inline __attribute__((always_inline)) double sum(const Double8& lanes) {
+  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
 // Returns the squared distance of x to its codeword; raises largest to the bits of |x|.
@@ -92,7 +97,7 @@ inline double compare_row(const T* x, int64_t stride, const double* code, int64_
     most = bits > most ? bits : most;
   }
   for (int i = 0; i < kLanes; ++i) largest = most[i] > largest ? most[i] : largest;
-  return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
+  return sum(total);
 }
 
 template <class T>

@@ -1,4 +1,4 @@
-// What torch sees of vq_assign and vq on the CPU: shapes, dispatch-key registration.
+// What torch sees of vq_assign, vq and its gradient on the CPU: shapes, dispatch-key registration.
 #include "cpu/vq.h"
 
 #include <torch/csrc/stable/library.h>
@@ -6,12 +6,16 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "common/check_backward.h"
 #include "common/check_search.h"
 #include "cpu/vq_assign.h"
+#include "cpu/vq_backward.h"
 #include "ops/dtype.h"
 
 namespace uefl {
@@ -20,6 +24,19 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// The rows of a tensor; where its strides do not allow that, the tensor becomes a contiguous copy.
+cpu::Rows rows_of(Tensor& tensor) {
+  cpu::Rows rows;
+  const auto view = [&] {
+    return cpu::view_rows(tensor.const_data_ptr(), dtype_of(tensor), tensor.sizes().data(), tensor.strides().data(), tensor.dim(), rows);
+  };
+  if (!view()) {
+    tensor = torch::stable::contiguous(tensor);
+    view();
+  }
+  return rows;
+}
+
 // x and the codebook as the kernels see them; holds the tensors whose memory they point to.
 struct Input {
   Input(const std::string& op, const Tensor& x_given, const Tensor& codebook_given, const std::string& metric_name)
@@ -27,13 +44,8 @@ struct Input {
         metric(metric_name == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine),
         x(x_given),
         codebook(torch::stable::contiguous(codebook_given)),
-        codes{codebook.const_data_ptr(), dtype_of(codebook), sizes.books, sizes.k, sizes.d} {
-    const cpu::Dtype dtype = dtype_of(x);
-    if (!cpu::view_rows(x.const_data_ptr(), dtype, x.sizes().data(), x.strides().data(), x.dim(), rows)) {
-      x = torch::stable::contiguous(x);
-      cpu::view_rows(x.const_data_ptr(), dtype, x.sizes().data(), x.strides().data(), x.dim(), rows);
-    }
-  }
+        codes{codebook.const_data_ptr(), dtype_of(codebook), sizes.books, sizes.k, sizes.d},
+        rows(rows_of(x)) {}
 
   Tensor new_indices() const {
     std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
@@ -61,8 +73,9 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   return indices;
 }
 
+// rotation: for the backward pass alone.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Tensor& codebook, std::string metric, bool exact,
-                                                      bool with_sums, double codebook_weight, double commitment_weight) {
+                                                      bool with_sums, double codebook_weight, double commitment_weight, bool /*rotation*/) {
   const Input input("vq", x, codebook, metric);
   const ScalarType dtype = x.scalar_type(), loss_dtype = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   const Tensor codes = codebook.scalar_type() == dtype ? input.codebook : torch::stable::to(input.codebook, dtype);
@@ -89,10 +102,45 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
   return {quantized, indices, loss, counts, sums};
 }
 
+// Rows that are a unit of work in a thread: enough of them to be worth the trouble.
+int64_t backward_rows(int64_t dim) { return std::max<int64_t>(1, (1 << 15) / dim); }
+
+Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indices, std::optional<Tensor> grad_quantized, const Tensor& pull,
+                   bool rotation) {
+  Input input("vq_backward", x, codebook, "l2");
+  const SearchSizes& sizes = input.sizes;
+  check_backward(x, indices, grad_quantized ? &*grad_quantized : nullptr, pull, sizes);
+  const Tensor chosen = torch::stable::contiguous(indices);
+  const int64_t *first = static_cast<const int64_t*>(chosen.const_data_ptr()), *last = first + chosen.numel();
+  if (std::any_of(first, last, [&](int64_t index) { return index < 0 || index >= sizes.k; })) {
+    throw std::runtime_error("vq_backward: indices must be at least 0 and below K = " + std::to_string(sizes.k));
+  }
+  const bool wide = x.scalar_type() == ScalarType::Double || codebook.scalar_type() == ScalarType::Double;
+  const Tensor codes = torch::stable::to(input.codebook, wide ? ScalarType::Double : ScalarType::Float);
+  Tensor g = grad_quantized.value_or(x), grad_x = torch::stable::empty_like(x), written = grad_x;
+  cpu::VqBackward run{.x = input.rows,
+                      .grad_quantized = rows_of(g),
+                      .grad_x = rows_of(written),
+                      .wide = wide,
+                      .rotation = rotation,
+                      .d = sizes.d,
+                      .codebook_step = sizes.books == 1 ? 0 : sizes.k,
+                      .indices = first,
+                      .codes = codes.const_data_ptr(),
+                      .pull = pull.scalar_type() == ScalarType::Double ? *static_cast<const double*>(pull.const_data_ptr())
+                                                                       : *static_cast<const float*>(pull.const_data_ptr())};
+  if (!grad_quantized) run.grad_quantized.data = nullptr;
+  torch::stable::parallel_for(0, run.x.outer * run.x.inner, backward_rows(run.x.dim),
+                              [&](int64_t lo, int64_t hi) { cpu::vq_backward(run, lo, hi); });
+  if (written.const_data_ptr() != grad_x.const_data_ptr()) torch::stable::copy_(grad_x, written);
+  return grad_x;
+}
+
 }  // namespace
 }  // namespace uefl
 
 STABLE_TORCH_LIBRARY_IMPL(uefl, CPU, m) {
   m.impl("vq_assign", TORCH_BOX(&uefl::vq_assign));
   m.impl("vq", TORCH_BOX(&uefl::vq));
+  m.impl("vq_backward", TORCH_BOX(&uefl::vq_backward));
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from uefl_kernels import COMPILED, backend, vq, vq_assign, vq_with_sums
 
@@ -15,7 +16,7 @@ RESULTS = ("quantized", "indices", "loss", "counts", "sums")
 
 
 def compare(x: torch.Tensor, codebook: torch.Tensor, metric: str = "l2", with_sums: bool = True) -> None:
-    arguments = (x, codebook, metric, True, with_sums, 1.0, 0.25)
+    arguments = (x, codebook, metric, True, with_sums, 1.0, 0.25, False)
     expected = torch.ops.uefl_reference.vq(*arguments)
     for name, got, want in zip(RESULTS, torch.ops.uefl.vq(*arguments), expected, strict=True):
         assert got.dtype == want.dtype, name
@@ -221,8 +222,8 @@ def test_gradient_of_the_codebook_without_its_sums_raises(name):
     x, codebook = normal(6, 4).requires_grad_(), normal(3, 2, seed=1).requires_grad_()
     op = getattr(torch.ops, name).vq
     with pytest.raises(RuntimeError, match=r"^vq: with_sums=False leaves out what the codebook's gradient needs"):
-        op(x, codebook, "l2", True, False, 1.0, 0.25)[2].backward()
-    op(x, codebook, "l2", True, False, 0.0, 0.25)[2].backward()  # needs none
+        op(x, codebook, "l2", True, False, 1.0, 0.25, False)[2].backward()
+    op(x, codebook, "l2", True, False, 0.0, 0.25, False)[2].backward()  # needs none
     assert not codebook.grad.any()
     assert x.grad.any()
 
@@ -260,7 +261,7 @@ def test_autocast():
 
 @pytest.mark.parametrize("with_sums", [True, False])
 def test_opcheck(with_sums):
-    arguments = (normal(4, 5, 6).requires_grad_(), normal(7, 3, seed=1).requires_grad_(), "l2", True, with_sums, 1.0, 0.25)
+    arguments = (normal(4, 5, 6).requires_grad_(), normal(7, 3, seed=1).requires_grad_(), "l2", True, with_sums, 1.0, 0.25, False)
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     # Without sums there is no codebook gradient to check: vq() asks for them whenever the codebook needs one.
     torch.library.opcheck(torch.ops.uefl.vq.default, arguments, test_utils=utilities if with_sums else utilities[:3])
@@ -288,7 +289,7 @@ def test_compile_fullgraph():
 def test_number_of_threads_does_not_change_a_bit():
     x = normal(30000, 24)
     x[::1000] *= 1e16  # units that differ from codeword to codeword
-    arguments = (x, normal(16, 8, seed=1), "l2", True, True, 1.0, 0.25)
+    arguments = (x, normal(16, 8, seed=1), "l2", True, True, 1.0, 0.25, False)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -303,11 +304,11 @@ def test_number_of_threads_does_not_change_a_bit():
 def test_uninitialised_memory_does_not_leak():
     """With deterministic algorithms torch fills new memory with NaN and the largest integer: all of it must be overwritten."""
     x, codebook = normal(50, 12), normal(7, 4, seed=1)
-    expected = torch.ops.uefl.vq(x, codebook, "l2", True, True, 1.0, 0.25)
+    expected = torch.ops.uefl.vq(x, codebook, "l2", True, True, 1.0, 0.25, False)
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3).isnan().all()
-        poisoned = torch.ops.uefl.vq(x, codebook, "l2", True, True, 1.0, 0.25)
+        poisoned = torch.ops.uefl.vq(x, codebook, "l2", True, True, 1.0, 0.25, False)
         assert torch.equal(vq_assign(x, codebook), expected[1])
     finally:
         torch.use_deterministic_algorithms(False)
@@ -327,3 +328,17 @@ def test_errors_name_the_op():
         vq(torch.zeros(4, 5), torch.zeros(5, 3))
     with pytest.raises(TypeError, match=r"^vq: x has dtype torch.int64"):
         vq(torch.zeros(4, 6).long(), torch.zeros(5, 3))
+
+
+def test_an_estimator_that_is_not_known():
+    with pytest.raises(ValueError, match=r"^vq: estimator 'gumbel' is not known, expected one of \('straight_through', 'rotation'\)"):
+        vq(normal(4, 6), normal(5, 3), estimator="gumbel")
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_forward_mode_is_an_error_and_not_a_zero(position):
+    arguments = [normal(4, 6), normal(5, 3)]
+    with forward_ad.dual_level():
+        arguments[position] = forward_ad.make_dual(arguments[position], torch.ones_like(arguments[position]))
+        with pytest.raises(RuntimeError, match=r"^vq: has no forward-mode derivative; use reverse mode"):
+            vq(*arguments)

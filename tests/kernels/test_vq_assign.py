@@ -227,7 +227,7 @@ def test_direct_calls_are_guarded(case):
     with pytest.raises(RuntimeError, match=f"^vq_assign: {message}"):
         torch.ops.uefl.vq_assign(x, codebook, metric, True)
     with pytest.raises(RuntimeError, match=f"^vq: {message}"):
-        torch.ops.uefl.vq(x, codebook, metric, True, True, 1.0, 0.25)
+        torch.ops.uefl.vq(x, codebook, metric, True, True, 1.0, 0.25, False)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])

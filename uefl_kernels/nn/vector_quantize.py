@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .. import vq, vq_with_sums
-from ..ops.vq.reference import flat_indices, gather
+from .. import VQOutput, vq, vq_with_sums
+from .._gather import flat_indices, gather
 from . import _peer
 from ._codebook import Codebook
-from ._gradients import rotate
 
 
 class LossBreakdown(NamedTuple):
@@ -269,12 +268,13 @@ class VectorQuantize(nn.Module):
         # A copy where the codewords are updated in place below: the backward pass still needs the ones that were chosen.
         codes = book.codes.clone() if updating else book.codes
         chosen_from = codes if learning else codes.detach()
-        weight = float(learning and mask is None)
-        sums = None
-        if updating:
-            out, sums = vq_with_sums(rows, chosen_from, metric=book.metric, codebook_weight=weight, commitment_weight=1.0)
-        else:
-            out = vq(rows, chosen_from, metric=book.metric, codebook_weight=weight, commitment_weight=1.0)
+        options: dict[str, Any] = {
+            "metric": book.metric,
+            "codebook_weight": float(learning and mask is None),
+            "commitment_weight": 1.0,
+            "estimator": "rotation" if self.rotation_trick else "straight_through",
+        }
+        out, sums = vq_with_sums(rows, chosen_from, **options) if updating else (vq(rows, chosen_from, **options), None)
         counts = out.counts if mask is None else out.counts - _chosen_by_padding(out.indices, codes, mask)
         book.counts.copy_(counts.view_as(book.counts))
         if sums is not None:  # the zeros of the padding have added nothing; a codeword that got a row of NaN sits this step out
@@ -283,21 +283,20 @@ class VectorQuantize(nn.Module):
             counts = counts.view_as(book.counts).masked_fill(unsound.view_as(book.counts), 0)
             book.update(counts, sums.masked_fill(unsound, 0), rows.detach(), mask)
         return (
-            self._route(rows, codes, out.quantized, out.indices).to(given.dtype),
+            self._route(rows, codes, out).to(given.dtype),
             out.indices,
             self._commitment(given, codes, out, mask, learning),
         )
 
-    def _route(self, rows: torch.Tensor, codes: torch.Tensor, quantized: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _route(self, rows: torch.Tensor, codes: torch.Tensor, out: VQOutput) -> torch.Tensor:
         """Choose where the gradient of quantized goes: in training to the input, else to codewords that are learned."""
         if self.training and rows.requires_grad:
-            if not self.rotation_trick:
-                return quantized
-            heads = (self.heads, self.codebook_dim)
-            return rotate(rows.unflatten(-1, heads), quantized.unflatten(-1, heads)).flatten(-2)
-        return gather(codes, indices).flatten(-2) if codes.requires_grad else quantized.detach()
+            return out.quantized
+        return gather(codes, out.indices).flatten(-2) if codes.requires_grad else out.quantized.detach()
 
-    def _commitment(self, given: torch.Tensor, codes: torch.Tensor, out: Any, mask: torch.Tensor | None, learning: bool) -> torch.Tensor:
+    def _commitment(
+        self, given: torch.Tensor, codes: torch.Tensor, out: VQOutput, mask: torch.Tensor | None, learning: bool
+    ) -> torch.Tensor:
         """Mean squared distance to the codewords, over what the mask lets through; zero where it would not be used."""
         loss: torch.Tensor = out.loss
         if not self.training or self.commitment_weight == 0:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 from ..._checks import check_search
 from ..._library import define, define_autograd, define_composed, resolve
+from .. import vq_backward as _defined_first  # noqa: F401
 from . import reference
+
+ESTIMATORS = ("straight_through", "rotation")
 
 
 class VQOutput(NamedTuple):
     """What ``vq`` returns."""
 
     quantized: torch.Tensor
-    """``[..., D]``, the dtype of x: every segment replaced by its codeword; the gradient passes straight through to x."""
+    """``[..., D]``, the dtype of x: every segment replaced by its codeword; its gradient passes to x."""
     indices: torch.Tensor
     """``[..., S]`` int64: which codeword."""
     loss: torch.Tensor
@@ -25,7 +30,14 @@ class VQOutput(NamedTuple):
 
 
 def _fake(
-    x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, with_sums: bool, codebook_weight: float, commitment_weight: float
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    metric: str,
+    exact: bool,
+    with_sums: bool,
+    codebook_weight: float,
+    commitment_weight: float,
+    rotation: bool,
 ) -> reference.Result:
     segments = x.shape[-1] // codebook.shape[-1]
     return (
@@ -38,7 +50,7 @@ def _fake(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    x, codebook, _, _, ctx.with_sums, ctx.codebook_weight, ctx.commitment_weight = inputs
+    x, codebook, _, _, ctx.with_sums, ctx.codebook_weight, ctx.commitment_weight, ctx.rotation = inputs
     _, indices, _, counts, sums = output
     ctx.mark_non_differentiable(indices, counts, sums)
     ctx.set_materialize_grads(False)
@@ -58,52 +70,57 @@ class _Once(torch.autograd.Function):
 
 
 def _backward(
-    ctx: Any, grad_quantized: torch.Tensor | None, _i: Any, grad_loss: torch.Tensor | None, _c: Any, _s: Any
+    vq_backward: Callable[..., torch.Tensor],
+    ctx: Any,
+    grad_quantized: torch.Tensor | None,
+    _i: Any,
+    grad_loss: torch.Tensor | None,
+    _c: Any,
+    _s: Any,
 ) -> tuple[torch.Tensor | None, ...]:
     with torch.no_grad():
-        gradients = _gradients(ctx, grad_quantized, grad_loss)
+        grad_x = _grad_x(vq_backward, ctx, grad_quantized, grad_loss) if ctx.needs_input_grad[0] else None
+        grad_codebook = _grad_codebook(ctx, grad_loss) if ctx.needs_input_grad[1] else None
+    gradients: tuple[torch.Tensor | None, ...] = (grad_x, grad_codebook)
     if torch.is_grad_enabled():  # create_graph=True
         made_of = (*ctx.saved_tensors[:2], grad_quantized, grad_loss)
         gradients = tuple(None if gradient is None else _Once.apply(gradient, *made_of) for gradient in gradients)
-    return *gradients, None, None, None, None, None
+    return *gradients, None, None, None, None, None, None
 
 
-def _gradients(ctx: Any, grad_quantized: torch.Tensor | None, grad_loss: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """With M = x.numel(), q the codeword of x, n and S the count and the sum of each codeword's rows:
+def _grad_x(
+    vq_backward: Callable[..., torch.Tensor], ctx: Any, grad_quantized: torch.Tensor | None, grad_loss: torch.Tensor | None
+) -> torch.Tensor:
+    """The gradient of quantized, straight through or rotated, plus grad_loss * 2 * commitment_weight / M * (x - q), M = x.numel()."""
+    x, codebook, indices, _, _ = ctx.saved_tensors
+    weight = 0.0 if grad_loss is None else ctx.commitment_weight
+    if weight == 0 and (grad_quantized is None or not ctx.rotation):
+        return torch.zeros_like(x) if grad_quantized is None else grad_quantized
+    loss = x.new_zeros((), dtype=reference.loss_dtype(x)) if grad_loss is None else grad_loss
+    pull = loss * (2 * weight / max(1, x.numel()))
+    return vq_backward(x, codebook, indices, grad_quantized, pull, ctx.rotation)
 
-    d/dx = grad_quantized + grad_loss * 2 * commitment_weight / M * (x - q)
-    d/dc = grad_loss * 2 * codebook_weight / M * (n c - S)
-    """
-    x, codebook, indices, counts, sums = ctx.saved_tensors
-    grad_x = grad_codebook = None
-    if ctx.needs_input_grad[0]:
-        grad_x = grad_quantized
-        if grad_loss is not None and ctx.commitment_weight != 0:
-            wide = codebook.dtype if codebook.dtype == torch.float64 else reference.loss_dtype(x)
-            codes = reference.gather(codebook, indices).reshape(x.shape).to(wide)
-            pull = (x.to(wide) - codes) * (grad_loss * (2 * ctx.commitment_weight / max(1, x.numel())))
-            grad_x = pull.to(x.dtype) if grad_quantized is None else (pull + grad_quantized).to(x.dtype)
-        elif grad_x is None:
-            grad_x = torch.zeros_like(x)
-    if ctx.needs_input_grad[1]:
-        if grad_loss is None or ctx.codebook_weight == 0:
-            grad_codebook = torch.zeros_like(codebook)
-        elif not ctx.with_sums:
-            raise RuntimeError("vq: with_sums=False leaves out what the codebook's gradient needs; call it with True, or uefl_kernels.vq")
-        else:
-            scale = grad_loss.double() * (2 * ctx.codebook_weight / max(1, x.numel()))
-            grad_codebook = ((counts.unsqueeze(-1) * codebook.double() - sums) * scale).to(codebook.dtype)
-    return grad_x, grad_codebook
+
+def _grad_codebook(ctx: Any, grad_loss: torch.Tensor | None) -> torch.Tensor:
+    """grad_loss * 2 * codebook_weight / M * (n c - S), n and S the count and the sum of each codeword's rows."""
+    x, codebook, _, counts, sums = ctx.saved_tensors
+    if grad_loss is None or ctx.codebook_weight == 0:
+        return torch.zeros_like(codebook)
+    if not ctx.with_sums:
+        raise RuntimeError("vq: with_sums=False leaves out what the codebook's gradient needs; call it with True, or uefl_kernels.vq")
+    scale = grad_loss.double() * (2 * ctx.codebook_weight / max(1, x.numel()))
+    gradient: torch.Tensor = (counts.unsqueeze(-1) * codebook.double() - sums) * scale
+    return gradient.to(codebook.dtype)
 
 
 define(
-    "vq(Tensor x, Tensor codebook, str metric, bool exact, bool with_sums, float codebook_weight, float commitment_weight)"
+    "vq(Tensor x, Tensor codebook, str metric, bool exact, bool with_sums, float codebook_weight, float commitment_weight, bool rotation)"
     " -> (Tensor quantized, Tensor indices, Tensor loss, Tensor counts, Tensor sums)",
     reference=reference.vq,
     fake=_fake,
 )
 define_composed("vq", reference.vq_around)
-define_autograd("vq", _backward, _setup)
+define_autograd("vq", _backward, _setup, gradient="vq_backward")
 
 
 def vq(
@@ -114,6 +131,7 @@ def vq(
     precision: str = "exact",
     codebook_weight: float = 1.0,
     commitment_weight: float = 0.25,
+    estimator: str = "straight_through",
 ) -> VQOutput:
     """Replace every segment of x by its nearest codeword; the whole VQ layer in one call.
 
@@ -124,31 +142,35 @@ def vq(
         precision: ``"exact"`` (the default) or ``"fast"``; see :func:`vq_assign`.
         codebook_weight: weight of mean((sg[x] - q)^2), which moves the codewords.
         commitment_weight: weight of mean((x - sg[q])^2), which moves x (the beta of the papers).
+        estimator: how the gradient of quantized reaches x: ``"straight_through"``, unchanged; ``"rotation"``, turned and scaled by
+            what takes each segment to its codeword. With lambda = |q| / |x|, u and v the unit vectors of x and q and w that of
+            u + v, the codeword is lambda R x with R = 1 - 2 w w^T + 2 v u^T; held constant, that is lambda R^T times the gradient.
 
     Returns:
-        :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to x unchanged
-        (straight through) and none to the codebook; loss has the closed forms of the two terms above. A row that holds
+        :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to x as the
+        estimator says and none to the codebook; loss has the closed forms of the two terms above. A row that holds
         NaN takes codeword 0 and makes the loss NaN; one with NaN or an infinity makes the gradient of its codeword NaN
         and of no other. N = 0 gives a loss of 0.
 
     Derivatives are first order, in reverse mode: a second one raises RuntimeError, as do ``torch.func.grad`` and its
-    relatives. Forward mode sees constants. ``torch.func.vmap`` calls the op once for each element of the batch.
+    relatives and forward mode. ``torch.func.vmap`` calls the op once for each element of the batch.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`vq_assign`.
+        TypeError, ValueError, RuntimeError: as :func:`vq_assign`; ValueError for an estimator that is not one of the two.
 
-    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 (means instead of norms).
+    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 (means instead of norms); Fifty et al.
+    2024, "Restructuring Vector Quantization with the Rotation Trick", section 4.2.
 
     Equivalent to (``[K, d]``, "l2")::
 
         indices = vq_assign(x, codebook)
         q = codebook[indices].reshape(x.shape)
         loss = codebook_weight * F.mse_loss(q, x.detach()) + commitment_weight * F.mse_loss(x, q.detach())
-        quantized = x + (q - x).detach()   # here exactly q
+        quantized = x + (q - x).detach()   # here exactly q; for "rotation": lambda.detach() * (R.detach() @ x)
         counts = torch.bincount(indices.flatten(), minlength=K)
     """
     needs_sums = codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled()
-    return _call(x, codebook, metric, precision, needs_sums, codebook_weight, commitment_weight)[0]
+    return _call(x, codebook, metric, precision, needs_sums, codebook_weight, commitment_weight, estimator)[0]
 
 
 def vq_with_sums(
@@ -159,6 +181,7 @@ def vq_with_sums(
     precision: str = "exact",
     codebook_weight: float = 1.0,
     commitment_weight: float = 0.25,
+    estimator: str = "straight_through",
 ) -> tuple[VQOutput, torch.Tensor]:
     """As :func:`vq`, with the sum of the segments of each codeword: what a moving average or k-means makes codewords of.
 
@@ -176,13 +199,24 @@ def vq_with_sums(
         out = vq(x, codebook)
         sums = torch.zeros(K, d, dtype=torch.float64).index_add_(0, out.indices.flatten(), x.reshape(-1, d).double())
     """
-    return _call(x, codebook, metric, precision, True, codebook_weight, commitment_weight)
+    return _call(x, codebook, metric, precision, True, codebook_weight, commitment_weight, estimator)
 
 
 def _call(
-    x: torch.Tensor, codebook: torch.Tensor, metric: str, precision: str, with_sums: bool, codebook_weight: float, commitment_weight: float
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    metric: str,
+    precision: str,
+    with_sums: bool,
+    codebook_weight: float,
+    commitment_weight: float,
+    estimator: str,
 ) -> tuple[VQOutput, torch.Tensor]:
     check_search("vq", x, codebook, metric, precision)
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
+    if not torch.compiler.is_compiling() and any(unpack_dual(t).tangent is not None for t in (x, codebook)):
+        raise RuntimeError("vq: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch")
     weights = float(codebook_weight), float(commitment_weight)
-    *out, sums = resolve("vq", x)(x, codebook, metric, precision == "exact", with_sums, *weights)
+    *out, sums = resolve("vq", x)(x, codebook, metric, precision == "exact", with_sums, *weights, estimator == "rotation")
     return VQOutput(*out), sums

@@ -10,13 +10,21 @@ from collections.abc import Callable
 
 import torch
 
+from ..._gather import flat_indices, gather
 from ..vq_assign.reference import require_finite, search
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def vq(
-    x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, with_sums: bool, codebook_weight: float, commitment_weight: float
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    metric: str,
+    exact: bool,
+    with_sums: bool,
+    codebook_weight: float,
+    commitment_weight: float,
+    rotation: bool,
 ) -> Result:
     """x [..., D], codebook [K, d] | [S, K, d] -> quantized, indices, loss, counts, sums (see ``ops/vq/__init__.py``)."""
     require_finite("vq", codebook)
@@ -36,19 +44,6 @@ def compose(
     counts.scatter_add_(0, flat, torch.ones_like(flat))
     sums = code_sums(x, codebook, flat) if with_sums else x.new_empty(0, dtype=torch.float64)
     return quantized, indices, loss.to(loss_dtype(x)), counts.reshape(codebook.shape[:-1]), sums
-
-
-def gather(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """codebook [K, d] | [S, K, d], indices [..., S] -> codewords [..., S, d]."""
-    d = codebook.shape[-1]
-    return codebook.reshape(-1, d)[flat_indices(codebook, indices)].reshape(*indices.shape, d)
-
-
-def flat_indices(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Row numbers into ``codebook.reshape(-1, d)``, flattened."""
-    if codebook.dim() == 3:
-        indices = indices + torch.arange(codebook.shape[0], device=indices.device) * codebook.shape[1]
-    return indices.reshape(-1)
 
 
 def code_sums(x: torch.Tensor, codebook: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
@@ -92,6 +87,7 @@ def vq_around(
     with_sums: bool,
     codebook_weight: float,
     commitment_weight: float,
+    rotation: bool,
 ) -> Result:
     """The same composition around another search kernel: what the Triton and CUDA backends run today."""
     return compose(x, codebook, assign(x, codebook, metric, exact), with_sums, codebook_weight, commitment_weight)

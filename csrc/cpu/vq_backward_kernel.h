@@ -1,0 +1,132 @@
+// The body of vq_backward, included by each vq.<isa>.cpp behind vq_kernel.h, whose vectors and loads it uses.
+#pragma once
+
+#include "common/rotation.h"
+#include "cpu/vq_kernel.h"
+
+namespace uefl::cpu {
+namespace {
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// To nearest, ties to even.
+inline void narrow(double value, double& out) { out = value; }
+inline void narrow(double value, float& out) { out = static_cast<float>(value); }
+inline void narrow(float value, float& out) { out = value; }
+template <class Wide>
+inline void narrow(Wide given, BFloat16& out) {
+  const float value = static_cast<float>(given);
+  const uint32_t bits = bits_of(value);
+  out.bits = static_cast<uint16_t>(value == value ? (bits + 0x7fffu + (bits >> 16 & 1)) >> 16 : 0x7fc0u);
+}
+template <class Wide>
+inline void narrow(Wide given, Half& out) {
+  const uint32_t all = bits_of(static_cast<float>(given)), sign = all >> 16 & 0x8000u, bits = all & 0x7fffffffu;
+  const uint32_t normal = (bits - (112u << 23) + 0xfffu + (bits >> 13 & 1)) >> 13;
+  const uint32_t subnormal = bits_of(float_from_bits(bits) + 0.5f) - bits_of(0.5f);  // an ulp of 0.5 is one of a subnormal half
+  const uint32_t large = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  out.bits = static_cast<uint16_t>(sign | (bits < (113u << 23) ? subnormal : bits < (143u << 23) ? normal : large));
+}
+
+template <class T, class Vector>
+inline __attribute__((always_inline)) void store(const Vector& value, T* out, int64_t stride, int64_t n) {
+  if (n < kLanes || stride != 1) {
+    for (int i = 0; i < kLanes && i < n; ++i) narrow(value[i], out[i * stride]);
+  } else if constexpr (sizeof(T) * kLanes == sizeof value) {
+    __builtin_memcpy(out, &value, sizeof value);
+  } else if constexpr (sizeof(T) == sizeof(float)) {
+    const Float8 narrowed = __builtin_convertvector(value, Float8);
+    __builtin_memcpy(out, &narrowed, sizeof narrowed);
+  } else {
+    T narrowed[kLanes];
+    for (int i = 0; i < kLanes; ++i) narrow(value[i], narrowed[i]);
+    __builtin_memcpy(out, narrowed, sizeof narrowed);
+  }
+}
+
+// One segment of one row.
+template <class T, class Code>
+struct Segment {
+  const T *x, *g;
+  const Code* code;
+  T* out;
+  int64_t x_stride, g_stride, out_stride, d;
+};
+
+template <class T, class Code>
+inline void backward_rotated(const Segment<T, Code>& segment, double pull) {
+  Double8 xx = {}, qq = {}, xq = {}, xg = {}, qg = {}, x, q, g;
+  const auto load_all = [&](int64_t j) __attribute__((always_inline)) {
+    load(segment.x + j * segment.x_stride, segment.x_stride, segment.d - j, x);
+    load(segment.code + j, 1, segment.d - j, q);
+    load(segment.g + j * segment.g_stride, segment.g_stride, segment.d - j, g);
+  };
+  for (int64_t j = 0; j < segment.d; j += kLanes) {
+    load_all(j);
+    xx += x * x, qq += q * q, xq += x * q, xg += x * g, qg += q * g;
+  }
+  const Rotation turn = rotation({sum(xx), sum(qq), sum(xq), sum(xg), sum(qg)});
+  for (int64_t j = 0; j < segment.d; j += kLanes) {  // again, now from the first-level cache
+    load_all(j);
+    const Double8 gradient = g * turn.scale + (x * turn.along + q * turn.towards) + (x - q) * pull;
+    store(gradient, segment.out + j * segment.out_stride, segment.out_stride, segment.d - j);
+  }
+}
+
+template <class T, class Code, bool has_g>
+inline void backward_straight(const Segment<T, Code>& segment, Code pull) {
+  typedef Code Vector __attribute__((vector_size(kLanes * sizeof(Code))));
+  for (int64_t j = 0; j < segment.d; j += kLanes) {
+    Vector x, q, g = {};
+    load(segment.x + j * segment.x_stride, segment.x_stride, segment.d - j, x);
+    load(segment.code + j, 1, segment.d - j, q);
+    if constexpr (has_g) load(segment.g + j * segment.g_stride, segment.g_stride, segment.d - j, g);
+    const Vector pulled = (x - q) * pull;
+    store(has_g ? g + pulled : pulled, segment.out + j * segment.out_stride, segment.out_stride, segment.d - j);
+  }
+}
+
+template <class T, class Code>
+void backward_typed(const VqBackward& run, int64_t lo, int64_t hi) {
+  const int64_t segments = run.x.dim / run.d;
+  const bool has_g = run.grad_quantized.data != nullptr;
+  for (int64_t n = lo; n < hi; ++n) {
+    for (int64_t s = 0; s < segments; ++s) {
+      const int64_t code = run.indices[n * segments + s] + s * run.codebook_step, column = s * run.d;
+      const Segment<T, Code> segment{
+          .x = reinterpret_cast<const T*>(element(run.x, n, column)),
+          .g = has_g ? reinterpret_cast<const T*>(element(run.grad_quantized, n, column)) : nullptr,
+          .code = static_cast<const Code*>(run.codes) + code * run.d,
+          .out = reinterpret_cast<T*>(const_cast<char*>(element(run.grad_x, n, column))),
+          .x_stride = run.x.dim_stride,
+          .g_stride = run.grad_quantized.dim_stride,
+          .out_stride = run.grad_x.dim_stride,
+          .d = run.d,
+      };
+      if (!has_g) {
+        backward_straight<T, Code, false>(segment, static_cast<Code>(run.pull));
+      } else if (run.rotation) {
+        backward_rotated(segment, run.pull);
+      } else {
+        backward_straight<T, Code, true>(segment, static_cast<Code>(run.pull));
+      }
+    }
+  }
+}
+
+void backward(const VqBackward& run, int64_t lo, int64_t hi) {
+  with_type(run.x.dtype, [&]<class T>(const T*) {
+    if constexpr (sizeof(T) == sizeof(double)) {
+      backward_typed<T, double>(run, lo, hi);
+    } else {
+      run.wide ? backward_typed<T, double>(run, lo, hi) : backward_typed<T, float>(run, lo, hi);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace uefl::cpu
