@@ -3,6 +3,7 @@
 from ._library import backend, load
 from ._version import __version__
 from .ops.log_transition_probs import log_transition_probs, transition_double_softmax
+from .ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
 from .ops.set_proportion_loss import set_proportion_loss
 from .ops.transition_nll import transition_nll
 from .ops.vq import VQOutput, vq, vq_with_sums
@@ -11,10 +12,12 @@ from .transition import log_transition_matrix
 
 __all__ = [
     "COMPILED",
+    "MCStats",
     "VQOutput",
     "backend",
     "log_transition_matrix",
     "log_transition_probs",
+    "mc_dropout_mlp",
     "set_proportion_loss",
     "transition_double_softmax",
     "transition_nll",

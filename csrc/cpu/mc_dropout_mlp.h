@@ -1,0 +1,46 @@
+// Monte-Carlo dropout of an MLP's tail on the CPU: passes, softmax and statistics of 16 rows at a time, one row to a lane.
+//
+// For each pass, each layer's inputs are kept or dropped, multiplied by its weights and activated; the logits of the last one become
+// probabilities, which enter the running statistics. Masks come from Philox as ops/mc_dropout_mlp/reference.py defines them, in
+// registers or a buffer of one layer of 16 rows. A tile of rows belongs to one thread and its passes run in order, so results do not
+// depend on the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/mc_dropout_mlp_kernel.h"
+#include "cpu/rows.h"
+
+namespace uefl::cpu {
+
+struct McStats {
+  float* mean;              // [B, C] of the probabilities over the passes
+  float* expected_entropy;  // [B] mean of the passes' entropies, in nats
+  float* variance;          // [B, C] population variance of the probabilities over the passes
+};
+
+class McDropout {
+ public:
+  // widths: of the input, of each layer's output. parameters: of each layer the weights [out, in] and the bias [out], one after the
+  // other. thresholds: of the input, of each layer's output: a unit is dropped where its 16 random bits are below. All are copied.
+  McDropout(const std::vector<int64_t>& widths, const float* parameters, const std::vector<uint32_t>& thresholds, McActivation activation,
+            int64_t passes, bool consistent, uint64_t seed);
+
+  // Rows that are worked on together; a share of the work begins and ends at a multiple of it.
+  int64_t group_rows() const;
+
+  // Rows [lo, hi) of x, with lo a multiple of group_rows(). Thread-safe.
+  void run(const Rows& x, int64_t lo, int64_t hi, const McStats& out) const;
+
+ private:
+  std::vector<std::vector<float>> packed_;
+  std::vector<McLayer> layers_;
+  McModel model_;
+};
+
+// keep[row * columns + column] of rows [lo, hi) in one pass and stream, as the definition draws them.
+void dropout_mask(uint64_t seed, int64_t lo, int64_t hi, int64_t columns, uint32_t pass, uint32_t stream, uint32_t threshold,
+                  bool consistent, bool* keep);
+
+}  // namespace uefl::cpu

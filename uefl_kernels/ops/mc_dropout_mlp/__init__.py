@@ -1,0 +1,223 @@
+"""``mc_dropout_mlp``: Monte-Carlo dropout of an MLP at nearly the price of one pass; masks and passes are never stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._checks import DTYPES
+from ..._library import define, define_autograd, once_differentiable, resolve
+from . import backward, reference
+
+
+class MCStats(NamedTuple):
+    """What the passes say together; float32 (float64 for float64 x), in nats, p_t the probabilities of pass t."""
+
+    mean_probs: torch.Tensor
+    """``[..., C]``: mean of p_t."""
+    entropy: torch.Tensor
+    """``[...]``: entropy of mean_probs, the total uncertainty."""
+    expected_entropy: torch.Tensor
+    """``[...]``: mean of the entropies of p_t."""
+    mutual_info: torch.Tensor
+    """``[...]``: entropy - expected_entropy, not below 0: what the passes disagree about (BALD)."""
+    variance: torch.Tensor
+    """``[..., C]``: mean of (p_t - mean_probs)^2."""
+
+
+def _fake(
+    x: torch.Tensor,
+    parameters: torch.Tensor,
+    widths: Sequence[int],
+    p: Sequence[float],
+    passes: int,
+    activation: str,
+    consistent: bool,
+    seed: torch.Tensor,
+) -> reference.Stats:
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows, classes = x.shape[0], widths[-1]
+    return x.new_empty(rows, classes, dtype=dtype), x.new_empty(rows, dtype=dtype), x.new_empty(rows, classes, dtype=dtype)
+
+
+def _fake_backward(_m: Any, _e: Any, _v: Any, mean: Any, x: torch.Tensor, parameters: torch.Tensor, *_: Any) -> Any:
+    return x.new_empty(x.shape), parameters.new_empty(parameters.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: reference.Stats) -> None:
+    x, parameters, *ctx.options, seed = inputs
+    ctx.save_for_backward(output[0], x, parameters, seed)
+
+
+def _backward(ctx: Any, grad_mean: torch.Tensor, grad_entropy: torch.Tensor, grad_variance: torch.Tensor) -> tuple[Any, ...]:
+    mean, x, parameters, seed = ctx.saved_tensors
+    gradients = grad_mean, grad_entropy, grad_variance
+    with torch.no_grad():
+        results = torch.ops.uefl.mc_dropout_mlp_backward(*gradients, mean, x, parameters, *ctx.options, seed)
+    grad_x, grad_parameters = (once_differentiable("mc_dropout_mlp", result, *gradients, x, parameters) for result in results)
+    return grad_x, grad_parameters, None, None, None, None, None, None
+
+
+_TAIL = "Tensor x, Tensor parameters, int[] widths, float[] p, int passes, str activation, bool consistent, Tensor seed"
+define(
+    f"mc_dropout_mlp({_TAIL}) -> (Tensor mean, Tensor expected_entropy, Tensor variance)", reference=reference.mc_dropout_mlp, fake=_fake
+)
+define(
+    f"mc_dropout_mlp_backward(Tensor grad_mean, Tensor grad_entropy, Tensor grad_variance, Tensor mean, {_TAIL}) -> (Tensor, Tensor)",
+    reference=backward.mc_dropout_mlp_backward,
+    fake=_fake_backward,
+)
+define(
+    "dropout_mask(Tensor seed, int rows, int columns, int pass_, int stream, float p, bool consistent) -> Tensor",
+    reference=reference.dropout_mask,
+    fake=lambda seed, rows, columns, *_: seed.new_empty(rows, columns, dtype=torch.bool),
+)
+define_autograd("mc_dropout_mlp", _backward, _setup)
+
+
+def mc_dropout_mlp(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None] | None = None,
+    *,
+    p: float | Sequence[float],
+    passes: int = 20,
+    activation: str = "gelu",
+    logit_dropout: bool = False,
+    consistent: bool = False,
+    seed: int | None = None,
+) -> MCStats:
+    """Monte-Carlo dropout of a multi-layer perceptron: what ``passes`` draws of its dropouts say about each row.
+
+    The layers are Linear, activation, dropout, ..., Linear, and optionally a dropout on the logits. What comes before the
+    first dropout is computed once. Masks come from Philox4x32-10, with counters that ``reference.py`` documents, and are the
+    same on every backend, for any number of threads; so are the results on the CPU. Nothing of size passes x rows is stored.
+
+    Args:
+        x: ``[..., D]``, float32, bfloat16, float16 or float64. Results do not depend on how many rows there are, but a row's
+            masks depend on its position, so splitting a batch changes the draws.
+        weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C logits.
+        biases: ``[out]`` or None for each layer; None for none at all.
+        p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the hidden ones, then the logits'
+            if there is one). It is rounded to a multiple of 2^-16, at most 1 - 2^-16, and kept units are scaled by the inverse
+            of the rounded probability, so that the expectation is exact.
+        passes: T, at least 1.
+        activation: ``"gelu"`` (exact), ``"relu"``, ``"silu"`` or ``"tanh"``.
+        logit_dropout: drop logits, too.
+        consistent: one mask per pass for all rows (BatchBALD), so that a pass is one sampled network.
+        seed: of the masks, in [0, 2^63). Without one, it is drawn from torch's generator of the device.
+
+    Returns:
+        :class:`MCStats`, differentiable once by x, weights and biases (masks are drawn again in backward). Against the same
+        computation in float64 with the same masks, float32 results differ by the rounding of the logits: by less than 1e-5
+        where these are of order 10. A row with a unit that is not finite and kept has NaN results. float64 x runs on the
+        definition, in float64, whatever the backend.
+
+    Raises:
+        TypeError, ValueError: dtypes, shapes, devices, p, passes, activation or seed that do not fit.
+        RuntimeError: a forced backend is absent.
+
+    Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation"; mutual information: Houlsby et al. 2011 (BALD);
+    consistent masks: Kirsch et al. 2019 (BatchBALD).
+
+    Equivalent to (two layers, other random draws)::
+
+        hidden = F.gelu(F.linear(x, weights[0], biases[0]))  # once
+        probs = torch.stack([F.linear(F.dropout(hidden, p), weights[1], biases[1]).softmax(-1) for _ in range(passes)])
+        mean = probs.mean(0)
+        entropy, expected_entropy = torch.special.entr(mean).sum(-1), torch.special.entr(probs).sum(-1).mean(0)
+        MCStats(mean, entropy, expected_entropy, entropy - expected_entropy, probs.var(0, correction=0))
+    """
+    biases = [None] * len(weights) if biases is None else biases
+    rates = _check(x, weights, biases, p, passes, activation, logit_dropout, seed)
+    act = reference.ACTIVATIONS[activation]
+    hidden, first = x, 0
+    while first < len(weights) and rates[first] == 0:  # no dropout before this layer
+        hidden = torch.nn.functional.linear(act(hidden) if first > 0 else hidden, weights[first], biases[first])
+        first += 1
+    if 0 < first < len(weights):
+        hidden = act(hidden)
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    parameters = [
+        part.to(dtype)
+        for weight, bias in zip(weights[first:], biases[first:], strict=True)
+        for part in (weight.flatten(), weight.new_zeros(len(weight)) if bias is None else bias)
+    ]
+    mean, expected, variance = _overload(hidden)(
+        hidden.reshape(x.shape[:-1].numel(), hidden.shape[-1]),
+        torch.cat(parameters) if parameters else hidden.new_zeros(0, dtype=dtype),
+        [hidden.shape[-1], *(len(weight) for weight in weights[first:])],
+        rates[first:],
+        passes if any(rates) else 1,
+        activation,
+        consistent,
+        _seed(seed, x.device),
+    )
+    shape = x.shape[:-1]
+    mean, variance, expected = (result.reshape(shape + result.shape[1:]) for result in (mean, variance, expected))
+    entropy = torch.special.entr(mean).sum(-1)
+    return MCStats(mean, entropy, expected, (entropy - expected).clamp_min(0), variance)
+
+
+def _overload(x: torch.Tensor) -> Any:
+    return torch.ops.uefl_reference.mc_dropout_mlp if x.dtype == torch.float64 else resolve("mc_dropout_mlp", x)
+
+
+def _seed(seed: int | None, device: torch.device) -> torch.Tensor:
+    if seed is None:
+        return torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=device)
+    return torch.full((), seed, dtype=torch.int64, device=device)
+
+
+def _check(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    p: float | Sequence[float],
+    passes: int,
+    activation: str,
+    logit_dropout: bool,
+    seed: int | None,
+) -> list[float]:
+    """The drop rate before each layer, 0 for the first, and that of the logits; or an error before any work."""
+    op = "mc_dropout_mlp"
+    if len(weights) == 0:
+        raise ValueError(f"{op}: weights is empty, expected at least one layer")
+    if len(biases) != len(weights):
+        raise ValueError(f"{op}: {len(weights)} weights and {len(biases)} biases; give one bias, or None, for each layer")
+    named = [("x", x)]
+    named += [(f"weights[{i}]", weight) for i, weight in enumerate(weights)]
+    named += [(f"biases[{i}]", bias) for i, bias in enumerate(biases) if bias is not None]
+    for name, tensor in named:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected float32, bfloat16, float16 or float64")
+        if tensor.device != x.device:
+            raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
+    if x.dim() < 1 or x.shape[-1] == 0:
+        raise ValueError(f"{op}: x must have shape [..., D] with D at least 1, got {list(x.shape)}")
+    width, source = x.shape[-1], "x"
+    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        if weight.dim() != 2 or weight.shape[1] != width or len(weight) == 0:
+            raise ValueError(f"{op}: weights[{i}] must have shape [out, {width}] to follow {source}, got {list(weight.shape)}")
+        if bias is not None and list(bias.shape) != [len(weight)]:
+            raise ValueError(f"{op}: biases[{i}] must have shape [{len(weight)}] like the rows of weights[{i}], got {list(bias.shape)}")
+        width, source = len(weight), f"weights[{i}]"
+    dropouts = len(weights) - 1 + logit_dropout
+    rates = [float(p)] * dropouts if isinstance(p, (int, float)) else [float(rate) for rate in p]
+    if len(rates) != dropouts:
+        raise ValueError(f"{op}: p has {len(rates)} rates, expected one number or {dropouts}: one for each dropout, the logits' last")
+    for rate in [float(p)] if isinstance(p, (int, float)) else rates:
+        if not (0 <= rate < 1 and math.isfinite(rate)):
+            raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"{op}: passes must be an integer of at least 1, got {passes!r}")
+    if activation not in reference.ACTIVATIONS:
+        raise ValueError(f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}")
+    if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**63):
+        raise ValueError(f"{op}: seed must be an integer in [0, 2^63) or None, got {seed!r}")
+    return [0.0, *rates] if logit_dropout else [0.0, *rates, 0.0]
