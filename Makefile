@@ -35,7 +35,7 @@ test: setup
 lint: .venv/.packages
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu' 'tests/cpp/*.cpp')
+	.venv/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu' 'tests/cpp/*.cpp' 'benchmarks/*.cpp')
 	.venv/bin/mypy
 
 ctest: .venv/.packages

@@ -47,14 +47,14 @@ class Table:
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Print the rows of one case, ours among them."""
-        baseline = next((row["median_ms"] for row in rows if row["provider"] == "uefl"), float("nan"))
+        baseline = next((row["median_ms"] for row in rows if row["provider"] == "uefl"), None)
         for row in rows:
             self._line(
                 (
                     *(row[key] for key in ("op", "shape", "provider", "variant")),
                     f"{row['median_ms']:.4g}",
                     f"{row['spread']:.0%}",
-                    f"{row['median_ms'] / baseline:.2f}",
+                    f"{row['median_ms'] / baseline:.2f}" if baseline else "-",
                     "-" if row["error"] is None else f"{row['error']:.1e}",
                     "-" if row["peak_mb"] is None else f"{row['peak_mb']:.1f}",
                     f"{row['gb_s']:.1f}",

@@ -1,0 +1,65 @@
+// The most that one core's arithmetic units deliver, out of registers: the ceilings of the roofline on a CPU.
+// ops/limits.py compiles it for the machine at hand (-march=native) and runs it on as many threads as everything else.
+#include <cstdint>
+
+#ifdef __AVX512F__
+constexpr int kBytes = 64;
+#else
+constexpr int kBytes = 32;
+#endif
+typedef float Vector __attribute__((vector_size(kBytes)));
+
+// Fused multiply-adds in float32 on 12 independent sums. Returns the operations done.
+extern "C" int64_t float32_units(int64_t rounds) {
+  constexpr int kSums = 12;
+  Vector sums[kSums] = {}, factor = Vector{} + 0.5F, term = Vector{} + 1.0F;
+  for (Vector& sum : sums) asm volatile("" : "+v"(sum));  // or the compiler sees that all are equal and keeps one
+  asm volatile("" : "+v"(factor), "+v"(term));
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (int j = 0; j < kSums; ++j) sums[j] = sums[j] * factor + term;
+  }
+  for (const Vector& sum : sums) asm volatile("" ::"v"(sum));
+  return rounds * kSums * (kBytes / 4) * 2;
+}
+
+#ifdef __AMX_BF16__
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// 16 x 32 times 32 x 16 products in bfloat16 on four independent tiles of sums. Returns the operations done, 0 without permission.
+extern "C" int64_t bfloat16_units(int64_t rounds) {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData)) return 0;
+  alignas(64) uint8_t config[64] = {1};
+  for (int tile = 0; tile < 8; ++tile) {
+    config[16 + 2 * tile] = 64;  // bytes of a row
+    config[48 + tile] = 16;      // rows
+  }
+  _tile_loadconfig(config);
+  alignas(64) uint16_t values[16 * 32];
+  for (int i = 0; i < 16 * 32; ++i) values[i] = 0x3a80 + i % 97;  // about 1e-3
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(4, values, 64);
+  _tile_loadd(5, values, 64);
+  _tile_loadd(6, values, 64);
+  _tile_loadd(7, values, 64);
+  for (int64_t i = 0; i < rounds; ++i) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  alignas(64) float out[16 * 16];
+  _tile_stored(0, out, 64);
+  asm volatile("" ::"m"(out));
+  _tile_release();
+  return rounds * 4 * 16 * 16 * 32 * 2;
+}
+#else
+extern "C" int64_t bfloat16_units(int64_t) { return 0; }
+#endif
