@@ -48,6 +48,32 @@ inline float widen(Half value) {
   return value.bits & 0x8000u ? -magnitude : magnitude;
 }
 
+// The nearest value of a type, ties to even, as PyTorch rounds; without branches, like widen.
+template <class T>
+inline T narrow(double value) {
+  return static_cast<T>(value);
+}
+template <>
+inline BFloat16 narrow(double value) {
+  const float single = static_cast<float>(value);
+  uint32_t bits;
+  memcpy(&bits, &single, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+  return {static_cast<uint16_t>(single == single ? rounded : 0x7fc0u)};
+}
+template <>
+inline Half narrow(double value) {
+  const float single = static_cast<float>(value);
+  uint32_t bits, small;
+  memcpy(&bits, &single, sizeof bits);
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const float shifted = float_from_bits(magnitude) + 0.5f;  // its last bit is the unit of subnormal halves
+  memcpy(&small, &shifted, sizeof small);
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1)) >> 13;
+  const uint32_t large = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  return {static_cast<uint16_t>(sign | (magnitude < 113u << 23 ? small - (126u << 23) : magnitude < 0x477ff000u ? normal : large))};
+}
+
 // Calls body with a null pointer of the element type.
 template <class Body>
 inline void with_type(Dtype dtype, const Body& body) {

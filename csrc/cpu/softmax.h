@@ -1,0 +1,19 @@
+// Rows of logits for the definitions in float64, and the kernels of the instruction set in use.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/softmax_kernel.h"
+
+namespace uefl::cpu {
+
+const SoftmaxKernel& softmax_kernel();
+
+// Row n of the logits.
+std::vector<double> read_row(const Rows& logits, int64_t n);
+
+// Row n of a dense array of the dtype.
+void write_row(const std::vector<double>& values, Dtype dtype, void* to, int64_t n);
+
+}  // namespace uefl::cpu

@@ -1,0 +1,27 @@
+// Four lanes in GCC's vector types: SSE2, NEON, or whatever the compiler makes of them.
+namespace uefl::cpu {
+namespace {
+
+struct Simd {
+  typedef float Float __attribute__((vector_size(16)));
+  typedef int Int __attribute__((vector_size(16)));
+  static constexpr int width = 4;
+
+  static Float fma(Float a, Float b, Float c) { return a * b + c; }
+  static float max_across(Float a) {
+    const float low = a[0] > a[1] ? a[0] : a[1], high = a[2] > a[3] ? a[2] : a[3];
+    return low > high ? low : high;
+  }
+  static float min_across(Float a) { return -max_across(-a); }
+  static float sum_across(Float a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+};
+
+}  // namespace
+}  // namespace uefl::cpu
+
+#define UEFL_KERNEL_BODY
+#include "cpu/softmax_kernel.h"
+
+namespace uefl::cpu {
+const SoftmaxKernel softmax_portable = kKernel;
+}

@@ -1,0 +1,354 @@
+// Exponentials of a row in float32, and the ops made of them, on one run of rows. Each softmax.<isa>.cpp defines `Simd`, the
+// vectors of its instruction set, and includes this body. No standard templates and internal linkage throughout, for the reason
+// given in rows.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/rows.h"
+
+namespace uefl::cpu {
+
+constexpr int64_t kPad = 16;  // rows of tables are filled up with zeros to a multiple of this, the widest vector
+
+namespace {
+inline int64_t padded(int64_t count) { return (count + kPad - 1) / kPad * kPad; }
+}  // namespace
+
+// Below this a dot product of exponentials may have lost terms to underflow: its row is left to the definition.
+constexpr float kSmallest = 0x1p-60f;
+
+struct TransitionRun {
+  Rows logits;
+  int64_t lo, hi;
+  const int64_t *targets, *groups;  // groups may be null
+  int64_t ignore_index, m, padded_m;
+  const float *matrix, *transposed, *marginal, *matrix_scale, *marginal_scale;  // of LinearTransition
+  float* out;                                                                   // loss [B] of nll, log g [B, m] of probs
+  const float* grad;                                                            // [B, m] of probs_backward
+  char* gradient;                                                               // [B, k]; null: nll without one
+  float *row, *sets;                                                            // [padded k], [padded m], scratch
+  int64_t* pending;                                                             // [hi - lo]: the rows left to the definition
+};
+
+struct ProportionRun {
+  Rows logits;
+  int64_t lo, hi;            // the rows of one set
+  const float* proportions;  // [k]
+  float *row, *pull;         // [padded k], scratch
+  float* sums;               // [padded k]: the sum of the probabilities, comes out
+  char* gradient;            // [N, k], or null
+};
+
+struct SoftmaxKernel {
+  // Return how many rows are pending.
+  int64_t (*nll)(const TransitionRun& run);
+  int64_t (*probs)(const TransitionRun& run);
+  int64_t (*probs_backward)(const TransitionRun& run);
+  // False: the whole set is left to the definition, nothing of the gradient is written.
+  bool (*proportion)(const ProportionRun& run);
+};
+
+extern const SoftmaxKernel softmax_portable, softmax_avx2, softmax_avx512;
+
+}  // namespace uefl::cpu
+
+#if defined(UEFL_KERNEL_BODY)
+
+namespace uefl::cpu {
+namespace {
+
+using Float = Simd::Float;
+using Int = Simd::Int;
+constexpr int kWidth = Simd::width;
+
+#define UEFL_INLINE inline __attribute__((always_inline))
+
+UEFL_INLINE void load(const float* from, Float& out) { __builtin_memcpy(&out, from, sizeof out); }
+UEFL_INLINE void store(const Float& value, float* to) { __builtin_memcpy(to, &value, sizeof value); }
+
+// e^x for x <= 0 within 1.5 ulp (tests/cpp/test_transition.cpp); 0 where the result is below 2^-126; NaN stays NaN. By reference: a
+// vector return has no fixed ABI across flags. With n the integer nearest to x / ln 2, e^x = 2^n e^r, |r| <= ln 2 / 2.
+UEFL_INLINE void exponential(Float& x) {
+  constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to an integer
+  const Float zero{};
+  const auto lost = x < zero - 87.0f;
+  const Float clamped = lost ? zero - 87.0f : x;
+  const Float n = Simd::fma(clamped, zero + 0x1.715476p0f, zero + kRound) - kRound;
+  Float r = Simd::fma(n, zero - 0x1.62e4p-1f, clamped);
+  r = Simd::fma(n, zero - 0x1.7f7d1cp-20f, r);
+  Float p = zero + 1.9875691500e-4f;  // Cephes, expf
+  p = Simd::fma(p, r, zero + 1.3981999507e-3f);
+  p = Simd::fma(p, r, zero + 8.3334519073e-3f);
+  p = Simd::fma(p, r, zero + 4.1665795894e-2f);
+  p = Simd::fma(p, r, zero + 1.6666665459e-1f);
+  p = Simd::fma(p, r, zero + 5.0000001201e-1f);
+  p = Simd::fma(p, r * r, r) + 1.0f;
+  const Int scale = (__builtin_convertvector(n, Int) + 127) << 23;
+  x = lost ? zero : p * (Float)scale;
+}
+
+// ln x for normal x within 2 ulp: x = 2^n m, 1 / sqrt 2 <= m < sqrt 2.
+UEFL_INLINE void logarithm(Float& x) {
+  const Float zero{};
+  const Int bits = (Int)x - 0x3f3504f3;
+  const Float n = __builtin_convertvector(bits >> 23, Float);
+  const Float f = (Float)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
+  Float p = zero + 7.0376836292e-2f;  // Cephes, logf
+  p = Simd::fma(p, f, zero - 1.1514610310e-1f);
+  p = Simd::fma(p, f, zero + 1.1676998740e-1f);
+  p = Simd::fma(p, f, zero - 1.2420140846e-1f);
+  p = Simd::fma(p, f, zero + 1.4249322787e-1f);
+  p = Simd::fma(p, f, zero - 1.6668057665e-1f);
+  p = Simd::fma(p, f, zero + 2.0000714765e-1f);
+  p = Simd::fma(p, f, zero - 2.4999993993e-1f);
+  p = Simd::fma(p, f, zero + 3.3333331174e-1f);
+  const Float square = f * f;
+  Float tail = p * f * square;
+  tail = Simd::fma(n, zero - 0x1.bd0106p-13f, tail);
+  tail = Simd::fma(square, zero - 0.5f, tail);
+  x = Simd::fma(n, zero + 0x1.63p-1f, f + tail);
+}
+
+// row = exp(z - max z), zero from k on.
+template <class T>
+UEFL_INLINE void exponentials(const Rows& logits, int64_t n, float* row) {
+  const int64_t k = logits.dim, end = padded(k);
+  const T* z = reinterpret_cast<const T*>(element(logits, n, 0));
+  if (logits.dim_stride == 1) {
+    for (int64_t j = 0; j < k; ++j) row[j] = static_cast<float>(widen(z[j]));
+  } else {
+    for (int64_t j = 0; j < k; ++j) row[j] = static_cast<float>(widen(z[j * logits.dim_stride]));
+  }
+  for (int64_t j = k; j < end; ++j) row[j] = -__builtin_inff();
+  Float most, value;
+  load(row, most);
+  for (int64_t j = kWidth; j < end; j += kWidth) {
+    load(row + j, value);
+    most = value > most ? value : most;
+  }
+  const float shift = Simd::max_across(most);
+  for (int64_t j = 0; j < end; j += kWidth) {
+    load(row + j, value);
+    value = value - shift;
+    exponential(value);
+    store(value, row + j);
+  }
+}
+
+UEFL_INLINE float dot(const float* a, const float* b, int64_t end) {
+  Float total{}, x, y;
+  for (int64_t j = 0; j < end; j += kWidth) {
+    load(a + j, x);
+    load(b + j, y);
+    total = Simd::fma(x, y, total);
+  }
+  return Simd::sum_across(total);
+}
+
+// out[j] = row[j], j < k.
+template <class T>
+UEFL_INLINE void write(const float* row, int64_t k, char* out) {
+  T* to = reinterpret_cast<T*>(out);
+  for (int64_t j = 0; j < k; ++j) to[j] = narrow<T>(row[j]);
+}
+
+template <class T>
+int64_t nll_typed(const TransitionRun& run) {
+  const int64_t k = run.logits.dim, end = padded(k), bytes = k * static_cast<int64_t>(sizeof(T));
+  int64_t pending = 0;
+  for (int64_t n = run.lo; n < run.hi; ++n) {
+    if (run.targets[n] == run.ignore_index) {
+      run.out[n] = 0;
+      if (run.gradient) __builtin_memset(run.gradient + n * bytes, 0, bytes);
+      continue;
+    }
+    const int64_t group = run.groups ? run.groups[n] : 0;
+    const float* marginal = run.marginal + group * end;
+    const float* target = run.matrix + (group * run.m + run.targets[n]) * end;
+    exponentials<T>(run.logits, n, run.row);
+    const float all = dot(run.row, marginal, end), own = dot(run.row, target, end);
+    if (!(all >= kSmallest && own >= kSmallest)) {  // NaN too
+      run.pending[pending++] = n;
+      continue;
+    }
+    const double scale = static_cast<double>(run.marginal_scale[group]) - run.matrix_scale[group * run.padded_m + run.targets[n]];
+    run.out[n] = static_cast<float>(__builtin_log(static_cast<double>(all) / own) + scale);
+    if (!run.gradient) continue;
+    const float inverse_all = 1 / all, inverse_own = 1 / own;
+    for (int64_t j = 0; j < end; j += kWidth) {
+      Float e, s, a;
+      load(run.row + j, e);
+      load(marginal + j, s);
+      load(target + j, a);
+      store(e * (s * inverse_all - a * inverse_own), run.row + j);
+    }
+    write<T>(run.row, k, run.gradient + n * bytes);
+  }
+  return pending;
+}
+
+// sets[m] = e.A_m for all sets; false when one is too small, or NaN.
+UEFL_INLINE bool set_sums(const float* row, const float* transposed, int64_t k, int64_t padded_m, float* sets) {
+  bool safe = true;
+  for (int64_t i = 0; i < padded_m; i += kWidth) {
+    Float total{}, a;
+    for (int64_t j = 0; j < k; ++j) {
+      load(transposed + j * padded_m + i, a);
+      total = Simd::fma(Float{} + row[j], a, total);
+    }
+    store(total, sets + i);
+    safe = safe && Simd::min_across(total) >= kSmallest;
+  }
+  return safe;
+}
+
+template <class T>
+int64_t probs_typed(const TransitionRun& run) {
+  const int64_t k = run.logits.dim, end = padded(k);
+  int64_t pending = 0;
+  for (int64_t n = run.lo; n < run.hi; ++n) {
+    const int64_t group = run.groups ? run.groups[n] : 0;
+    exponentials<T>(run.logits, n, run.row);
+    const float all = dot(run.row, run.marginal + group * end, end);
+    if (!set_sums(run.row, run.transposed + group * k * run.padded_m, k, run.padded_m, run.sets) || !(all >= kSmallest)) {
+      run.pending[pending++] = n;
+      continue;
+    }
+    const float* scale = run.matrix_scale + group * run.padded_m;
+    for (int64_t i = 0; i < run.padded_m; i += kWidth) {
+      Float value, shift;
+      load(run.sets + i, value);
+      load(scale + i, shift);
+      value = value / all;
+      logarithm(value);
+      store(value + (shift - run.marginal_scale[group]), run.sets + i);
+    }
+    __builtin_memcpy(run.out + n * run.m, run.sets, run.m * sizeof(float));
+  }
+  return pending;
+}
+
+template <class T>
+int64_t probs_backward_typed(const TransitionRun& run) {
+  const int64_t k = run.logits.dim, end = padded(k), bytes = k * static_cast<int64_t>(sizeof(T));
+  int64_t pending = 0;
+  for (int64_t n = run.lo; n < run.hi; ++n) {
+    const int64_t group = run.groups ? run.groups[n] : 0;
+    const float* marginal = run.marginal + group * end;
+    exponentials<T>(run.logits, n, run.row);
+    const float all = dot(run.row, marginal, end);
+    if (!set_sums(run.row, run.transposed + group * k * run.padded_m, k, run.padded_m, run.sets) || !(all >= kSmallest)) {
+      run.pending[pending++] = n;
+      continue;
+    }
+    const float *scale = run.matrix_scale + group * run.padded_m, *grad = run.grad + n * run.m;
+    float total = 0;
+    for (int64_t i = 0; i < run.m; ++i) {
+      const float weight = scale[i] == -__builtin_inff() ? 0 : grad[i];
+      total += weight;
+      run.sets[i] = weight / run.sets[i];
+    }
+    const float inverse_all = total / all;
+    for (int64_t j = 0; j < end; j += kWidth) {
+      Float e, s, a, sum{};
+      load(run.row + j, e);
+      load(marginal + j, s);
+      for (int64_t i = 0; i < run.m; ++i) {
+        load(run.matrix + (group * run.m + i) * end + j, a);
+        sum = Simd::fma(Float{} + run.sets[i], a, sum);
+      }
+      store(e * (sum - s * inverse_all), run.row + j);
+    }
+    write<T>(run.row, k, run.gradient + n * bytes);
+  }
+  return pending;
+}
+
+// row = softmax(z), zero from k on.
+template <class T>
+UEFL_INLINE void probabilities(const Rows& logits, int64_t n, float* row) {
+  const int64_t end = padded(logits.dim);
+  exponentials<T>(logits, n, row);
+  Float total{}, e;
+  for (int64_t j = 0; j < end; j += kWidth) {
+    load(row + j, e);
+    total = total + e;
+  }
+  const float inverse = 1 / Simd::sum_across(total);
+  for (int64_t j = 0; j < end; j += kWidth) {
+    load(row + j, e);
+    store(e * inverse, row + j);
+  }
+}
+
+// Exponentials twice, for less than storing all of them costs.
+template <class T>
+bool proportion_typed(const ProportionRun& run) {
+  const int64_t k = run.logits.dim, end = padded(k), bytes = k * static_cast<int64_t>(sizeof(T));
+  Float p, sum, pull;
+  for (int64_t j = 0; j < end; ++j) run.sums[j] = run.pull[j] = 0;
+  for (int64_t n = run.lo; n < run.hi; ++n) {
+    probabilities<T>(run.logits, n, run.row);
+    for (int64_t j = 0; j < end; j += kWidth) {
+      load(run.row + j, p);
+      load(run.sums + j, sum);
+      store(sum + p, run.sums + j);
+    }
+  }
+  for (int64_t j = 0; j < k; ++j) {
+    const bool wanted = run.proportions[j] > 0;
+    if (!(wanted ? run.sums[j] >= kSmallest : run.sums[j] >= 0)) return false;  // NaN too
+    if (wanted) run.pull[j] = run.proportions[j] / run.sums[j];
+  }
+  for (int64_t n = run.lo; run.gradient && n < run.hi; ++n) {
+    probabilities<T>(run.logits, n, run.row);
+    const float total = dot(run.row, run.pull, end);
+    for (int64_t j = 0; j < end; j += kWidth) {
+      load(run.row + j, p);
+      load(run.pull + j, pull);
+      store(p * (total - pull), run.row + j);
+    }
+    write<T>(run.row, k, run.gradient + n * bytes);
+  }
+  return true;
+}
+
+// float64 goes by the definition and never comes here.
+template <class Body>
+inline void with_narrow_type(Dtype dtype, const Body& body) {
+  if (dtype == Dtype::f32) return body(static_cast<const float*>(nullptr));
+  if (dtype == Dtype::bf16) return body(static_cast<const BFloat16*>(nullptr));
+  return body(static_cast<const Half*>(nullptr));
+}
+
+int64_t nll(const TransitionRun& run) {
+  int64_t pending = 0;
+  with_narrow_type(run.logits.dtype, [&]<class T>(const T*) { pending = nll_typed<T>(run); });
+  return pending;
+}
+
+int64_t probs(const TransitionRun& run) {
+  int64_t pending = 0;
+  with_narrow_type(run.logits.dtype, [&]<class T>(const T*) { pending = probs_typed<T>(run); });
+  return pending;
+}
+
+int64_t probs_backward(const TransitionRun& run) {
+  int64_t pending = 0;
+  with_narrow_type(run.logits.dtype, [&]<class T>(const T*) { pending = probs_backward_typed<T>(run); });
+  return pending;
+}
+
+bool proportion(const ProportionRun& run) {
+  bool done = false;
+  with_narrow_type(run.logits.dtype, [&]<class T>(const T*) { done = proportion_typed<T>(run); });
+  return done;
+}
+
+constexpr SoftmaxKernel kKernel{nll, probs, probs_backward, proportion};
+
+}  // namespace
+}  // namespace uefl::cpu
+
+#endif
