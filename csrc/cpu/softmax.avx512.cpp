@@ -4,6 +4,8 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
+#include <cstdint>
+
 namespace uefl::cpu {
 namespace {
 
@@ -12,6 +14,12 @@ struct Simd {
   typedef int Int __attribute__((vector_size(64)));
   static constexpr int width = 16;
 
+  static __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+  // The first n elements, -infinity in the other lanes.
+  static void load_first(const float* from, int64_t n, Float& out) {
+    out = _mm512_mask_loadu_ps(_mm512_set1_ps(-__builtin_inff()), first(n), from);
+  }
+  static void store_first(const Float& value, int64_t n, float* to) { _mm512_mask_storeu_ps(to, first(n), value); }
   static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   static float max_across(Float a) { return _mm512_reduce_max_ps(a); }
   static float min_across(Float a) { return _mm512_reduce_min_ps(a); }

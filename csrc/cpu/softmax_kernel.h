@@ -115,17 +115,17 @@ template <class T>
 UEFL_INLINE void exponentials(const Rows& logits, int64_t n, float* row) {
   const int64_t k = logits.dim, end = padded(k);
   const T* z = reinterpret_cast<const T*>(element(logits, n, 0));
-  if (logits.dim_stride == 1) {
-    for (int64_t j = 0; j < k; ++j) row[j] = static_cast<float>(widen(z[j]));
-  } else {
-    for (int64_t j = 0; j < k; ++j) row[j] = static_cast<float>(widen(z[j * logits.dim_stride]));
-  }
-  for (int64_t j = k; j < end; ++j) row[j] = -__builtin_inff();
-  Float most, value;
-  load(row, most);
-  for (int64_t j = kWidth; j < end; j += kWidth) {
-    load(row + j, value);
+  Float most = Float{} - __builtin_inff(), value;
+  for (int64_t j = 0; j < end; j += kWidth) {
+    const int64_t left = k - j < kWidth ? k - j : kWidth;
+    if (sizeof(T) == sizeof(float) && logits.dim_stride == 1) {
+      Simd::load_first(reinterpret_cast<const float*>(z + j), left, value);
+    } else {
+      value = Float{} - __builtin_inff();
+      for (int64_t i = 0; i < left; ++i) value[i] = static_cast<float>(widen(z[(j + i) * logits.dim_stride]));
+    }
     most = value > most ? value : most;
+    store(value, row + j);
   }
   const float shift = Simd::max_across(most);
   for (int64_t j = 0; j < end; j += kWidth) {
@@ -150,7 +150,15 @@ UEFL_INLINE float dot(const float* a, const float* b, int64_t end) {
 template <class T>
 UEFL_INLINE void write(const float* row, int64_t k, char* out) {
   T* to = reinterpret_cast<T*>(out);
-  for (int64_t j = 0; j < k; ++j) to[j] = narrow<T>(row[j]);
+  if constexpr (sizeof(T) == sizeof(float)) {
+    for (int64_t j = 0; j < k; j += kWidth) {
+      Float value;
+      load(row + j, value);
+      Simd::store_first(value, k - j < kWidth ? k - j : kWidth, to + j);
+    }
+  } else {
+    for (int64_t j = 0; j < k; ++j) to[j] = narrow<T>(row[j]);
+  }
 }
 
 template <class T>
@@ -188,15 +196,29 @@ int64_t nll_typed(const TransitionRun& run) {
   return pending;
 }
 
-// sets[m] = e.A_m for all sets; false when one is too small, or NaN.
+// The sum over i of weights[i] * rows[i * stride ...], in four parts, so that one addition need not wait for the one before.
+UEFL_INLINE void weighted_sum(const float* weights, const float* rows, int64_t count, int64_t stride, Float& out) {
+  Float part[4] = {}, value;
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    for (int u = 0; u < 4; ++u) {
+      load(rows + (i + u) * stride, value);
+      part[u] = Simd::fma(Float{} + weights[i + u], value, part[u]);
+    }
+  }
+  for (; i < count; ++i) {
+    load(rows + i * stride, value);
+    part[0] = Simd::fma(Float{} + weights[i], value, part[0]);
+  }
+  out = (part[0] + part[1]) + (part[2] + part[3]);
+}
+
+// sets[m] = e.A_m for all sets; false when one is too small.
 UEFL_INLINE bool set_sums(const float* row, const float* transposed, int64_t k, int64_t padded_m, float* sets) {
   bool safe = true;
   for (int64_t i = 0; i < padded_m; i += kWidth) {
-    Float total{}, a;
-    for (int64_t j = 0; j < k; ++j) {
-      load(transposed + j * padded_m + i, a);
-      total = Simd::fma(Float{} + row[j], a, total);
-    }
+    Float total;
+    weighted_sum(row, transposed + i, k, padded_m, total);
     store(total, sets + i);
     safe = safe && Simd::min_across(total) >= kSmallest;
   }
@@ -251,13 +273,10 @@ int64_t probs_backward_typed(const TransitionRun& run) {
     }
     const float inverse_all = total / all;
     for (int64_t j = 0; j < end; j += kWidth) {
-      Float e, s, a, sum{};
+      Float e, s, sum;
       load(run.row + j, e);
       load(marginal + j, s);
-      for (int64_t i = 0; i < run.m; ++i) {
-        load(run.matrix + (group * run.m + i) * end + j, a);
-        sum = Simd::fma(Float{} + run.sets[i], a, sum);
-      }
+      weighted_sum(run.sets, run.matrix + group * run.m * end + j, run.m, end, sum);
       store(e * (sum - s * inverse_all), run.row + j);
     }
     write<T>(run.row, k, run.gradient + n * bytes);

@@ -1,65 +1,388 @@
-"""transition_nll, log_transition_probs and the loss of the published code, against worked numbers and each other."""
+"""transition_nll: worked numbers, properties, and the compiled kernel against the float64 reference."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+import pytest
 import torch
+import torch.nn.functional as F
 
-from uefl_kernels import log_transition_matrix, log_transition_probs, transition_double_softmax, transition_nll
+from uefl_kernels import backend, log_transition_matrix, transition_nll
 
-PRIORS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.2, 0.5, 0.3]], dtype=torch.float64)
-SETS = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-TARGET = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-LOGITS = torch.tensor([[2, -1, 0.5], [0, 0, 0], [-3, 4, 1]], dtype=torch.float64)
-TARGETS = torch.tensor([0, 2, 3])
+from .conftest import DTYPES, normal
+from .transition_cases import CASES, LOGITS, PRIORS, SETS, TARGET, TARGETS, assert_near, equal, transition_case
 
-
-def equal(found, expected):
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-10)
+BACKENDS = ("auto", "reference")
 
 
-def test_worked_example():
-    matrix, logits = log_transition_matrix(PRIORS, SETS, TARGET), LOGITS.clone().requires_grad_()
+def loss_and_gradient(logits, *arguments, **options):
+    logits = logits.clone().requires_grad_()
+    loss = transition_nll(logits, *arguments, **options)
+    loss.sum().backward()
+    return loss.detach(), logits.grad
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_worked_example(name):
+    matrix = log_transition_matrix(PRIORS, SETS, TARGET)
     equal(matrix.exp().sum(0), [0.76, 1.2, 1.3])
-    loss = transition_nll(logits, TARGETS, matrix)
-    equal(loss, [0.5856166203, 1.4474303611, 1.9831176379])
-    loss.sum().backward()
-    equal(
-        logits.grad,
-        [
-            [-0.2214921016, 0.0323464133, 0.1891456884],
-            [0.1026940517, 0.1507068552, -0.2534009069],
-            [0.0003382479, -0.0086082968, 0.0082700489],
-        ],
-    )
-    equal(
-        log_transition_probs(LOGITS, matrix).exp(),
-        [
-            [0.5567624449, 0.1714529337, 0.1981079588, 0.0736766626],
-            [0.3149284254, 0.3404907975, 0.2351738241, 0.1094069530],
-            [0.2190067821, 0.4919005180, 0.1514532421, 0.1376394577],
-        ],
-    )
+    with backend(name):
+        loss, gradient = loss_and_gradient(LOGITS, TARGETS, matrix)
+        equal(loss, [0.5856166203, 1.4474303611, 1.9831176379])
+        equal(gradient[0], [-0.2214921016, 0.0323464133, 0.1891456884])
+        equal(gradient[1], [0.1026940517, 0.1507068552, -0.2534009069])
+        equal(gradient[2], [0.0003382479, -0.0086082968, 0.0082700489])
+        equal(transition_nll(LOGITS, TARGETS, log_transition_matrix(PRIORS, SETS)), [0.4424958973, 1.6094379124, 1.9805468137])
 
 
-def test_worked_example_with_uniform_target_prior():
-    matrix, logits = log_transition_matrix(PRIORS, SETS), LOGITS.clone().requires_grad_()
-    equal(transition_nll(LOGITS, TARGETS, matrix), [0.4424958973, 1.6094379124, 1.9805468137])
-    loss = transition_double_softmax(logits, TARGETS, matrix)
-    equal(loss, [1.0222038047, 1.4425355295, 1.5092377050])
-    loss.sum().backward()
-    equal(
-        logits.grad,
-        [
-            [-0.0674020356, 0.0140862260, 0.0533158096],
-            [0.0310144318, 0.0201259806, -0.0511404124],
-            [5.1824624e-5, -3.2327367e-4, 2.7144905e-4],
-        ],
-    )
-
-
-def test_extreme_logits_and_a_zero_prior():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_extreme_logits_and_a_zero_prior(name, dtype):
     matrix = log_transition_matrix(PRIORS, SETS, TARGET)
     matrix[0, 2] = -torch.inf
-    logits = torch.tensor([[1000, -1000, 0], [-1e4, -1e4, 1e4]], dtype=torch.float64)
-    loss = transition_nll(logits, torch.tensor([1, 0]), matrix)
-    torch.testing.assert_close(loss, torch.tensor([2.5389738711, 20000.285664], dtype=torch.float64), rtol=1e-9, atol=0)
+    logits = torch.tensor([[1000, -1000, 0], [-1e4, -1e4, 1e4]], dtype=dtype)
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, torch.tensor([1, 0]), matrix)
+    torch.testing.assert_close(loss, torch.tensor([2.5389738711, 20000.285664], dtype=dtype), rtol=1e-7, atol=0)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case, dtype):
+    logits, targets, matrix, groups = transition_case(case, dtype)
+    with backend("reference"):
+        expected = loss_and_gradient(logits, targets, matrix, groups=groups)
+    for found, wanted in zip(loss_and_gradient(logits, targets, matrix, groups=groups), expected, strict=True):
+        assert found.dtype == wanted.dtype
+        assert_near(found, wanted, dtype)
+        assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_equals_the_probabilities(name):
+    logits, targets, matrix, _ = transition_case("small", torch.float64)
+    g = logits.softmax(1) @ matrix.exp().T
+    with backend(name):
+        found = transition_nll(logits, targets, matrix)
+    torch.testing.assert_close(found, F.nll_loss((g / g.sum(1, keepdim=True)).log(), targets, reduction="none"), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_gradcheck(name):
+    logits, targets, matrix, groups = transition_case("groups", torch.float64)
+    with backend(name):
+        few = slice(0, 9)
+        assert torch.autograd.gradcheck(
+            lambda z: transition_nll(z, targets[few], matrix, groups=groups[few]), logits[few].clone().requires_grad_()
+        )
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_class_that_no_set_has_gets_no_gradient(name):
+    logits, targets, matrix, _ = transition_case("small")
+    logits[:, 3] = 50.0  # and may be as confident as it likes
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, targets, matrix)
+    assert loss.isfinite().all()
+    assert not gradient[:, 3].any()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_invariances(name):
+    logits, targets, matrix, _ = transition_case("small", torch.float64)
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, targets, matrix)
+        shifted = transition_nll(logits + 7, targets, matrix)
+        scaled = transition_nll(logits, targets, matrix + 5)
+        permuted = transition_nll(logits, torch.where(targets < 0, targets, order.argsort()[targets.clamp(min=0)]), matrix[order])
+    for other in (shifted, scaled, permuted):
+        torch.testing.assert_close(other, loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient.sum(1), torch.zeros(50, dtype=torch.float64), rtol=0, atol=1e-14)
+    assert gradient.abs().max() <= 1
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_sets_of_one_class_are_labels(name):
+    """With as many sets as classes and one class each it is cross-entropy of logits adjusted by the prior of the client."""
+    logits, labels = normal(20, 5, dtype=torch.float64), torch.arange(20) % 5
+    prior = torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25], dtype=torch.float64)
+    identity = torch.eye(5, dtype=torch.float64)
+    with backend(name):
+        adjusted = transition_nll(logits, labels, log_transition_matrix(identity, prior))
+        plain = transition_nll(logits, labels, log_transition_matrix(identity, prior, prior))
+    expected = F.cross_entropy(logits + (prior * 5).log(), labels, reduction="none")
+    torch.testing.assert_close(adjusted, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(plain, F.cross_entropy(logits, labels, reduction="none"), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_identical_sets_teach_nothing(name):
+    matrix = log_transition_matrix(torch.full((4, 5), 0.2, dtype=torch.float64))
+    with backend(name):
+        _, gradient = loss_and_gradient(normal(9, 5), torch.arange(9) % 4, matrix)
+    torch.testing.assert_close(gradient, torch.zeros(9, 5), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_groups_equal_a_loop_over_the_groups(name):
+    logits, targets, matrix, groups = transition_case("groups")
+    with backend(name):
+        together = transition_nll(logits, targets, matrix, groups=groups)
+        for g in range(3):
+            rows = groups == g
+            assert torch.equal(together[rows], transition_nll(logits[rows], targets[rows], matrix[g, : 6 - g]))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_given_marginal(name):
+    logits, targets, matrix, groups = transition_case("groups")
+    with backend(name):
+        expected = transition_nll(logits, targets, matrix, groups=groups)
+        assert torch.equal(transition_nll(logits, targets, matrix, groups=groups, log_marginal=matrix.logsumexp(1)), expected)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_ignored_rows(name):
+    logits, targets, matrix, _ = transition_case("small")
+    logits[2] = torch.nan
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, targets, matrix)
+        assert loss[2] == 0
+        assert not gradient[2].any()
+        other = transition_nll(logits, torch.where(targets < 0, 1000, targets), matrix, ignore_index=1000)
+    assert torch.equal(other, loss)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_logits_that_are_not_finite_stay_in_their_row(name, value):
+    logits, targets, matrix, _ = transition_case("small")
+    logits[5, 1] = value
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, targets, matrix)
+    assert loss.isnan().nonzero().tolist() == [[5]]
+    assert gradient.isnan().any(1).nonzero().tolist() == [[5]]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_logits_of_minus_infinity_are_classes_ruled_out(name):
+    logits, targets, matrix, _ = transition_case("small")
+    logits[:, 4] = -torch.inf
+    keep = [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, targets, matrix)
+        expected, _ = loss_and_gradient(logits[:, keep], targets, matrix[:, keep])
+    torch.testing.assert_close(loss, expected)
+    assert not gradient[:, 4].any()
+
+
+def test_strides():
+    logits, targets, matrix, groups = transition_case("groups")
+    expected = loss_and_gradient(logits, targets, matrix, groups=groups)
+    for view in (logits.T.contiguous().T, normal(40, 25)[:, ::2][:, :10].copy_(logits), normal(10, 80)[:, ::2].T.copy_(logits)):
+        twice = torch.stack([targets, targets], 1)[:, 0], matrix.mT.contiguous().mT
+        found = transition_nll(view, *twice, groups=torch.stack([groups, groups], 1)[:, 1])
+        assert torch.equal(found, expected[0])
+
+
+def test_second_derivative_raises():
+    logits, targets, matrix, _ = transition_case("small")
+    logits.requires_grad_()
+    (gradient,) = torch.autograd.grad(transition_nll(logits, targets, matrix).sum(), logits, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"^transition_nll: has no second derivative"):
+        gradient.sum().backward()
+
+
+def test_opcheck():
+    logits, targets, matrix, groups = transition_case("groups")
+    for with_gradient in (True, False):
+        arguments = logits, targets, matrix, matrix.logsumexp(1), groups, -100, with_gradient
+        torch.library.opcheck(torch.ops.uefl.transition_nll.default, arguments)
+
+
+def test_compile_fullgraph():
+    _, targets, matrix, _ = transition_case("small")
+    targets = targets.clamp(min=0)
+
+    def step(z):
+        return transition_nll(z * 2, targets[: len(z)], matrix).mean()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (50, 20):
+        gradients = []
+        for function in (step, compiled):
+            z = normal(rows, 10).requires_grad_()
+            function(z).backward()
+            gradients.append(z.grad)
+        assert torch.equal(*gradients)
+
+
+def test_autocast():
+    layer, (_, targets, matrix, _) = torch.nn.Linear(8, 10), transition_case("small")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = layer(normal(50, 8))
+        loss = transition_nll(logits, targets, matrix)
+    assert logits.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    loss.mean().backward()
+    assert layer.weight.grad.isfinite().all()
+
+
+VARIANT = """
+import torch
+from uefl_kernels import backend, transition_nll, log_transition_probs, set_proportion_loss
+from tests.kernels.transition_cases import CASES, assert_near, proportion_case, transition_case
+
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    for case in CASES:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            logits, targets, matrix, groups = transition_case(case, dtype)
+            found, expected = {}, {}
+            for name, results in (("cpu", found), ("reference", expected)):
+                with backend(name):
+                    for op, call in (("nll", lambda z: transition_nll(z, targets, matrix, groups=groups)),
+                                     ("probs", lambda z: log_transition_probs(z, matrix, groups=groups).clamp(min=-1e4))):
+                        z = logits.clone().requires_grad_()
+                        out = call(z)
+                        out.sum().backward()
+                        results[op], results["gradient of " + op] = out.detach(), z.grad
+            for key in expected:
+                if not key.endswith("probs"):
+                    assert_near(found[key], expected[key], dtype)
+            torch.testing.assert_close(found["probs"], expected["probs"], rtol=2e-6, atol=2e-6)
+    logits, offsets, proportions = proportion_case()
+    with backend("reference"):
+        expected = set_proportion_loss(logits, offsets, proportions)
+    assert_near(set_proportion_loss(logits, offsets, proportions), expected, torch.float32)
+"""
+
+
+@pytest.mark.parametrize("variant", ["avx512", "avx2", "portable"])
+def test_every_instruction_set(variant):
+    environment = {**os.environ, "UEFL_CPU": variant}
+    done = subprocess.run([sys.executable, "-c", VARIANT], env=environment, capture_output=True, text=True)
+    if "needs instructions that this CPU lacks" in done.stderr:
+        pytest.skip(f"this CPU has no {variant}")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_bits_do_not_depend_on_threads_or_the_batch():
+    logits, targets, matrix = (
+        normal(40_000, 10, scale=3),
+        torch.randint(8, (40_000,)),
+        log_transition_matrix(torch.rand(8, 10).softmax(1)).float(),
+    )
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 4):
+            torch.set_num_threads(count)
+            results.append(loss_and_gradient(logits, targets, matrix))
+    finally:
+        torch.set_num_threads(threads)
+    results.append(
+        tuple(
+            map(
+                torch.cat,
+                zip(*(loss_and_gradient(z, y, matrix) for z, y in zip(logits.split(7777), targets.split(7777), strict=True)), strict=True),
+            )
+        )
+    )
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+Z, Y, A = torch.zeros(3, 4), torch.tensor([0, 1, 1]), torch.zeros(2, 4)
+WRONG = {
+    "no tensor": (([[1.0]], Y, A), {}, TypeError, "logits must be a torch.Tensor, got list"),
+    "logits dtype": ((Z.int(), Y, A), {}, TypeError, "logits has dtype torch.int32, expected float32, bfloat16, float16 or float64"),
+    "targets dtype": ((Z, Y.float(), A), {}, TypeError, "targets has dtype torch.float32, expected int64"),
+    "matrix dtype": ((Z, Y, A.half()), {}, TypeError, "log_transition has dtype torch.float16, expected float32 or float64"),
+    "logits shape": ((Z[0], Y, A), {}, ValueError, r"logits must have shape \[B, K\] with at least one class, got \[4\]"),
+    "no classes": ((Z[:, :0], Y, A), {}, ValueError, r"at least one class, got \[3, 0\]"),
+    "targets shape": ((Z, Y[:2], A), {}, ValueError, r"targets must have shape \[3\], one for each row of logits, got \[2\]"),
+    "classes differ": ((Z, Y, A[:, :3]), {}, ValueError, r"log_transition must have shape \[M, 4\] or \[G, M, 4\].*got \[2, 3\]"),
+    "no sets": ((Z, Y, A[:0]), {}, ValueError, r"log_transition must have shape .* got \[0, 4\]"),
+    "groups missing": ((Z, Y, A[None]), {}, ValueError, r"log_transition \[1, 2, 4\] needs groups \[B\]"),
+    "groups given": ((Z, Y, A), {"groups": Y}, ValueError, r"log_transition \[2, 4\] needs no groups"),
+    "groups shape": ((Z, Y, A[None]), {"groups": Y[:1]}, ValueError, r"groups must have shape \[3\]"),
+    "marginal shape": ((Z, Y, A), {"log_marginal": A}, ValueError, r"log_marginal must have shape \[4\].*got \[2, 4\]"),
+    "matrix learns": ((Z, Y, A.clone().requires_grad_()), {}, ValueError, "log_transition requires a gradient, but it is a constant here"),
+    "device": ((Z.to("meta"), Y, A), {}, ValueError, "logits is on meta and log_transition on cpu; move one of them"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments(case):
+    arguments, options, error, message = WRONG[case]
+    with pytest.raises(error, match=f"^transition_nll: .*{message}"):
+        transition_nll(*arguments, **options)
+
+
+INF = torch.inf
+WRONG_VALUES = {
+    "target": ((Z, torch.tensor([0, 1, 2]), A), {}, r"targets\[2\] is 2, expected the index of a set, 0 to 1"),
+    "negative target": ((Z, torch.tensor([0, -1, 0]), A), {}, r"targets\[1\] is -1, expected the index of a set, 0 to 1"),
+    "group": ((Z, Y, torch.stack([A, A])), {"groups": Y + 1}, r"groups\[1\] is 2, expected 0 to 1, the groups of log_transition"),
+    "NaN": ((Z, Y, torch.tensor([[0, 0, torch.nan, 0], [0, 0, 0, 0]])), {}, "log_transition of group 0 holds NaN or .inf for class 2"),
+    "infinity": ((Z, Y, torch.tensor([[0, INF, 0, 0], [0, 0, 0, 0]])), {}, "log_transition of group 0 holds NaN or .inf for class 1"),
+    "nothing": ((Z, Y, A - INF), {}, "log_transition of group 0 is -inf throughout; at least one class needs a positive prior"),
+    "empty set": (
+        (Z, Y, torch.tensor([[0.0] * 4, [-INF] * 4])), {},
+        r"targets\[1\] is 1, but that set of group 0 has a row of -inf throughout in log_transition; a set with samples needs a class",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("case", WRONG_VALUES)
+def test_wrong_values(case, name):
+    arguments, options, message = WRONG_VALUES[case]
+    with backend(name), pytest.raises(RuntimeError, match=f"^transition_nll: {message}"):
+        transition_nll(*arguments, **options)
+
+
+DIRECT = {
+    "logits": ((Z.int(), Y, A[None], A[:1], None), "expected logits of float32"),
+    "logits shape": ((Z[0], Y, A[None], A[:1], None), "logits must have shape"),
+    "matrix": ((Z, Y, A, A[:1], None), "log_transition must have shape"),
+    "matrix dtype": ((Z, Y, A[None].int(), A[:1], None), "expected constants of float32 or float64"),
+    "marginal": ((Z, Y, A[None], A, None), "shapes do not fit together"),
+    "targets": ((Z, Y.int(), A[None], A[:1], None), "expected indices of int64"),
+    "groups": ((Z, Y, torch.stack([A, A]), A, None), r"without groups log_transition must have shape \[1, M, K\]"),
+}
+
+
+@pytest.mark.parametrize("case", DIRECT)
+def test_direct_calls_are_guarded(case):
+    arguments, message = DIRECT[case]
+    with pytest.raises(RuntimeError, match=f"^transition_nll: {message}"):
+        torch.ops.uefl.transition_nll(*arguments, -100, True)
+
+
+P = torch.full((2, 4), 0.25, dtype=torch.float64)
+BAD_PRIORS = {
+    "integers": ((P.int(),), TypeError, "class_priors must be a floating-point torch.Tensor, got torch.int32"),
+    "shape": ((P[0],), ValueError, r"class_priors must have shape \[M, K\], sets by classes, got \[4\]"),
+    "negative": ((torch.tensor([[0.5, 0.5], [1.5, -0.5]]),), ValueError, "set 1 is -0.5 for class 1, expected a share of at least 0"),
+    "NaN": ((torch.tensor([[0.5, torch.nan]]),), ValueError, "class_priors of set 0 is nan for class 1"),
+    "zero row": ((torch.zeros(1, 2),), ValueError, "class_priors of set 0 sum to 0, expected 1 within 0.0001"),
+    "counts": ((P * 8,), ValueError, "class_priors of set 0 sum to 8, expected 1 within 0.0001; divide by the sum if they are counts"),
+    "set priors": ((P, P[0]), ValueError, r"set_priors must have shape \[2\] for class_priors \[2, 4\], got \[4\]"),
+    "empty set": ((P, torch.tensor([0.0, 1.0])), ValueError, "set_priors is 0 for set 0, expected a share above 0"),
+    "target prior": ((P, None, torch.tensor([0.5, 0.5, 0.0, 0.0])), ValueError, "target_prior is 0 for class 2, expected a share above 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_PRIORS)
+def test_wrong_priors(case):
+    arguments, error, message = BAD_PRIORS[case]
+    with pytest.raises(error, match=f"^log_transition_matrix: .*{message}"):
+        log_transition_matrix(*arguments)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..._checks import check_transition
-from ..._library import define, define_autograd, once_differentiable, resolve
+from ..._library import define, once_differentiable, resolve
 from ..transition_nll.reference import loss_dtype
 from . import reference
 
@@ -22,15 +22,21 @@ def _fake_backward(
     return logits.new_empty(logits.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+class _Differentiable(torch.autograd.Function):
+    """The op with its gradient; see ``transition_nll``."""
 
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, *constants: Any) -> torch.Tensor:
+        ctx.save_for_backward(logits, *constants)
+        log_g: torch.Tensor = resolve("log_transition_probs", logits)(logits, *constants)
+        return log_g
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    logits, *rest = ctx.saved_tensors
-    with torch.no_grad():
-        grad_logits = resolve("log_transition_probs_backward", logits)(grad, logits, *rest)
-    return once_differentiable("log_transition_probs", grad_logits, logits, grad), None, None, None
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        logits = ctx.saved_tensors[0]
+        with torch.no_grad():
+            grad_logits = resolve("log_transition_probs_backward", logits)(grad, *ctx.saved_tensors)
+        return once_differentiable("log_transition_probs", grad_logits, logits, grad), None, None, None
 
 
 define(
@@ -43,7 +49,6 @@ define(
     reference=reference.log_transition_probs_backward,
     fake=_fake_backward,
 )
-define_autograd("log_transition_probs", _backward, _setup)
 
 
 def log_transition_probs(
@@ -59,7 +64,8 @@ def log_transition_probs(
         logits, log_transition, groups, log_marginal: as in :func:`transition_nll`.
 
     Returns:
-        log g ``[B, M]``, float32 (float64 for float64 logits), differentiable once with respect to logits. A set whose row
+        log g ``[B, M]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second derivative
+        raises RuntimeError). A set whose row
         is -inf throughout, as of a group with fewer sets than M, has -inf and passes no gradient.
 
     Raises:
@@ -72,7 +78,8 @@ def log_transition_probs(
         (logits[:, None, :] + log_transition).logsumexp(2) - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
     """
     matrix, marginal = check_transition("log_transition_probs", logits, log_transition, groups, log_marginal)
-    log_g: torch.Tensor = resolve("log_transition_probs", logits)(logits, matrix, marginal, groups)
+    call = _Differentiable.apply if torch.is_grad_enabled() and logits.requires_grad else resolve("log_transition_probs", logits)
+    log_g: torch.Tensor = call(logits, matrix, marginal, groups)
     return log_g
 
 

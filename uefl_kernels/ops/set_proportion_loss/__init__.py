@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..._checks import check_sets
-from ..._library import define, define_autograd, once_differentiable, resolve
+from ..._library import define, once_differentiable, resolve
 from ..transition_nll.reference import loss_dtype
 from . import reference
 
@@ -17,24 +17,22 @@ def _fake(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor
     return loss, logits.new_empty(logits.shape if with_gradient else (0,))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    logits, offsets, _, ctx.with_gradient = inputs
-    _, gradient = output
-    ctx.mark_non_differentiable(gradient)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(logits, offsets, gradient)
+class _Differentiable(torch.autograd.Function):
+    """The op with its gradient; see ``transition_nll``."""
 
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor
+        loss, gradient = resolve("set_proportion_loss", logits)(logits, offsets, proportions, True)
+        ctx.save_for_backward(logits, offsets, gradient)
+        return loss
 
-def _backward(ctx: Any, grad_loss: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
-    logits, offsets, gradient = ctx.saved_tensors
-    grad_logits = None
-    if grad_loss is not None and ctx.needs_input_grad[0]:
-        if not ctx.with_gradient:
-            raise RuntimeError("set_proportion_loss: with_gradient=False leaves out what backward needs; call it with True")
-        weight = grad_loss.repeat_interleave(offsets.diff(), output_size=logits.shape[0])
+    @staticmethod
+    def backward(ctx: Any, grad_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        logits, offsets, gradient = ctx.saved_tensors
+        weight = grad_loss.repeat_interleave(offsets.diff(), output_size=gradient.shape[0])
         grad_logits = (gradient * weight[:, None]).to(gradient.dtype)
-        grad_logits = once_differentiable("set_proportion_loss", grad_logits, logits, grad_loss)
-    return grad_logits, None, None, None
+        return once_differentiable("set_proportion_loss", grad_logits, logits, grad_loss), None, None
 
 
 define(
@@ -42,7 +40,6 @@ define(
     reference=reference.set_proportion_loss,
     fake=_fake,
 )
-define_autograd("set_proportion_loss", _backward, _setup)
 
 
 def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor) -> torch.Tensor:
@@ -54,7 +51,8 @@ def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions
         proportions: ``[S, K]``, float32 or float64, of at least 0. A constant: it gets no gradient.
 
     Returns:
-        loss ``[S]``, float32 (float64 for float64 logits), differentiable once with respect to logits. Means and gradient
+        loss ``[S]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second derivative
+        raises RuntimeError). Means and gradient
         are formed in log space, so a class that a set predicts with a probability below the smallest float is not lost. A
         proportion of zero contributes nothing. Logits with NaN or +inf make the results of their set NaN.
 
@@ -72,6 +70,9 @@ def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions
             -(t * logits[begin:end].softmax(1).mean(0).log()).sum()
     """
     check_sets(logits, offsets, proportions)
-    with_gradient = logits.requires_grad and torch.is_grad_enabled()
-    loss: torch.Tensor = resolve("set_proportion_loss", logits)(logits, offsets, proportions, with_gradient)[0]
+    loss: torch.Tensor
+    if torch.is_grad_enabled() and logits.requires_grad:
+        loss = _Differentiable.apply(logits, offsets, proportions)
+    else:
+        loss, _ = resolve("set_proportion_loss", logits)(logits, offsets, proportions, False)
     return loss

@@ -50,8 +50,8 @@ def _rows(
         if bool(empty.any()):
             b = int(empty.nonzero()[0])
             raise RuntimeError(
-                f"transition_nll: targets[{b}] is set {int(targets[b])} of group {int(group[b])}, whose row of log_transition is -inf "
-                "throughout; a set that has samples needs a class with a positive prior"
+                f"transition_nll: targets[{b}] is {int(targets[b])}, but that set of group {int(group[b])} has a row of -inf throughout in "
+                "log_transition; a set with samples needs a class with a positive prior"
             )
     return rows, inside
 

@@ -1,0 +1,140 @@
+"""set_proportion_loss against its formula, and the compiled kernel against the float64 reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from uefl_kernels import backend, set_proportion_loss
+
+from .conftest import DTYPES, normal
+from .transition_cases import assert_near, proportion_case
+
+BACKENDS = ("auto", "reference")
+
+
+def loss_and_gradient(logits, offsets, proportions):
+    logits = logits.clone().requires_grad_()
+    loss = set_proportion_loss(logits, offsets, proportions)
+    (loss * torch.arange(1, len(loss) + 1)).sum().backward()
+    return loss.detach(), logits.grad
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_equals_the_formula_and_its_gradient(name):
+    logits, offsets, proportions = proportion_case(torch.float64)
+    expected = logits.clone().requires_grad_()
+    bounds = offsets.tolist()
+    losses = [
+        -(t * expected[begin:end].softmax(1).mean(0).log()).sum()
+        for begin, end, t in zip(bounds[:-1], bounds[1:], proportions, strict=True)
+    ]
+    sum(i * loss for i, loss in enumerate(losses, 1)).backward()
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, offsets, proportions)
+    torch.testing.assert_close(loss, torch.stack(losses).detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, expected.grad, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1e4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equals_the_reference(dtype, scale):
+    for n, k in ((100, 7), (13, 1), (50, 16), (40, 130)):
+        case = proportion_case(dtype, n, k, scale)
+        with backend("reference"):
+            expected = loss_and_gradient(*case)
+        for found, wanted in zip(loss_and_gradient(*case), expected, strict=True):
+            assert found.dtype == wanted.dtype
+            assert found.isfinite().all()
+            assert_near(found, wanted, dtype)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_gradcheck(name):
+    logits, _, proportions = proportion_case(torch.float64, 12, 4)
+    with backend(name):
+        assert torch.autograd.gradcheck(
+            lambda z: set_proportion_loss(z, torch.tensor([0, 1, 5, 8, 12]), proportions), logits.requires_grad_()
+        )
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_class_lost_in_float32_is_not_lost(name):
+    """Every probability of class 1 is e^-200; the plain formula takes the logarithm of zero."""
+    logits = torch.tensor([[200.0, 0.0], [200.0, 0.0]])
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, torch.tensor([0, 2]), torch.tensor([[0.5, 0.5]]))
+    torch.testing.assert_close(loss, torch.tensor([100.0]))
+    torch.testing.assert_close(gradient, torch.tensor([[0.25, -0.25], [0.25, -0.25]]))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_rows_that_are_not_finite_stay_in_their_set(name):
+    logits, offsets, proportions = proportion_case()
+    logits[40, 2] = torch.nan
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, offsets, proportions)
+    assert loss.isnan().tolist() == [False, False, True, False]
+    assert not gradient[:33].isnan().any()
+    assert not gradient[50:].isnan().any()
+    assert gradient[33:50].isnan().any()
+
+
+def test_sets_together_equal_sets_alone_and_any_strides():
+    logits, offsets, proportions = proportion_case()
+    together = loss_and_gradient(logits, offsets, proportions)[0]
+    for s, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        alone = set_proportion_loss(logits[begin:end], torch.tensor([0, end - begin]), proportions[s : s + 1])
+        assert torch.equal(alone[0], together[s])
+    assert torch.equal(set_proportion_loss(logits.T.contiguous().T, offsets, proportions.T.contiguous().T), together)
+
+
+def test_opcheck_compile_and_the_second_derivative():
+    logits, offsets, proportions = proportion_case()
+    for with_gradient in (True, False):
+        torch.library.opcheck(torch.ops.uefl.set_proportion_loss.default, (logits, offsets, proportions, with_gradient))
+    gradients = []
+    step = lambda z: set_proportion_loss(z * 2, offsets, proportions).mean()  # noqa: E731
+    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        z = logits.clone().requires_grad_()
+        function(z).backward()
+        gradients.append(z.grad)
+    assert torch.equal(*gradients)
+    z = logits.clone().requires_grad_()
+    first = torch.autograd.grad(step(z), z, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match=r"^set_proportion_loss: has no second derivative"):
+        first.sum().backward()
+
+
+def test_autocast():
+    layer, (_, offsets, proportions) = torch.nn.Linear(8, 7), proportion_case()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = set_proportion_loss(layer(normal(100, 8)), offsets, proportions)
+    assert loss.dtype == torch.float32
+    loss.sum().backward()
+    assert layer.weight.grad.isfinite().all()
+
+
+Z, BOUNDS, T = torch.zeros(5, 3), torch.tensor([0, 2, 5]), torch.full((2, 3), 1 / 3)
+WRONG = {
+    "offsets dtype": ((Z, BOUNDS.int(), T), TypeError, "offsets has dtype torch.int32, expected int64"),
+    "proportions dtype": ((Z, BOUNDS, T.bfloat16()), TypeError, "proportions has dtype torch.bfloat16, expected float32 or float64"),
+    "logits shape": ((Z[0], BOUNDS, T), ValueError, r"logits must have shape \[N, K\] with at least one class, got \[3\]"),
+    "offsets shape": ((Z, BOUNDS[:1], T), ValueError, r"offsets must have shape \[S \+ 1\] with at least one set, got \[1\]"),
+    "sets differ": ((Z, BOUNDS, T[:1]), ValueError, r"proportions must have shape \[2, 3\], sets by classes, got \[1, 3\]"),
+    "learns": ((Z, BOUNDS, T.clone().requires_grad_()), ValueError, "proportions requires a gradient, but it is a constant here"),
+    "start": ((Z, BOUNDS + 1, T), RuntimeError, "offsets run from 1 to 6, expected from 0 to the 5 rows of logits"),
+    "end": ((Z[:4], BOUNDS, T), RuntimeError, "offsets run from 0 to 5, expected from 0 to the 4 rows of logits"),
+    "empty set": ((Z, torch.tensor([0, 0, 5]), T), RuntimeError, "set 0 has 0 rows, expected at least one; leave empty sets out"),
+    "descending": ((Z, torch.tensor([0, 7, 5]), T), RuntimeError, "set 1 has -2 rows"),
+    "negative": ((Z, BOUNDS, -T), RuntimeError, r"proportions\[0, 0\] is -0.333333, expected a finite number of at least 0"),
+    "NaN": ((Z, BOUNDS, T.index_fill(0, torch.tensor([1]), torch.nan)), RuntimeError, r"proportions\[1, 0\] is nan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments(case, name):
+    arguments, error, message = WRONG[case]
+    with backend(name), pytest.raises(error, match=f"^set_proportion_loss: {message}"):
+        set_proportion_loss(*arguments)
