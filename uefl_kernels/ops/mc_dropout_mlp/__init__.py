@@ -86,26 +86,29 @@ def mc_dropout_mlp(
     p: float | Sequence[float],
     passes: int = 20,
     activation: str = "gelu",
+    input_dropout: bool = False,
     logit_dropout: bool = False,
     consistent: bool = False,
     seed: int | None = None,
 ) -> MCStats:
     """Monte-Carlo dropout of a multi-layer perceptron: what ``passes`` draws of its dropouts say about each row.
 
-    The layers are Linear, activation, dropout, ..., Linear, and optionally a dropout on the logits. What comes before the
-    first dropout is computed once. Masks come from Philox4x32-10, with counters that ``reference.py`` documents, and are the
-    same on every backend, for any number of threads; so are the results on the CPU. Nothing of size passes x rows is stored.
+    The layers are Linear, activation, dropout, ..., Linear, and optionally a dropout on the inputs (x is then what comes before
+    the first dropout of a larger network) and on the logits. What comes before the first dropout is computed once. Masks come
+    from Philox4x32-10, with counters that ``reference.py`` documents, and are the same on every backend, for any number of
+    threads; so are the results on the CPU. Nothing of size passes x rows is stored.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64. Results do not depend on how many rows there are, but a row's
             masks depend on its position, so splitting a batch changes the draws.
         weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C logits.
         biases: ``[out]`` or None for each layer; None for none at all.
-        p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the hidden ones, then the logits'
-            if there is one). It is rounded to a multiple of 2^-16, at most 1 - 2^-16, and kept units are scaled by the inverse
-            of the rounded probability, so that the expectation is exact.
+        p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if there is one, the
+            hidden ones, the logits' if there is one). It is rounded to a multiple of 2^-16, at most 1 - 2^-16, and kept units
+            are scaled by the inverse of the rounded probability, so that the expectation is exact.
         passes: T, at least 1.
         activation: ``"gelu"`` (exact), ``"relu"``, ``"silu"`` or ``"tanh"``.
+        input_dropout: drop inputs, too.
         logit_dropout: drop logits, too.
         consistent: one mask per pass for all rows (BatchBALD), so that a pass is one sampled network.
         seed: of the masks, in [0, 2^63). Without one, it is drawn from torch's generator of the device.
@@ -132,7 +135,7 @@ def mc_dropout_mlp(
         MCStats(mean, entropy, expected_entropy, entropy - expected_entropy, probs.var(0, correction=0))
     """
     biases = [None] * len(weights) if biases is None else biases
-    rates = _check(x, weights, biases, p, passes, activation, logit_dropout, seed)
+    rates = _check(x, weights, biases, p, passes, activation, input_dropout, logit_dropout, seed)
     act = reference.ACTIVATIONS[activation]
     hidden, first = x, 0
     while first < len(weights) and rates[first] == 0:  # no dropout before this layer
@@ -179,10 +182,11 @@ def _check(
     p: float | Sequence[float],
     passes: int,
     activation: str,
+    input_dropout: bool,
     logit_dropout: bool,
     seed: int | None,
 ) -> list[float]:
-    """The drop rate before each layer, 0 for the first, and that of the logits; or an error before any work."""
+    """The drop rate before each layer and that of the logits, 0 where there is no dropout; or an error before any work."""
     op = "mc_dropout_mlp"
     if len(weights) == 0:
         raise ValueError(f"{op}: weights is empty, expected at least one layer")
@@ -207,10 +211,10 @@ def _check(
         if bias is not None and list(bias.shape) != [len(weight)]:
             raise ValueError(f"{op}: biases[{i}] must have shape [{len(weight)}] like the rows of weights[{i}], got {list(bias.shape)}")
         width, source = len(weight), f"weights[{i}]"
-    dropouts = len(weights) - 1 + logit_dropout
+    dropouts = input_dropout + len(weights) - 1 + logit_dropout
     rates = [float(p)] * dropouts if isinstance(p, (int, float)) else [float(rate) for rate in p]
     if len(rates) != dropouts:
-        raise ValueError(f"{op}: p has {len(rates)} rates, expected one number or {dropouts}: one for each dropout, the logits' last")
+        raise ValueError(f"{op}: p has {len(rates)} rates, expected one number or {dropouts}: one for each dropout, from the input on")
     for rate in [float(p)] if isinstance(p, (int, float)) else rates:
         if not (0 <= rate < 1 and math.isfinite(rate)):
             raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
@@ -220,4 +224,4 @@ def _check(
         raise ValueError(f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}")
     if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise ValueError(f"{op}: seed must be an integer in [0, 2^63) or None, got {seed!r}")
-    return [0.0, *rates] if logit_dropout else [0.0, *rates, 0.0]
+    return [0.0] * (not input_dropout) + rates + [0.0] * (not logit_dropout)
