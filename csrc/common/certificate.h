@@ -29,6 +29,19 @@
 // Subtracting the sum from h_k adds at most 1.05 u (H + |y| G). Inputs, h_k and the definition count as for float32. At most 6 d + 2
 // operations and four inputs of an element flush to zero. Zeros that fill up d change no sum. With (d + 8) as above:
 //   E = (d + 8) (1.04 u (H + |y| G) + v |y|^2 [l2 only] + 2^-123 (1 + |y| + G)) + 784 u |y| G [+ R G + 1.01 |y| T for one product].
+//
+// The matrix units of GPUs take float16 (11 bits, unit roundoff 2^-11). Let the largest element of the book be below 2^15 and the
+// length of the row in [2^14, 2^15), by powers of two, which are exact; then an element of a row is y1 + y2 + y3 with |y1 - y| below
+// 2^-11 |y| or 2^-25, the spacing of subnormals, and likewise again. For d <= 2^16 the 2^-25 add up to less than 2^-17, 2^-31 of the
+// row's length: in all |y - y1| < 1.01 2^-11 |y| and |y3| < 1.02 2^-22 |y|. Of the codewords the rests are measured: T = max |b - b1|,
+// L = max |b - b1 - b2|. Products are exact. These units align the terms of one operation to its largest and cut off what falls below
+// 24 bits (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"), which we take to hold for every operation of 4 products or
+// more and an accumulator: an operation of n products loses at most (n + 2) 2 u of its largest term, a chain of d thus 3 d u of the
+// sum of magnitudes, to which 5 (d + 16) leaves room for the float32 of the scores and the products of the small parts:
+//   accumulated      5.05 (d + 16) u |y| (G + T)
+//   one product      1.01 2^-11 |y| G + 1.01 |y| T
+//   three products   1.02 2^-22 |y| G + 1.01 |y| L + 1.02 2^-11 |y| (T + L)
+// beside E of float32 for inputs, h_k and the definition. Rows shorter than 2^-60 of the codewords are as if they were that long.
 #pragma once
 
 #include <cmath>
@@ -64,6 +77,24 @@ UEFL_HOST_DEVICE static inline double score_error_bf16(int64_t d, double half_sq
                                                        double rest, bool euclidean) {
   const double three = score_error_bf16x3(d, half_square, radius, square, euclidean);
   return three + sqrt(rest) * radius + 1.01 * sqrt(square) * rest_radius;
+}
+
+// The same for one float16 product on a GPU, and for three; norm: |y|, or more; rest_radius: T; last_radius: L.
+UEFL_HOST_DEVICE static inline double score_error_fp16_sum(int64_t d, double half_square, double radius, double rest_radius, double norm,
+                                                           bool euclidean) {
+  return score_error(d, half_square, radius, norm * norm, euclidean) +
+         5.05 * static_cast<double>(d + 16) * 0x1p-24 * norm * (radius + rest_radius);
+}
+
+UEFL_HOST_DEVICE static inline double score_error_fp16(int64_t d, double half_square, double radius, double rest_radius, double norm,
+                                                       bool euclidean) {
+  return score_error_fp16_sum(d, half_square, radius, rest_radius, norm, euclidean) + 1.01 * norm * (0x1p-11 * radius + rest_radius);
+}
+
+UEFL_HOST_DEVICE static inline double score_error_fp16x3(int64_t d, double half_square, double radius, double rest_radius,
+                                                         double last_radius, double norm, bool euclidean) {
+  return score_error_fp16_sum(d, half_square, radius, rest_radius, norm, euclidean) +
+         norm * (1.02 * 0x1p-22 * radius + 1.01 * last_radius + 1.02 * 0x1p-11 * (rest_radius + last_radius));
 }
 
 }  // namespace uefl

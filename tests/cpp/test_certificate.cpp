@@ -81,6 +81,62 @@ static void measured_error_of_bfloat16_stays_below_the_bound() {
   }
 }
 
+// The float16 nearest to a value below 2^16.
+static float float16(double value) {
+  const double spacing = std::ldexp(1.0, std::max(std::ilogb(value == 0 ? 1e-30 : value), -14) - 10);
+  return static_cast<float>(std::nearbyint(value / spacing) * spacing);
+}
+
+// One operation of a matrix unit that keeps 24 bits below the largest term and cuts off the rest of every term and of their sum.
+static float multiply_add(const float* a, const float* b, int64_t n, float sum) {
+  double largest = std::fabs(sum);
+  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(double(a[i]) * b[i]));
+  if (largest == 0) return sum;
+  const double unit = std::ldexp(1.0, std::ilogb(largest) - 23);
+  double total = std::trunc(sum / unit);
+  for (int64_t i = 0; i < n; ++i) total += std::trunc(double(a[i]) * b[i] / unit);
+  total *= unit;
+  const double last = std::ldexp(1.0, std::ilogb(total == 0 ? 1.0 : total) - 23);
+  return static_cast<float>(std::trunc(total / last) * last);
+}
+
+static void measured_error_of_float16_stays_below_the_bound() {
+  std::mt19937 random(3);
+  for (const int64_t d : {1, 2, 16, 64, 513}) {
+    for (const double scale : {1.0, 1e-12, 1e12}) {
+      for (const int64_t step : {4, 8, 16}) {
+        double worst1 = 0, worst3 = 0;
+        for (int trial = 0; trial < 100; ++trial) {
+          const auto y = normal<float>(d, random, 0, scale), b = normal<float>(d, random);
+          double square = 0, radius_square = 0, rest = 0, last = 0;
+          for (int64_t j = 0; j < d; ++j) square += double(y[j]) * y[j], radius_square += double(b[j]) * b[j];
+          const double up = std::ldexp(1.0, 14 - std::ilogb(std::sqrt(square))), code_up = 0x1p11;
+          std::vector<float> y1, y2, b1, b2;
+          long double exact = radius_square / 2;
+          for (int64_t j = 0; j < d; ++j) {
+            y1.push_back(float16(y[j] * up)), y2.push_back(float16(y[j] * up - y1[j]));
+            b1.push_back(float16(b[j] * code_up)), b2.push_back(float16(b[j] * code_up - b1[j]));
+            rest += std::pow(b[j] - b1[j] / code_up, 2), last += std::pow(b[j] - (double(b1[j]) + b2[j]) / code_up, 2);
+            exact -= static_cast<long double>(y[j]) * b[j];
+          }
+          float one = 0, three = 0;
+          for (int64_t j = 0; j < d; j += step) three = multiply_add(&y2[j], &b1[j], std::min(step, d - j), three);
+          for (int64_t j = 0; j < d; j += step) three = multiply_add(&y1[j], &b2[j], std::min(step, d - j), three);
+          for (int64_t j = 0; j < d; j += step) three = multiply_add(&y1[j], &b1[j], std::min(step, d - j), three);
+          for (int64_t j = 0; j < d; j += step) one = multiply_add(&y1[j], &b1[j], std::min(step, d - j), one);
+          const float h = static_cast<float>(radius_square / 2), down = static_cast<float>(1 / (up * code_up));
+          const double radius = std::sqrt(radius_square), norm = std::sqrt(square);
+          const double error1 = std::fabs(std::fma(-one, down, h) - exact), error3 = std::fabs(std::fma(-three, down, h) - exact);
+          worst1 = std::max(worst1, error1 / uefl::score_error_fp16(d, h, radius, std::sqrt(rest), norm, true));
+          worst3 = std::max(worst3, error3 / uefl::score_error_fp16x3(d, h, radius, std::sqrt(rest), std::sqrt(last), norm, true));
+        }
+        CHECK(worst1 <= 1 && worst3 <= 1, "d %ld scale %g: %g and %g of the bound", static_cast<long>(d), scale, worst1, worst3);
+        CHECK(d > 1 || scale < 1 || worst1 > 0.3, "one element: the bound of one product is nearly reached, not %g", worst1);
+      }
+    }
+  }
+}
+
 static void bound_is_useful_and_safe_at_the_edges() {
   const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   CHECK(uefl::score_error(64, 32, 8, 64, true) < 1e-3, "unit-scale data must mostly be certified");
@@ -97,5 +153,6 @@ static void bound_is_useful_and_safe_at_the_edges() {
 void run() {
   measured_error_stays_below_the_bound();
   measured_error_of_bfloat16_stays_below_the_bound();
+  measured_error_of_float16_stays_below_the_bound();
   bound_is_useful_and_safe_at_the_edges();
 }

@@ -1,170 +1,313 @@
 """``vq_assign`` in Triton, for the GPUs that ``csrc/cuda`` was not built for; under ``TRITON_INTERPRET=1`` also on CPU tensors.
 
-Two passes. ``_search`` scores a tile of rows against every codeword in float32, keeps the best and the second best, and
-leaves -1 for the rows whose gap is within the rounding error. ``_rescore`` evaluates those few in float64, the way the
-reference does. Neither waits for the host nor stores a score. Compiled and interpreted in the tests; not run on a GPU yet.
+Three passes under the certificate of ``csrc/common/certificate.h``, none of which waits for the host or stores a score:
+
+``_search``          every row against every codeword, one float16 product on the tensor cores; best and second best stay in
+                     registers. A row whose gap is within the error bound goes to a list.
+``_search_listed``   the rows of the list again, in three float16 products, which leaves a few in ten thousand
+``_rescore``         those few in float64, the way the reference does
 
 Scores are half squared distances less a constant of the row: with y = x - mu, b = c - mu and mu the mean codeword,
 |x - c|^2 / 2 - |y|^2 / 2 = |b|^2 / 2 - y.b, which keeps its digits when the data sit far from the origin. For cosine
-mu = 0, c is the unit codeword and the score is -x.c.
+mu = 0, c is the unit codeword and the score is -x.c. Rows and codebook are scaled by powers of two into the range of float16.
+
+A thread holds every eighth column of a tile of scores. It writes the number of the column into the lowest mantissa bits and
+keeps the two least of each residue, so the order costs three minima a score; the columns of a row, which lie in different
+lanes, meet once, after the last tile. Interpreted and compiled in the tests; not run on a GPU yet.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # No postponed annotations here: Triton reads the types of the arguments.
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-# One tile of rows, codewords and elements; a tile of scores with its running best fits the registers of four warps.
-_ROWS, _CODES, _ELEMENTS = 64, 64, 32
-# Rows scanned for flags by one program of the second pass, and codewords that it evaluates at a time.
-_SCAN, _CANDIDATES = 128, 128
-# Run-time values: a new N, K or stride does not recompile. stride_d stays special, being 1 nearly always.
-_SHAPE = ["outputs", "outer", "segments", "books", "d", "k", "stride_a", "stride_b"]
+from .triton_pack import _COUNT, _FIELDS, _HALF_SQUARE, _LAST, _PADDING, _RADIUS, _REST, _exponent, _field, _packed, _power, _width
+
+# Columns of a row of scores that stay apart until the end: as many as the lanes of a matrix unit's row, two for each of four.
+_COLUMNS = tl.constexpr(8)
+# Rows scanned for what is still open by one program of the last pass, and codewords that it evaluates at a time.
+_SCAN, _CANDIDATES = 32, 128
+# Run-time values: a new N or K does not recompile. Strides stay special: whether 1, or divisible by 16, decides the loads.
+_SHAPE = ["outputs", "outer", "segments", "books", "k"]
+
+
+class Config(NamedTuple):
+    """How a pass is cut; ``chunk`` elements are multiplied at a time, all of them where that is the width."""
+
+    rows: int
+    codes: int
+    chunk: int
+    warps: int
+    stages: int
+
+
+def config(capability: tuple[int, int], width: int) -> Config:
+    """Chosen by registers and shared memory (tests/kernels/test_triton.py checks both); not tuned on a GPU yet."""
+    if capability >= (9, 0):  # 227 KB of shared memory
+        if width > 256:
+            return Config(128, 128, 64, 8, 3)
+        return Config(128, 128, width, 8, 3) if width <= 128 else Config(128, 64, width, 8, 2)
+    if width > 256:  # 99 KB on the smaller chips of the generation
+        return Config(64, 64, 64, 4, 3)
+    return Config(64, 64, width, 4, 3) if width <= 64 else Config(64, 64, width, 4, 2)
+
+
+def config_listed(width: int) -> Config:
+    """The second pass: few rows and twice the operands, so small tiles."""
+    return Config(64, 64, min(width, 64), 4, 2)
 
 
 @triton.jit
-def _begin(output, segments, outer, d, stride_a, stride_b, stride_d):
-    """Where segment ``output % segments`` of row ``output // segments`` begins in x [A, B, D]."""
+def _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT: tl.constexpr, D: tl.constexpr):
+    """Where an output begins in x: FLAT [outputs / books, books * D], otherwise [A, B, segments * D]."""
+    if FLAT:
+        return (output // books) * stride_b + book * D * stride_d
     row = output // segments
-    return (row // outer) * stride_a + (row % outer) * stride_b + output % segments * d * stride_d
+    return (row // outer) * stride_a + (row % outer) * stride_b + output % segments * D * stride_d
+
+
+@triton.jit
+def _load(x, mu, begin, valid, start, stride_d, D: tl.constexpr, CHUNK: tl.constexpr):
+    """y = x - mu in float32, elements [start, start + CHUNK) of the rows; zero beyond them."""
+    j = start + tl.arange(0, CHUNK)
+    inside = valid[:, None] & (j < D)[None, :]
+    value = tl.load(x + begin[:, None] + j[None, :] * stride_d, mask=inside, other=0.0)
+    mean = tl.load(mu + j)[None, :]
+    y = (value - mean.to(tl.float64)).to(tl.float32) if x.dtype.element_ty == tl.float64 else value.to(tl.float32) - mean
+    return tl.where(inside, y, 0.0)
+
+
+@triton.jit
+def _parts(y, up):
+    """y * up as the sum of two float16, but for 2^-22 of it."""
+    scaled = y * up[:, None]
+    high = scaled.to(tl.float16)
+    return high, (scaled - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def _halve(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The two halves of the columns of a tile [ROWS, COLUMNS]; with eight columns in a half, every lane keeps its own."""
+    return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _least_two(packed, ROWS: tl.constexpr, CODES: tl.constexpr):
+    """The least and the second least of every residue of the columns modulo _COLUMNS."""
+    left, right = _halve(packed, ROWS, CODES)
+    best, second = tl.minimum(left, right), tl.maximum(left, right)
+    if CODES >= 4 * _COLUMNS:
+        best, second = _merge_halves(best, second, ROWS, CODES // 2)
+    if CODES >= 8 * _COLUMNS:
+        best, second = _merge_halves(best, second, ROWS, CODES // 4)
+    if CODES >= 16 * _COLUMNS:
+        best, second = _merge_halves(best, second, ROWS, CODES // 8)
+    return best, second
+
+
+@triton.jit
+def _merge_halves(best, second, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    best_left, best_right = _halve(best, ROWS, COLUMNS)
+    second_left, second_right = _halve(second, ROWS, COLUMNS)
+    second = tl.minimum(tl.minimum(second_left, second_right), tl.maximum(best_left, best_right))
+    return tl.minimum(best_left, best_right), second
+
+
+@triton.jit
+def _score(
+    x, mu, codes, half_norms, header, book, begin, valid, padded_k, stride_d,
+    EXACT: tl.constexpr, L2: tl.constexpr, SPLIT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The best codeword of each row of a tile, and whether it certainly is the one of the definition."""
+    WHOLE: tl.constexpr = WIDTH == CHUNK and not SPLIT
+    BITS: tl.constexpr = CODES // _COLUMNS - 1
+    mu += book * WIDTH
+    codes += book * padded_k * (2 * WIDTH)
+    half_norms += book * padded_k
+    columns, elements = tl.arange(0, CODES), tl.arange(0, CHUNK)
+
+    # A row is scaled to a length in [2^14, 2^15); one far shorter than the codewords need not be.
+    if WHOLE:
+        y = _load(x, mu, begin, valid, 0, stride_d, D, CHUNK)
+        square = tl.sum(y * y, 1)
+    else:
+        square = tl.zeros((ROWS,), tl.float32)
+        for start in tl.range(0, WIDTH, CHUNK):
+            y = _load(x, mu, begin, valid, start, stride_d, D, CHUNK)
+            square += tl.sum(y * y, 1)
+    book_exponent = _exponent(header, book)
+    norm = tl.maximum(tl.sqrt(1.01 * square + D * 2.0**-125), _power(book_exponent - 60))
+    exponent = tl.minimum((norm.to(tl.int32, bitcast=True) >> 23) - 127, 60)
+    up, down = _power(14 - exponent), _power(exponent + book_exponent - 28)
+    if WHOLE:
+        high, _ = _parts(y, up)
+
+    best = tl.full((ROWS, _COLUMNS), float("inf"), tl.float32)
+    second = tl.full((ROWS, _COLUMNS), float("inf"), tl.float32)
+    tile = tl.zeros((ROWS, _COLUMNS), tl.int32)
+    for first in tl.range(0, padded_k, CODES):
+        code = codes + (first + columns)[None, :].to(tl.int64) * (2 * WIDTH) + elements[:, None]
+        dot = tl.zeros((ROWS, CODES), tl.float32)
+        if SPLIT:  # the small products first, so that they are added among themselves
+            for start in tl.range(0, WIDTH, CHUNK):
+                high, low = _parts(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
+                dot = tl.dot(low, tl.load(code + start), dot)
+                dot = tl.dot(high, tl.load(code + start + WIDTH), dot)
+        if WHOLE:
+            dot = tl.dot(high, tl.load(code), dot)
+        else:
+            for start in tl.range(0, WIDTH, CHUNK):
+                high, _ = _parts(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
+                dot = tl.dot(high, tl.load(code + start), dot)
+        score = tl.load(half_norms + first + columns)[None, :] - dot * down[:, None]
+        packed = (score.to(tl.int32, bitcast=True) & ~BITS) | (columns // _COLUMNS)[None, :]
+        least, next_least = _least_two(packed.to(tl.float32, bitcast=True), ROWS, CODES)
+        tile = tl.where(least < best, first // CODES, tile)
+        if EXACT:
+            second = tl.minimum(tl.minimum(second, next_least), tl.maximum(best, least))
+        best = tl.minimum(best, least)
+
+    code = tile * CODES + (best.to(tl.int32, bitcast=True) & BITS) * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
+    least = tl.min(best, 1)
+    index = tl.min(tl.where(best == least[:, None], code, 0x7FFFFFFF), 1)
+    certain = valid
+    if EXACT:
+        runner_up = tl.min(tl.where(code == index[:, None], second, best), 1)
+        # score_error_fp16() of csrc/common/certificate.h; its roundings, in float32 here, vanish in the factors of 1.01.
+        half_square, radius, book_unit = _field(header, book, _HALF_SQUARE), _field(header, book, _RADIUS), _power(book_exponent - 14)
+        rest, last = _field(header, book, _REST) * book_unit, _field(header, book, _LAST) * book_unit
+        if SPLIT:
+            left_out = 1.02 * 2.0**-22 * radius + 1.01 * last + 1.02 * 2.0**-11 * (rest + last)
+        else:
+            left_out = 1.01 * 2.0**-11 * radius + 1.01 * rest
+        slope = left_out + 5.05 * (D + 16) * 2.0**-24 * (radius + rest) + (D + 8) * (1.01 * 2.0**-24 * radius + 2.0**-125)
+        error = norm * slope + (D + 8) * (1.01 * 2.0**-24 * half_square + 2.0**-125 * (1 + radius))
+        if L2:
+            error += (D + 8) * 2.0**-53 * norm * norm
+        # The number of the column took the place of as many units of the last place.
+        error += (BITS + 1) * 2.0**-24 * (tl.abs(least) + tl.abs(runner_up))
+        certain = (norm < tl.where(half_square < 2.0**120, 2.0**60, 0.0)) & (runner_up - least > 2.02 * error)
+    return index.to(tl.int64), certain
 
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _search(
-    x, mu, codes, half_norms, bounds, indices,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, d, k,
+    x, mu, codes, half_norms, header, indices, listed,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
     stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
-    EXACT: tl.constexpr, L2: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexpr, ELEMENTS: tl.constexpr,
+    EXACT: tl.constexpr, L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """indices[row, segment] = the best codeword, or -1 when EXACT and the second best is too near to be sure."""
+    """indices[row, segment] = the best codeword; when EXACT the outputs that are not certain go to the list of their book."""
     program = tl.program_id(0).to(tl.int64)
-    book = program % books
+    book, rows = program % books, outputs // books
     # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its segment.
-    output = ((program // books) * ROWS + tl.arange(0, ROWS)) * books + book
-    offset = _begin(output, segments, outer, d, stride_a, stride_b, stride_d)
-    columns, elements = tl.arange(0, CODES), tl.arange(0, ELEMENTS)
-
-    best = tl.full((ROWS, CODES), float("inf"), tl.float32)
-    second = tl.full((ROWS, CODES), float("inf"), tl.float32)
-    winner = tl.zeros((ROWS, CODES), tl.int32)
-    square = tl.zeros((ROWS,), tl.float32)
-    for first in range(0, k, CODES):
-        code = first + columns
-        dot = tl.zeros((ROWS, CODES), tl.float32)
-        square = tl.zeros((ROWS,), tl.float32)
-        for start in range(0, d, ELEMENTS):
-            j = start + elements
-            inside = (output < outputs)[:, None] & (j < d)[None, :]
-            value = tl.load(x + offset[:, None] + j[None, :] * stride_d, mask=inside, other=0.0)
-            mean = tl.load(mu + book * d + j, mask=j < d, other=0.0)[None, :]
-            y = (value - mean.to(tl.float64)).to(tl.float32) if x.dtype.element_ty == tl.float64 else value - mean
-            y = tl.where(inside, y, 0.0)
-            b = tl.load(codes + (book * d + j[:, None]) * k + code[None, :], mask=(j < d)[:, None] & (code < k)[None, :], other=0.0)
-            dot = tl.dot(y, b, dot, input_precision="ieee")
-            square += tl.sum(y * y, 1)
-        score = tl.load(half_norms + book * k + code, mask=code < k, other=float("inf"))[None, :] - dot
-        # NaN compares false and never enters. The tiles are kept apart by column: one reduction per row, at the end.
-        lower = score < best
-        second = tl.where(lower, best, tl.where(score < second, score, second))
-        winner = tl.where(lower, code[None, :], winner)
-        best = tl.where(lower, score, best)
-
-    least = tl.min(best, 1)
-    index = tl.min(tl.where(best == least[:, None], winner, k - 1), 1)
+    m = (program // books) * ROWS + tl.arange(0, ROWS)
+    output, valid = m * books + book, m < rows
+    if FLAT:  # without a division
+        begin = m * stride_b + book * D * stride_d
+    else:
+        begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, False, D)
+    padded_k = (k + 127) // 128 * 128
+    index, certain = _score(
+        x, mu, codes, half_norms, header, book, begin, valid, padded_k, stride_d,
+        EXACT, L2, False, D, WIDTH, ROWS, CODES, CHUNK,
+    )  # fmt: skip
+    tl.store(indices + output, tl.where(index < k, index, 0), mask=valid)  # beyond: of a row that is not finite
     if EXACT:
-        runner_up = tl.min(tl.where(columns[None, :] == (index % CODES)[:, None], second, best), 1)
-        # score_error() of csrc/common/certificate.h, with an upper bound of |y|^2, which was summed in float32.
-        half_square, radius = tl.load(bounds + 2 * book), tl.load(bounds + 2 * book + 1)
-        total = square.to(tl.float64) * 1.01 + d * 2.0**-126
-        norm = tl.sqrt(total)
-        magnitude = half_square + norm * radius
-        error = (d + 8) * (1.01 * 2.0**-24 * magnitude + 2.0**-125 * (1 + norm + radius))
-        if L2:
-            error += (d + 8) * 2.0**-53 * total
-        gap = runner_up.to(tl.float64) - least.to(tl.float64)
-        bounded = (magnitude < 2.0**126) & (norm < 2.0**126) & (d <= 65536)
-        index = tl.where(bounded & (gap > 2 * error), index, -1)
-    tl.store(indices + output, index.to(tl.int64), mask=output < outputs)
+        doubt = valid & ~certain
+        number = doubt.to(tl.int32)
+        total = tl.sum(number, 0)
+        base = tl.atomic_add(header + book * _FIELDS + _COUNT, total.to(tl.int64), mask=total > 0, sem="relaxed")
+        tl.store(listed + book * rows + base + tl.cumsum(number, 0) - 1, output, mask=doubt)
+
+
+@triton.jit(do_not_specialize=_SHAPE)
+def _search_listed(
+    x, mu, codes, half_norms, header, indices, listed,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
+    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
+    L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The listed outputs in three products; those that are certain now leave the list, their place becomes -1."""
+    book = tl.program_id(0).to(tl.int64) % books
+    listed += book * (outputs // books)
+    count = tl.load(header + book * _FIELDS + _COUNT)
+    padded_k = (k + 127) // 128 * 128
+    for tile in tl.range(tl.program_id(0).to(tl.int64) // books, tl.cdiv(count, ROWS), tl.num_programs(0) // books):
+        place = tile * ROWS + tl.arange(0, ROWS)
+        valid = place < count
+        output = tl.load(listed + place, mask=valid, other=0)
+        begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
+        index, certain = _score(
+            x, mu, codes, half_norms, header, book, begin, valid, padded_k, stride_d,
+            True, L2, True, D, WIDTH, ROWS, CODES, CHUNK,
+        )  # fmt: skip
+        tl.store(indices + output, index, mask=valid & certain)
+        tl.store(listed + place, tl.full((ROWS,), -1, tl.int64), mask=valid & certain)
 
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _rescore(
-    x, codes, indices,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, d, k,
+    x, exact, header, indices, listed,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
     stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
-    L2: tl.constexpr, SCAN: tl.constexpr, CODES: tl.constexpr,
+    L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, SCAN: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """Replace every -1 by the canonical answer. Launched without contraction to FMA, which would round differently."""
-    scanned = tl.program_id(0).to(tl.int64) * SCAN + tl.arange(0, SCAN)
-    flagged = tl.load(indices + scanned, mask=scanned < outputs, other=0) < 0
-    pending = tl.where(flagged, scanned, outputs)
-    output = tl.min(pending, 0)
-    while output < outputs:
-        offset = _begin(output, segments, outer, d, stride_a, stride_b, stride_d)
-        book = output % segments % books
-        best = tl.full((CODES,), float("inf"), tl.float64)
-        winner = tl.zeros((CODES,), tl.int32)
-        for first in range(0, k, CODES):
-            code = first + tl.arange(0, CODES)
-            total = tl.zeros((CODES,), tl.float64)
-            for j in range(0, d):
-                value = tl.load(x + offset + j * stride_d).to(tl.float64)
-                c = tl.load(codes + (book * d + j) * k + code, mask=code < k, other=float("nan"))
-                if L2:
-                    total += (value - c) * (value - c)
-                else:
-                    total -= value * c
-            lower = total < best
-            winner = tl.where(lower, code, winner)
-            best = tl.where(lower, total, best)
-        # Where no distance is below infinity every winner still is 0, and so is the answer.
-        index = tl.min(tl.where(best == tl.min(best, 0), winner, k - 1), 0)
-        tl.store(indices + output, index.to(tl.int64))
-        pending = tl.where(pending == output, outputs, pending)
-        output = tl.min(pending, 0)
+    """The canonical answer of what is left on the list. Launched without contraction to FMA, which would round differently."""
+    book = tl.program_id(0).to(tl.int64) % books
+    listed += book * (outputs // books)
+    count = tl.load(header + book * _FIELDS + _COUNT)
+    for block in tl.range(tl.program_id(0).to(tl.int64) // books, tl.cdiv(count, SCAN), tl.num_programs(0) // books):
+        place = block * SCAN + tl.arange(0, SCAN)
+        pending = tl.load(listed + place, mask=place < count, other=-1)
+        output = tl.max(pending, 0)
+        while output >= 0:
+            offset = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
+            best = tl.full((CODES,), float("inf"), tl.float64)
+            winner = tl.zeros((CODES,), tl.int32)
+            for first in range(0, k, CODES):
+                code = first + tl.arange(0, CODES)
+                total = tl.zeros((CODES,), tl.float64)
+                for j in range(0, D):
+                    value = tl.load(x + offset + j * stride_d).to(tl.float64)
+                    c = tl.load(exact + (book * D + j) * k + code, mask=code < k, other=float("nan"))
+                    if L2:
+                        total += (value - c) * (value - c)
+                    else:
+                        total -= value * c
+                lower = total < best  # NaN never is
+                winner = tl.where(lower, code, winner)
+                best = tl.where(lower, total, best)
+            # Where no distance is below infinity every winner still is 0, and so is the answer.
+            index = tl.min(tl.where(best == tl.min(best, 0), winner, k - 1), 0)
+            tl.store(indices + output, index.to(tl.int64))
+            pending = tl.where(pending == output, -1, pending)
+            output = tl.max(pending, 0)
 
 
-@triton.jit(do_not_specialize=["rows", "d"])
-def _square_norms(codes, squares, rows, d, ROWS: tl.constexpr):
-    """squares[k] = sum over d of codes[k, d]^2 in float64, in the order of d; launched without contraction to FMA."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    total = tl.zeros((ROWS,), tl.float64)
-    for j in range(0, d):
-        c = tl.load(codes + row.to(tl.int64) * d + j, mask=row < rows, other=0.0)
-        total += c * c
-    tl.store(squares + row, total, mask=row < rows)
+@cache
+def _device(index: int | None) -> tuple[tuple[int, int], int]:
+    """Compute capability and multiprocessors of a GPU; of nothing in particular for the interpreter."""
+    if index is None:
+        return (8, 0), 1
+    properties = torch.cuda.get_device_properties(index)
+    return (properties.major, properties.minor), int(properties.multi_processor_count)
 
 
-class _Packed(NamedTuple):
-    """A codebook as the kernels read it, books = 1 or S; a codeword with a NaN or an infinity is NaN throughout."""
-
-    exact: torch.Tensor  # [books, d, K] float64: codewords, of unit length for cosine
-    mu: torch.Tensor  # [books, d] float32: their mean, zero for cosine
-    codes: torch.Tensor  # [books, d, K] float32: exact - mu
-    half_norms: torch.Tensor  # [books, K] float32: |exact - mu|^2 / 2, zero for cosine
-    bounds: torch.Tensor  # [books, 2] float64: the largest half norm and the largest |exact - mu|
-
-
-def _pack(codebook: torch.Tensor, metric: str) -> _Packed:
-    k, d = codebook.shape[-2:]
-    codes = codebook.reshape(-1, k, d).double()
-    codes = torch.where(codes.isfinite().all(-1, keepdim=True), codes, torch.nan)
-    if metric == "cosine":
-        squares = codes.new_empty(codes.shape[0], k, 1)
-        _square_norms[(triton.cdiv(squares.numel(), _CANDIDATES),)](
-            codes.contiguous(), squares, squares.numel(), d, _CANDIDATES, enable_fp_fusion=False
-        )
-        codes = torch.where(squares == 0, 0.0, codes / squares.sqrt())
-    mu = codes.nanmean(1).float() if metric == "l2" else codes.new_zeros(codes.shape[0], d, dtype=torch.float32)
-    centred = codes - mu.unsqueeze(1).double()
-    squares = centred.square().sum(-1)
-    half_norms = squares / 2 if metric == "l2" else squares * 0
-    bounds = torch.stack([half_norms, squares.sqrt()], -1)
-    bounds = torch.where(bounds.isnan(), 0.0, bounds).amax(1)
-    return _Packed(codes.mT.contiguous(), mu, centred.float().mT.contiguous(), half_norms.float(), bounds)
+def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """x as [1, outputs / books, books * d] and True where a view can be that, else as [A, B, D] (copied where two strides do not do)."""
+    width = codebook.shape[-1] if codebook.dim() == 2 else x.shape[-1]
+    try:
+        return x.view(1, -1, width), True
+    except RuntimeError:
+        return x.flatten(1, -2) if x.dim() > 2 else x.reshape(1, -1, x.shape[-1]), False
 
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
@@ -172,26 +315,28 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
     k, d = codebook.shape[-2:]
     s = x.shape[-1] // d
     indices = torch.empty(*x.shape[:-1], s, dtype=torch.int64, device=x.device)
-    if indices.numel() == 0:
-        return indices
-    if k >= 1 << 31 or d >= 1 << 31:
-        raise ValueError(f"vq_assign: codebook {list(codebook.shape)} is too large for the Triton kernel, expected K and d below 2^31")
-    # [A, B, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two strides cannot describe.
-    rows = x.flatten(1, -2) if x.dim() > 2 else x.reshape(1, -1, x.shape[-1])
-    if x.dtype in (torch.bfloat16, torch.float16):
-        # A dot of operands widened in the kernel goes to TF32 on sm_100, "ieee" or not (Triton 3.6), and the bound would not hold.
-        rows = rows.float()
-    packed = _pack(codebook, metric)
-    books = packed.mu.shape[0]
     outputs = indices.numel()
-    shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, d, k, *rows.stride())
-    l2 = metric == "l2"
+    if outputs == 0:
+        return indices
+    if k >= (1 << 31) - _PADDING or d > 1 << 16:
+        raise ValueError(f"vq_assign: codebook {list(codebook.shape)} is too large for Triton, expected K < 2^31 - 128 and d <= 2^16")
+    rows, flat = _rows(x, codebook)
+    l2, width = metric == "l2", _width(d)
+    capability, processors = _device(x.device.index)
+    first, second = config(capability, width), config_listed(width)
     with torch.cuda.device_of(x):
-        _search[(triton.cdiv(outputs // books, _ROWS) * books,)](
-            rows, packed.mu, packed.codes, packed.half_norms, packed.bounds, indices, *shape, exact, l2, _ROWS, _CODES, _ELEMENTS
+        packed = _packed(codebook, l2)
+        books = packed.mu.shape[0]
+        listed = torch.empty(outputs if exact else 0, dtype=torch.int64, device=x.device)
+        shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, k, *rows.stride())
+        arrays = (rows, packed.mu, packed.codes, packed.half_norms, packed.header, indices, listed)
+        _search[(triton.cdiv(outputs // books, first.rows) * books,)](
+            *arrays, *shape, exact, l2, flat, d, width, *first[:3], num_warps=first.warps, num_stages=first.stages
         )
         if exact:
-            _rescore[(triton.cdiv(outputs, _SCAN),)](
-                rows, packed.exact, indices, *shape, l2, _SCAN, _CANDIDATES, num_warps=4, enable_fp_fusion=False
+            blocks = min(triton.cdiv(outputs // books, _SCAN), triton.cdiv(8 * processors, books)) * books
+            _search_listed[(blocks,)](*arrays, *shape, l2, flat, d, width, *second[:3], num_warps=second.warps, num_stages=second.stages)
+            _rescore[(blocks,)](
+                rows, packed.exact, packed.header, indices, listed, *shape, l2, flat, d, _SCAN, _CANDIDATES, enable_fp_fusion=False
             )
     return indices
