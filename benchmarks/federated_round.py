@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from uefl import config
-from uefl.algorithms import build
-from uefl.algorithms.client import Client, Device
+from uefl.algorithms import build, clients
+from uefl.algorithms.client import Device
 from uefl.data.build import build_silos
+from uefl.data.sets import build_sets
 from uefl.engines.local import LocalEngine
 
 
@@ -31,10 +32,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     cfg = config.load(args.preset, args.set)
-    federation = build_silos(cfg)
+    federation = build_sets(cfg) if cfg.on_sets else build_silos(cfg)
     device = Device(cfg, federation, torch.device("cpu"))
-    engine = LocalEngine({silo.name: Client(silo, device) for silo in federation.silos})
-    arm = build(args.arm, cfg, engine, device, lambda line: None)
+    engine = LocalEngine(clients(federation, device))
+    arm = build(args.arm, cfg, engine, device, lambda line: None, federation)
     times: dict[str, list[float]] = {"train": [], "measure": []}
     for _ in range(1 + args.rounds):
         for what in times:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from dataclasses import dataclass
 from importlib import resources
@@ -12,6 +11,7 @@ from typing import Any, get_type_hints
 
 import tomli_w
 
+from . import rules
 from .errors import UserError
 
 if sys.version_info >= (3, 11):
@@ -26,7 +26,8 @@ class Config:
 
     # --- what runs
     arms: tuple[str, ...] = ("fedavg", "uefl")
-    """algorithms, side by side on the same silos: ``fedavg``, ``fedavg-vq``, ``uefl``"""
+    """algorithms, side by side on the same silos: ``fedavg``, ``fedavg-vq``, ``uefl``; or, on unlabeled sets, ``fedul``, ``fedul-m1``,
+    ``fedul-m2``, ``fedpl``, ``fedllp``, ``fedllp-vat``, ``fedavg-labeled``, ``fedavg-labeled-10``, ``supervised``"""
     mode: str = "paper"
     """``paper``: the corrected algorithm; ``legacy``: the published code's behaviour (then the only arm is ``uefl``)"""
     seed: int = 0
@@ -37,7 +38,7 @@ class Config:
 
     # --- silos
     data: str = "digits"
-    """``digits`` (5,000 embedded MNIST digits), ``mnist``, ``fashion_mnist``, or the path of a folder of silos or an .npz"""
+    """``digits`` (5,000 embedded MNIST digits), ``mnist``, ``fashion_mnist``, ``cifar10``, or the path of a folder or an .npz"""
     clients: int = 9
     rotations: tuple[float, ...] = (0, 0, 0, -50, -50, -50, 120, 120, 120)
     """degrees, counter-clockwise, one per client; empty: none. Not used with the user's own silos, which are as they are"""
@@ -50,13 +51,37 @@ class Config:
     normalize: str = "standard"
     """``standard`` (mean and deviation of the data set), ``imagenet``, or ``raw`` (0-255, as the published code)"""
 
+    # --- unlabeled sets (the arms of FedUL)
+    split: str = "iid"
+    """``iid``: a random part for each client; ``noniid``: two classes dominate each client"""
+    sets: int = 10
+    """unlabeled sets per client"""
+    labeled: int = 0
+    """labeled images of the server, for ``fedul-m1``, ``fedul-m2``, ``supervised`` and estimated priors"""
+    validation: int = 0
+    """labeled images of the server on which every round's model is measured"""
+    overlap: bool = False
+    """draw the sets as the published code does: one image may be in several sets of its client"""
+    legacy_column_norm: bool = False
+    """with overlap: set priors divided by column sums, which uses ever less of the data as sets get more (published, ``iid``)"""
+    priors: str = "given"
+    """``given``: the realised class shares of each set; ``estimated``: from the set's images and the server's labeled ones"""
+    prior_noise: float = 0.0
+    """every known class share is off by a random factor in [1 - x, 1 + x]; rows are normalised again"""
+    prior_smoothing: float = 0.0
+    """mix every row of priors with this share of the uniform one"""
+    test_prior: tuple[float, ...] = ()
+    """class shares under which the model's output is a posterior; empty: uniform"""
+    strict: bool = False
+    """doubtful priors (too few sets, no full rank, ill-conditioned, absent classes) are errors, not notices"""
+
     # --- model
     encoder: str = "cnn"
-    """``cnn`` (three residual stages), ``vgg16_bn``, ``resnet18``"""
+    """``cnn`` (three residual stages), ``vgg16_bn``, ``resnet18``; FedUL's: ``cnn5x5``, ``resnet18_nopool`` (not with a codebook)"""
     pretrained: bool = False
     """ImageNet weights for vgg16_bn and resnet18 (downloaded by torchvision)"""
     width: int = 128
-    """channels of the first stage of the cnn; the later ones have 2 and 4 times as many"""
+    """channels of the first stage of cnn and cnn5x5; everything behind it grows with them"""
     hidden: int = 512
     dropout: float = 0.1
     logit_dropout: bool = False
@@ -94,6 +119,33 @@ class Config:
     lr: float = 1e-4
     batch_size: int = 1024
 
+    augment: str = "none"
+    """of training images, on the device: ``rotate`` (up to 20 degrees either way) or ``flip`` (left-right)"""
+
+    # --- FedUL
+    loss: str = "nll"
+    """``nll``: the proper loss; ``legacy_double_softmax``: the published one, also for labeled images"""
+    client_weights: str = "uniform"
+    """of the average: ``uniform``, or ``examples``"""
+    penalty: float = 0.0
+    """weight of the sum of absolute parameters (in ``fedpl``: Adam's weight decay), as published"""
+    server_epochs: int = 1
+    """passes over the server's labeled images in a round"""
+    h: float = 0.5
+    """fedul-m2: the broadcast model is (1 - h) f + h f'"""
+    resync: bool = False
+    """fedul-m2: f' starts every round from the broadcast model, instead of going its own way"""
+    select: str = "last"
+    """the model that is saved and reported: of the ``last`` round, or the best on ``validation``"""
+    vat_weight: float = 5e-4
+    """fedllp-vat: final weight of the smoothness term, reached within 20 epochs"""
+    vat_xi: float = 1.0
+    """fedllp-vat: length of the probing step"""
+    vat_epsilon: float = 1e-2
+    """fedllp-vat: length of the adversarial step"""
+    vat_legacy_ramp: bool = False
+    """fedllp-vat: the weight starts anew every epoch, as in the published code"""
+
     # --- promises
     quorum: float = 1.0
     """share of the clients that must return a sound update, or the run ends with an error"""
@@ -101,6 +153,11 @@ class Config:
     """reject an update further than this from what was sent (L2 over parameters, statistics and codebook), 0: no bound"""
     deadline: float = 0.0
     """seconds after which the clients of a round that have not begun are given up (they count against the quorum), 0: none"""
+
+    @property
+    def on_sets(self) -> bool:
+        """Whether the arms are those on unlabeled sets (FedUL and its baselines)."""
+        return set(self.arms) <= set(rules.SET_ARMS)
 
     def iterations(self) -> list[int]:
         """Rounds of each iteration, with ``max_iterations`` applied."""
@@ -110,32 +167,6 @@ class Config:
     def to_toml(self) -> str:
         """The whole configuration as TOML text."""
         return tomli_w.dumps({k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()})
-
-
-_CHOICES = {
-    "mode": ("paper", "legacy"),
-    "precision": ("auto", "bf16", "fp32"),
-    "normalize": ("standard", "imagenet", "raw"),
-    "encoder": ("cnn", "vgg16_bn", "resnet18"),
-    "codebook_init": ("normal", "kmeans"),
-    "reference": ("min", "mean"),
-    "threshold": ("fixed", "current"),
-    "ext_share": ("none", "group"),
-}
-_ARMS = ("fedavg", "fedavg-vq", "uefl")
-_PAPER_ONLY = ("codebook_init", "usage_aware", "ext_share", "threshold", "holdout")
-_AT_LEAST_ONE = (
-    "clients",
-    "train_per_client",
-    "test_per_client",
-    "width",
-    "hidden",
-    "codewords",
-    "segments",
-    "passes",
-    "local_epochs",
-    "batch_size",
-)
 
 
 def presets() -> dict[str, str]:
@@ -186,7 +217,7 @@ def from_table(table: dict[str, Any]) -> Config:
     if unknown:
         raise UserError(f"unknown key {unknown[0]!r}{_nearest(unknown[0], list(hints))}; the keys are listed in docs/configuration.md")
     config = Config(**{key: _convert(key, value, hints[key]) for key, value in table.items()})
-    _check(config)
+    rules.check(config)
     return config
 
 
@@ -226,48 +257,6 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         return tuple(_convert(key, v, item) for v in value)
     expected = kind.__name__ if kind else f"a list of {hint.__args__[0].__name__}"
     raise UserError(f"key {key!r}: expected {expected}, got {value!r}")
-
-
-def _check(c: Config) -> None:
-    for key, choices in _CHOICES.items():
-        if getattr(c, key) not in choices:
-            raise UserError(f"key {key!r}: {getattr(c, key)!r} is not one of {', '.join(choices)}")
-    for key in _AT_LEAST_ONE:
-        if getattr(c, key) < 1:
-            raise UserError(f"key {key!r}: must be at least 1, got {getattr(c, key)}")
-    rules = [
-        (
-            "arms",
-            bool(c.arms) and len(set(c.arms)) == len(c.arms) and set(c.arms) <= set(_ARMS),
-            f"a list of different arms out of {', '.join(_ARMS)}",
-        ),
-        ("arms", c.mode == "paper" or c.arms == ("uefl",), 'legacy mode has one arm: arms = ["uefl"]'),
-        ("rounds", bool(c.rounds) and min(c.rounds) >= 1, "a list of at least one number, each at least 1"),
-        ("max_iterations", c.max_iterations >= 0, "0 or more"),
-        ("rotations", not c.rotations or len(c.rotations) == c.clients, f"one angle per client ({c.clients}), or an empty list"),
-        ("dropout", 0 <= c.dropout < 1, "in [0, 1)"),
-        ("holdout", 0 < c.holdout < 1, "between 0 and 1"),
-        ("gamma", c.gamma >= 0, "0 or more"),
-        ("lr", 0 < c.lr < math.inf, "positive and finite"),
-        ("rotations", all(map(math.isfinite, c.rotations)), "finite angles"),
-        ("deadline", c.deadline >= 0, "0 or more"),
-        ("pretrained", not c.pretrained or c.encoder != "cnn", "false with encoder = 'cnn', which has no pretrained weights"),
-        *(
-            (key, c.mode == "paper" or getattr(c, key) == getattr(Config, key), "its default: legacy mode does not use it")
-            for key in _PAPER_ONLY
-        ),
-        ("commitment", c.commitment >= 0, "0 or more"),
-        ("quorum", 0 < c.quorum <= 1, "in (0, 1]"),
-        ("max_update_norm", c.max_update_norm >= 0, "0 or more"),
-        ("threads", c.threads >= 0, "0 or more"),
-        ("seed", 0 <= c.seed < 2**31, "in [0, 2^31)"),
-        ("image_size", c.image_size >= 0, "0 or more"),
-        ("segments", c.encoder != "cnn" or (4 * c.width) % c.segments == 0, f"a divisor of the {4 * c.width} channels (4 x width)"),
-        ("segments", c.encoder == "cnn" or 512 % c.segments == 0, "a divisor of the 512 channels"),
-    ]
-    for key, holds, expected in rules:
-        if not holds:
-            raise UserError(f"key {key!r}: expected {expected}; got {getattr(c, key)!r}")
 
 
 def _nearest(word: str, words: list[str]) -> str:

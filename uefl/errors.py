@@ -1,4 +1,4 @@
-"""The two ways in which a run ends early; the command line turns each into one line and an exit code."""
+"""The ways in which a run ends early; the command line turns each into one line and an exit code."""
 
 
 class UserError(Exception):
@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run that started but could not finish honestly (quorum lost, diverged model). Exit code 1."""
+
+
+class InvalidPriors(UserError, ValueError):
+    """Class priors or sets that no client can be trained with; the message names the client, and the set where there is one."""

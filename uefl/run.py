@@ -24,11 +24,12 @@ import torch
 from uefl_kernels import _library as kernels
 
 from . import checkpoint, config, report
-from .algorithms import FedAvg, Record, build
-from .algorithms.client import Client, Device
+from .algorithms import FedAvg, Record, build, clients
+from .algorithms.client import Device
 from .config import Config
 from .data.build import build_silos
-from .data.silo import Federation, Silo
+from .data.sets import SetFederation, build_sets
+from .data.silo import Federation
 from .engines.local import LocalEngine
 from .errors import UserError
 from .models import saved
@@ -106,22 +107,27 @@ def _prepare(cfg: Config, preset: str, out: Path, where: torch.device, data_root
     """Everything that can fail because of what was asked for, before anything is written."""
     _settle(cfg, where)
     try:
-        kernels.check("vq", where)
+        kernels.check("transition_nll" if cfg.on_sets else "vq", where)
     except RuntimeError as error:
         raise UserError(str(error)) from None
-    federation = build_silos(cfg, data_root=data_root)
+    federation = build_sets(cfg, data_root=data_root) if cfg.on_sets else build_silos(cfg, data_root=data_root)
     room = Device(cfg, federation, where)
-    _check_rows(cfg, federation, room)
+    if isinstance(federation, Federation):
+        _check_rows(cfg, federation, room)
+    else:
+        _check_sets(cfg, federation)
     return _Run(cfg, preset, out, federation, room, observer)
 
 
 class _Run:
-    def __init__(self, cfg: Config, preset: str, out: Path, federation: Federation, room: Device, observer: Observer) -> None:
+    def __init__(
+        self, cfg: Config, preset: str, out: Path, federation: Federation | SetFederation, room: Device, observer: Observer
+    ) -> None:
         self.cfg, self.preset, self.out, self.federation, self.room, self.observer = cfg, preset, out, federation, room, observer
         self.metrics = out / "metrics.jsonl"
         self.made_with = {
             "config": _digest([dataclasses.replace(cfg, threads=0).to_toml().encode()]),
-            "data": _digest(t.numpy().tobytes() for silo in federation.silos for t in _tensors(silo)),
+            "data": _digest(t.numpy().tobytes() for t in federation.tensors()),
             "threads": torch.get_num_threads(),
             "bf16": room.autocast,
             "device": room.device.type,
@@ -137,6 +143,8 @@ class _Run:
         self._cut_metrics(plain["metrics_bytes"])
         self.observer.start(list(self.cfg.arms), sum(self.cfg.iterations()), len(self.federation.silos))
         self.observer.notice(self.federation.describe())
+        for note in self.federation.notes:
+            self.observer.notice(f"note: {note}")
         with _events(self.out) as events:
             for index in range(plain["arm"], len(self.cfg.arms)):
                 self.room.flat.set(*initial)
@@ -176,9 +184,8 @@ class _Run:
             raise UserError(f"{self.metrics} is damaged; restore it, or start a new run") from None
 
     def _arm(self, name: str) -> FedAvg:
-        clients = {silo.name: Client(silo, self.room) for silo in self.federation.silos}
-        engine = LocalEngine(clients, started=lambda client: self.observer.client(name, arm.round, client))
-        arm = build(name, self.cfg, engine, self.room, self.observer.notice)
+        engine = LocalEngine(clients(self.federation, self.room), started=lambda client: self.observer.client(name, arm.round, client))
+        arm = build(name, self.cfg, engine, self.room, self.observer.notice, self.federation)
         return arm
 
     def _finish(self, index: int, arm: FedAvg, events: report.EventWriter | None) -> None:
@@ -231,14 +238,24 @@ def _check_rows(cfg: Config, federation: Federation, room: Device) -> None:
     if not {"uefl", "fedavg-vq"} & set(cfg.arms):
         return
     smallest = min(federation.silos, key=lambda silo: len(silo.train))
-    per_image = room.net.head.fc1.in_features // room.net.codeword_length
+    per_image = room.net.positions * room.net.segments
     if len(smallest.train) * per_image < cfg.codewords:
         rows = f"{len(smallest.train)} training images of {per_image} feature vectors"
         raise UserError(f"silo {smallest.name!r} has {rows}, too few for {cfg.codewords} codewords; lower codewords")
 
 
-def _tensors(silo: Silo) -> tuple[torch.Tensor, ...]:
-    return tuple(t for split in (silo.train, silo.holdout, silo.test) for t in (split.images, split.labels))
+def _check_sets(cfg: Config, federation: SetFederation) -> None:
+    """What an arm needs must be there; a data set that is dealt has it by its configuration."""
+    for arm in cfg.arms:
+        if arm in ("fedul-m1", "fedul-m2", "supervised") and federation.labeled is None:
+            raise UserError(f"arm {arm!r} needs labeled images of the server; add the folder labeled, or leave out the arm")
+        if arm.startswith("fedavg-labeled") and any(silo.labels is None for silo in federation.silos):
+            raise UserError(f"arm {arm!r} needs labels of the clients' images, which are not known; leave out the arm")
+    if cfg.select == "validation" and federation.validation is None:
+        raise UserError("select = 'validation' needs validation images of the server; add the folder validation, or set select = 'last'")
+    few = min(federation.silos, key=lambda silo: len(silo.sets))
+    if len(few.sets) < 2:
+        raise UserError(f"client {few.name!r} has {len(few.sets)} image; batch norm needs two or more in a step")
 
 
 def _digest(parts: Iterable[bytes]) -> str:

@@ -135,7 +135,7 @@ def test_mnist_keeps_its_own_splits_in_file_order(idx_root, monkeypatch):
         ({"clients": 200}, "200 clients with train_per_client = 20 and test_per_client = 10 need 6000 images, digits has 5000"),
         ({"data": "mnist", "clients": 3}, "need 60 training images, mnist has 40"),
         ({"data": "mnist", "test_per_client": 11}, "need 22 test images, mnist has 20"),
-        ({"data": "minst"}, "'minst' is neither digits, mnist nor fashion_mnist, and no folder or .npz of that name is there"),
+        ({"data": "minst"}, "'minst' is none of digits, mnist, fashion_mnist, cifar10, and no folder or .npz of that name is there"),
     ],
     ids=["digits", "train", "test", "no-such-data"],
 )

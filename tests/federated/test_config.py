@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from uefl import config
+from uefl import config, rules
 from uefl.config import Config, tomllib
 from uefl.errors import UserError
 
@@ -20,7 +20,7 @@ def test_document_lists_every_key_in_order_with_its_default():
 
 def test_document_names_every_choice():
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE))
-    for key, choices in {**config._CHOICES, "arms": config._ARMS}.items():
+    for key, choices in {**rules._CHOICES, "arms": rules._ARMS}.items():
         assert [choice for choice in choices if f"`{choice}`" not in rows[key]] == []
 
 
@@ -95,13 +95,13 @@ def test_iterations(keys, iterations):
     assert config.from_table(keys).iterations() == iterations
 
 
-@pytest.mark.parametrize("key", config._CHOICES)
+@pytest.mark.parametrize("key", rules._CHOICES)
 def test_choices_are_checked(key):
-    with pytest.raises(UserError, match=f"key '{key}': 'other' is not one of {', '.join(config._CHOICES[key])}"):
+    with pytest.raises(UserError, match=f"key '{key}': 'other' is not one of {', '.join(rules._CHOICES[key])}"):
         config.from_table({key: "other"})
 
 
-@pytest.mark.parametrize("key", config._AT_LEAST_ONE)
+@pytest.mark.parametrize("key", rules._AT_LEAST_ONE)
 def test_counts_are_at_least_one(key):
     with pytest.raises(UserError, match=f"key '{key}': must be at least 1, got 0"):
         config.from_table({key: 0})

@@ -50,7 +50,7 @@ def arm(
     fed = fed or federation(legacy=cfg.mode == "legacy")
     device, notices = Device(cfg, fed, torch.device("cpu")), []
     engine = wrap(LocalEngine({silo.name: Client(silo, device) for silo in fed.silos}))
-    return build(name, cfg, engine, device, notices.append), device, notices
+    return build(name, cfg, engine, device, notices.append, fed), device, notices
 
 
 def finish(algorithm: FedAvg, limit: int = 50) -> list[dict[str, Any]]:

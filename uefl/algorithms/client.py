@@ -25,10 +25,11 @@ import torch
 
 from .. import clustering, metrics
 from ..config import Config
+from ..data.sets import SetFederation
 from ..data.silo import Federation, Silo, Split
 from ..engines.base import Reply, Request
 from ..models.flat import FlatModule
-from ..models.net import Net
+from ..models.net import Head, Net
 from ..models.saved import normalization
 from ..seeds import derive
 from ..uncertainty import Prediction, mc_dropout
@@ -40,7 +41,7 @@ _PERPLEXITY_BATCH = 100  # images per batch of the published perplexity
 class Device:
     """What all clients on one device share: the resident model, the precision, the normalisation."""
 
-    def __init__(self, config: Config, federation: Federation, device: torch.device) -> None:
+    def __init__(self, config: Config, federation: Federation | SetFederation, device: torch.device) -> None:
         self.config = config
         self.device = device
         with torch.random.fork_rng(devices=[]):
@@ -143,6 +144,7 @@ class Client:
     def _predict(self, split: Split, codebook: torch.Tensor | None) -> _Outcome:
         device, config = self._device, self._device.config
         device.net.eval()
+        assert isinstance(device.net.head, Head)  # as the configuration requires of arms on silos
         parts: list[Prediction] = []
         chosen: list[torch.Tensor] = []
         for images in split.images.split(_EVALUATION_BATCH):

@@ -19,7 +19,7 @@ from .sources import OwnSilos, Pool, take
 def build_silos(config: Config, *, data_root: Path | None = None) -> Federation:
     """Make the silos that a configuration describes, on the CPU.
 
-    A data set (``digits``, ``mnist``, ``fashion_mnist``, or an .npz of four arrays) is dealt in disjoint slices to
+    A data set (``digits``, ``mnist``, ``fashion_mnist``, ``cifar10``, or an .npz of four arrays) is dealt in disjoint slices to
     ``config.clients`` silos and rotated; those silos are the same for every ``config.seed``. The user's own silos (a folder, or an
     .npz with an array ``silo``) are as many as there are and as large as they are: ``clients`` and ``rotations`` are not used, and
     ``train_per_client`` and ``test_per_client`` only set the share of the test split where none is given.
@@ -28,12 +28,12 @@ def build_silos(config: Config, *, data_root: Path | None = None) -> Federation:
 
     Args:
         config: the keys of the section "silos", ``mode`` and ``seed``.
-        data_root: folder of torchvision's raw files, for ``mnist`` and ``fashion_mnist``; default: environment variable UEFL_DATA.
+        data_root: folder of torchvision's files, for ``mnist``, ``fashion_mnist`` and ``cifar10``; default: environment variable UEFL_DATA.
 
     Raises:
         UserError: no such data, damaged or too few images, a silo with one class or with an empty split.
     """
-    data = _read(config, data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None))
+    data = read_source(config, data_root)
     generator = torch.Generator().manual_seed(config.seed)
     share = config.test_per_client / (config.train_per_client + config.test_per_client)
     parts: dict[str, tuple[Split, Split]]
@@ -50,7 +50,7 @@ def build_silos(config: Config, *, data_root: Path | None = None) -> Federation:
     }
     for name, (train, test) in parts.items():
         _check(name, train, test, data.classes)
-    mean, std = _mean_and_std([train.images for train, _ in parts.values()])
+    mean, std = mean_and_std([train.images for train, _ in parts.values()])
     if config.mode == "legacy":
         silos = [Silo(name, train, test, test) for name, (train, test) in parts.items()]
     else:
@@ -58,17 +58,22 @@ def build_silos(config: Config, *, data_root: Path | None = None) -> Federation:
     return Federation(tuple(silos), data.classes, mean, std)
 
 
-def _read(config: Config, data_root: Path | None) -> Pool | OwnSilos:
+def read_source(config: Config, data_root: Path | None) -> Pool | OwnSilos:
+    """What ``config.data`` names, before it is dealt."""
+    data_root = data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
     if config.data == "digits":
         return sources.digits()
     if config.data in ("mnist", "fashion_mnist"):
         return sources.idx_files("MNIST" if config.data == "mnist" else "FashionMNIST", data_root)
+    if config.data == "cifar10":
+        return sources.cifar10(data_root)
     path = Path(config.data).expanduser()
     if path.suffix == ".npz":
         return sources.npz_file(path)
     if path.is_dir():
         return image_folder(path, config.image_size)
-    raise UserError(f"key 'data': {config.data!r} is neither digits, mnist nor fashion_mnist, and no folder or .npz of that name is there")
+    names = "digits, mnist, fashion_mnist, cifar10"
+    raise UserError(f"key 'data': {config.data!r} is none of {names}, and no folder or .npz of that name is there")
 
 
 def _deal(pool: Pool, config: Config) -> dict[str, tuple[Split, Split]]:
@@ -125,7 +130,7 @@ def _check(name: str, train: Split, test: Split, classes: tuple[str, ...]) -> No
         raise UserError(f"silo {name!r}: all {len(train)} training images are of class {only!r}; a silo needs two classes or more")
 
 
-def _mean_and_std(images: list[torch.Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_std(images: list[torch.Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Per channel on the scale 0-1, exactly, from how often each of the 256 values occurs."""
     channels = range(images[0].shape[1])
     counts = torch.stack([torch.stack([x[:, c].flatten().bincount(minlength=256) for x in images]).sum(0) for c in channels])

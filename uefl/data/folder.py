@@ -30,11 +30,11 @@ def image_folder(root: Path, image_size: int = 0) -> OwnSilos:
     Raises:
         UserError: folders or images missing or misplaced, a file that cannot be read, images of different sizes.
     """
-    files = {silo.name: _parts(silo) for silo in _subfolders(root)}
+    files = {silo.name: _parts(silo) for silo in subfolders(root)}
     every = [file for parts in files.values() for part in parts.values() for file in part]
     classes = tuple(sorted({label for _, label in every}))
-    images = {path: _read(path, image_size) for path, _ in every}
-    _check_sizes(images)
+    images = {path: read_image(path, image_size) for path, _ in every}
+    check_sizes(images)
     channels = max(len(image) for image in images.values())
 
     def split(part: list[tuple[Path, str]]) -> Split:
@@ -48,28 +48,30 @@ def image_folder(root: Path, image_size: int = 0) -> OwnSilos:
 
 def _parts(silo: Path) -> dict[str, list[tuple[Path, str]]]:
     """Files and their classes by split; a silo that is not split yet counts as ``train``."""
-    inside = _subfolders(silo)
+    inside = subfolders(silo)
     # classes that are called train and test hold images, splits hold folders
     given = {f.name for f in inside} == {"train", "test"} and any(f.is_dir() for part in inside for f in part.iterdir())
-    parts = {part.name: _labelled(part) for part in inside} if given else {"train": _labelled(silo)}
+    parts = {part.name: labelled(part) for part in inside} if given else {"train": labelled(silo)}
     for name, part in parts.items():
         if not part:
             raise UserError(f"{silo / name if given else silo} holds no image; {_LAYOUT}")
     return parts
 
 
-def _labelled(folder: Path) -> list[tuple[Path, str]]:
+def labelled(folder: Path) -> list[tuple[Path, str]]:
+    """Every file of a folder of folders, with the name of its folder."""
     files = []
-    for by_class in _subfolders(folder):
-        for path in _visible(by_class):
+    for by_class in subfolders(folder):
+        for path in visible(by_class):
             if path.is_dir():
                 raise UserError(f"{path} is a folder among the images of a class; {_LAYOUT}")
             files.append((path, by_class.name))
     return files
 
 
-def _subfolders(folder: Path) -> list[Path]:
-    entries = _visible(folder)
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, by name; images beside them are misplaced."""
+    entries = visible(folder)
     for path in entries:
         if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS:
             raise UserError(f"{path} is not in a class folder; {_LAYOUT}")
@@ -79,14 +81,15 @@ def _subfolders(folder: Path) -> list[Path]:
     return folders
 
 
-def _visible(folder: Path) -> list[Path]:
+def visible(folder: Path) -> list[Path]:
+    """What is in a folder and not hidden, by name."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise UserError(f"cannot read folder {folder}: {error.strerror}") from None
 
 
-def _read(path: Path, image_size: int) -> torch.Tensor:
+def read_image(path: Path, image_size: int) -> torch.Tensor:
     """One image ``[C, H, W]`` uint8, C = 1 or 3."""
     try:
         with Image.open(path) as file:
@@ -100,7 +103,8 @@ def _read(path: Path, image_size: int) -> torch.Tensor:
     return resize(image, image_size) if image_size else image
 
 
-def _check_sizes(images: dict[Path, torch.Tensor]) -> None:
+def check_sizes(images: dict[Path, torch.Tensor]) -> None:
+    """All images must be of the first one's size."""
     (first, pattern), *others = images.items()
     for path, image in others:
         if image.shape[1:] != pattern.shape[1:]:

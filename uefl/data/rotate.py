@@ -1,4 +1,4 @@
-"""Geometric changes to images as bytes: rotation about the centre and resizing to a square."""
+"""Geometric changes to images as bytes: rotation about the centre, resizing to a square, random changes for training."""
 
 from __future__ import annotations
 
@@ -30,3 +30,36 @@ def resize(images: torch.Tensor, size: int) -> torch.Tensor:
     """Resize ``[..., C, H, W]`` uint8 images to ``[..., C, size, size]``, bilinear with antialiasing; the aspect ratio is not kept."""
     resized: torch.Tensor = functional.resize(images, [size, size], InterpolationMode.BILINEAR, antialias=True)
     return resized
+
+
+def augment(images: torch.Tensor, how: str) -> torch.Tensor:
+    """Change each image of a batch at random, where the images are: no loop, no round trip through the host.
+
+    Args:
+        images: ``[B, C, H, W]`` uint8.
+        how: ``none``; ``rotate``: by U(-20, 20) degrees about the centre, nearest pixel, black outside; ``flip``: left-right, every
+            second one on average.
+
+    Returns:
+        ``[B, C, H, W]`` uint8.
+    """
+    if how == "flip":
+        mirrored = torch.rand(len(images)).to(images.device) < 0.5
+        return torch.where(mirrored[:, None, None, None], images.flip(3), images)
+    if how == "rotate":
+        return rotate_each(images, torch.empty(len(images)).uniform_(-20, 20).to(images.device))
+    return images
+
+
+def rotate_each(images: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
+    """Rotate image b by ``degrees[b]`` counter-clockwise about its centre, nearest pixel, black outside; uint8 ``[B, C, H, W]``."""
+    height, width = images.shape[-2:]
+    cos, sin = (f(torch.deg2rad(degrees))[:, None, None] for f in (torch.cos, torch.sin))
+    y = torch.arange(height, device=images.device)[:, None] - (height - 1) / 2
+    x = torch.arange(width, device=images.device)[None] - (width - 1) / 2
+    # where the pixel at (x, y) comes from: rows go down, so counter-clockwise on the screen is this turn of the coordinates
+    source_x = (cos * x - sin * y + (width - 1) / 2).round().long()
+    source_y = (sin * x + cos * y + (height - 1) / 2).round().long()
+    inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
+    flat = (source_y * width + source_x).clamp(0, height * width - 1).flatten(1)[:, None].expand(-1, images.shape[1], -1)
+    return images.flatten(2).gather(2, flat).view_as(images) * inside[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,14 @@ class Federation:
     mean: tuple[float, ...]
     """per channel, on the scale 0-1, over the training images of the data set"""
     std: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+    """what the user should know about the silos"""
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All that a run depends on."""
+        for silo in self.silos:
+            for split in (silo.train, silo.holdout, silo.test):
+                yield from (split.images, split.labels)
 
     def describe(self) -> str:
         """One line: how many silos, images of each split, their shape, the classes."""

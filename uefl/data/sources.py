@@ -1,4 +1,4 @@
-"""Where images come from: the embedded digits, torchvision's MNIST and FashionMNIST files, and .npz files."""
+"""Where images come from: the embedded digits, torchvision's MNIST, FashionMNIST and CIFAR-10, and .npz files."""
 
 from __future__ import annotations
 
@@ -71,6 +71,28 @@ def idx_files(name: str, data_root: Path | None) -> Pool:
     return Pool(split("train"), split("t10k"), FASHION_CLASSES if name == "FashionMNIST" else _numbers(10))
 
 
+def cifar10(data_root: Path | None) -> Pool:
+    """CIFAR-10, 3x32x32, in file order, through torchvision: it unpickles, after it has checked that the files are the published ones.
+
+    Args:
+        data_root: the ``root`` that torchvision's class was given.
+
+    Raises:
+        UserError: no data root, files missing or not the published ones.
+    """
+    from torchvision.datasets import CIFAR10
+
+    advice = "run torchvision.datasets.CIFAR10(ROOT, download=True) and give that ROOT as --data-root or in UEFL_DATA"
+    if data_root is None:
+        raise UserError(f"CIFAR-10 needs a data root: {advice}")
+    try:
+        parts = [CIFAR10(str(data_root), train=train) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"no CIFAR-10 in {data_root} ({error}): {advice}") from None
+    train, test = (Split(torch.from_numpy(p.data).movedim(3, 1).contiguous(), torch.tensor(p.targets, dtype=torch.int64)) for p in parts)
+    return Pool(train, test, tuple(parts[0].classes))
+
+
 def npz_file(path: Path) -> Pool | OwnSilos:
     """Images from an .npz: uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3, and integer labels ``[N]`` counting from 0.
 
@@ -81,14 +103,14 @@ def npz_file(path: Path) -> Pool | OwnSilos:
     Raises:
         UserError: not an .npz, arrays missing, or of another type or length than said above.
     """
-    arrays = _read_npz(path)
+    arrays = read_npz(path, (*_OWN_ARRAYS, "test", *_POOL_ARRAYS))
     if set(_OWN_ARRAYS) <= set(arrays):
         return _own_silos(path, arrays)
     if not set(_POOL_ARRAYS) <= set(arrays):
         found = ", ".join(sorted(arrays)) or "nothing"
         raise UserError(f"{path} holds {found}; expected either {', '.join(_OWN_ARRAYS)} (and test), or {', '.join(_POOL_ARRAYS)}")
-    train = _split(path, arrays, "x_train", "y_train")
-    test = _split(path, arrays, "x_test", "y_test")
+    train = read_split(path, arrays, "x_train", "y_train")
+    test = read_split(path, arrays, "x_test", "y_test")
     if train.images.shape[1:] != test.images.shape[1:]:
         raise UserError(f"{path}: images of x_train and x_test differ in shape: {arrays['x_train'].shape} and {arrays['x_test'].shape}")
     classes = _check_labels(path, "y_train", train.labels)
@@ -99,7 +121,7 @@ def npz_file(path: Path) -> Pool | OwnSilos:
 
 
 def _own_silos(path: Path, arrays: dict[str, npt.NDArray[np.generic]]) -> OwnSilos:
-    everything = _split(path, arrays, "images", "labels")
+    everything = read_split(path, arrays, "images", "labels")
     classes = _check_labels(path, "labels", everything.labels)
     silo, test = arrays["silo"], arrays.get("test")
     if silo.dtype.kind not in "iuSU" or silo.shape != (len(everything),):
@@ -136,19 +158,21 @@ def _read_idx(path: Path, advice: str) -> npt.NDArray[np.uint8]:
         raise UserError(f"cannot read {compressed if compressed.exists() else path} ({error}): {advice}") from None
 
 
-def _read_npz(path: Path) -> dict[str, npt.NDArray[np.generic]]:
+def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:
+    """Those of the named arrays that an .npz holds."""
     try:
         with zipfile.ZipFile(path):  # np.load would take a file of any other format for a pickle
             pass
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files if name in (*_OWN_ARRAYS, "test", *_POOL_ARRAYS)}
+            return {name: file[name] for name in file.files if name in names}
     except FileNotFoundError:
         raise UserError(f"no file {path}") from None
     except (OSError, EOFError, zlib.error, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read {path} ({error}); expected an .npz of plain arrays, as numpy.savez writes it") from None
 
 
-def _split(path: Path, arrays: dict[str, npt.NDArray[np.generic]], x: str, y: str) -> Split:
+def read_split(path: Path, arrays: dict[str, npt.NDArray[np.generic]], x: str, y: str) -> Split:
+    """Images and their integers from two arrays of an .npz."""
     images, labels = arrays[x], arrays[y]
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         raise UserError(f"{path}: expected {x} as uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3, got {images.dtype} {images.shape}")

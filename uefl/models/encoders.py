@@ -42,6 +42,41 @@ def vgg16_bn(in_channels: int, pretrained: bool) -> nn.Module:
     return features
 
 
+class GreyOrRGBConv2d(nn.Conv2d):
+    """A convolution of three input channels that also takes one: the same function and gradients as on the grey image replicated.
+
+    Three equal channels see the sum of their weights, so that is what a grey image is convolved with, at a third of the cost.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, 1 or 3, H, W] -> [B, C, H, W]."""
+        weight = self.weight.sum(1, keepdim=True) if x.shape[1] == 1 else self.weight
+        return nn.functional.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+def cnn5x5(width: int) -> nn.Sequential:
+    """FedUL's three 5x5 convolutions of w, w and 2w channels, two of them pooled; 28x28 becomes 7x7, D = 2w.
+
+    The dropouts are off unless an arm turns them on (those by label proportions have 0.2).
+    """
+    stages: list[nn.Module] = []
+    for inputs, channels, pool in ((3, width, True), (width, width, True), (width, 2 * width, False)):
+        convolution = (GreyOrRGBConv2d if inputs == 3 else nn.Conv2d)(inputs, channels, 5, padding=2)
+        stages += [convolution, nn.BatchNorm2d(channels), nn.ReLU(), *([nn.MaxPool2d(2)] if pool else []), nn.Dropout(0.0)]
+    return nn.Sequential(*stages)
+
+
+def resnet18_nopool(in_channels: int, pretrained: bool) -> nn.Module:
+    """FedUL's ResNet-18 for small images: without the max-pool behind the stem, D = 512; 32x32 becomes 2x2."""
+    net = resnet18(in_channels, pretrained)
+    assert isinstance(net, nn.Sequential)
+    parts: list[nn.Module] = [part for part in net if not isinstance(part, nn.MaxPool2d)]
+    with_dropout = [parts[0], parts[1], parts[2], nn.Dropout(0.0)]  # stem, then a dropout behind it and behind every stage
+    for stage in parts[3:]:
+        with_dropout += [stage, nn.Dropout(0.0)]
+    return nn.Sequential(*with_dropout)
+
+
 def resnet18(in_channels: int, pretrained: bool) -> nn.Module:
     """ResNet-18 up to the feature map before global pooling, D = 512; 224x224 becomes 7x7, 28x28 and 32x32 become 1x1."""
     from torchvision.models import ResNet18_Weights

@@ -32,6 +32,44 @@ class Head(nn.Module):
         return logits
 
 
+class DeepHead(nn.Module):
+    """FedUL's head: linear, batch norm, ReLU and dropout to 32w, the same to 8w, then linear; the dropouts are off unless turned on."""
+
+    def __init__(self, inputs: int, width: int, classes: int) -> None:
+        super().__init__()
+        blocks: list[nn.Module] = []
+        for size, units in ((inputs, 32 * width), (32 * width, 8 * width)):
+            blocks += [nn.Linear(size, units), nn.BatchNorm1d(units), nn.ReLU(), nn.Dropout(0.0)]
+        self.hidden = nn.Sequential(*blocks)
+        self.out = nn.Linear(8 * width, classes)
+
+    def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [B, ...] -> [B, inputs]."""
+        return tokens.flatten(1)
+
+    def stochastic(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, inputs] -> logits [B, classes]."""
+        logits: torch.Tensor = self.out(self.hidden(hidden))
+        return logits
+
+
+class PooledHead(nn.Module):
+    """ResNet's head: the mean over positions, then linear."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(dim, classes)
+
+    def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [B, H', W', D] -> [B, D]."""
+        return tokens.mean((1, 2))
+
+    def stochastic(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, D] -> logits [B, classes]."""
+        logits: torch.Tensor = self.out(hidden)
+        return logits
+
+
 class Net(nn.Module):
     """Encoder and head; the codebook is not a parameter here, because each client sees one of its own.
 
@@ -49,11 +87,21 @@ class Net(nn.Module):
         channels = image_shape[0]
         if config.encoder == "cnn":
             self.encoder: nn.Module = encoders.small_cnn(channels, config.width)
+        elif config.encoder == "cnn5x5":
+            self.encoder = encoders.cnn5x5(config.width)
         else:
             self.encoder = getattr(encoders, config.encoder)(channels, config.pretrained)
         height, width, self.dim = self._token_shape(image_shape)
         self.segments = config.segments
-        self.head = Head(height * width * self.dim, config.hidden, classes, config.dropout, config.logit_dropout)
+        self.positions = height * width
+        inputs = self.positions * self.dim
+        self.head: Head | DeepHead | PooledHead
+        if config.encoder == "cnn5x5":
+            self.head = DeepHead(inputs, config.width, classes)
+        elif config.encoder == "resnet18_nopool":
+            self.head = PooledHead(self.dim, classes)
+        else:
+            self.head = Head(inputs, config.hidden, classes, config.dropout, config.logit_dropout)
 
     @property
     def codeword_length(self) -> int:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from .. import checkpoint, config
 from ..config import Config
+from ..data.sets import SetFederation
 from ..data.silo import Federation
 from ..errors import UserError
 from .net import Net
@@ -52,7 +53,9 @@ class SavedModel:
         return probs
 
 
-def save(path: Path, cfg: Config, federation: Federation, weights: dict[str, torch.Tensor], codebooks: dict[str, torch.Tensor]) -> None:
+def save(
+    path: Path, cfg: Config, federation: Federation | SetFederation, weights: dict[str, torch.Tensor], codebooks: dict[str, torch.Tensor]
+) -> None:
     """Write weights by parameter name and ``codebook.<client>``, with the rest in the file's metadata."""
     about = {"classes": federation.classes, "image_shape": federation.image_shape, "mean": federation.mean, "std": federation.std}
     tensors = weights | {f"codebook.{name}": codebook for name, codebook in codebooks.items()}

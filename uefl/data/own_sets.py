@@ -1,0 +1,214 @@
+"""The user's own unlabeled sets: a folder with the images of every client by set, a table of priors, and labeled test images.
+
+::
+
+    FOLDER/
+      clients/NAME/SET/*.png         or clients/NAME.npz with images [n, H, W(, C)] uint8 and set [n] (names or integers)
+      priors.csv                     or priors.json; not needed with priors = "estimated"
+      test/CLASS/*.png               or test.npz with images and labels [n] (0, 1, ... in the order of the classes)
+      labeled/, validation/          as test, where the server has such images
+
+priors.csv: the columns client, set, then one per class; its header gives the classes and their order. priors.json:
+``{"NAME": {"SET": {"CLASS": share}}}``. Set m of a client is the m-th by name, or by value where all are integers.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import InvalidPriors, UserError
+from .folder import check_sizes, labelled, read_image, visible
+from .priors import Matrix
+from .rotate import resize
+from .silo import Split
+from .sources import read_npz, read_split
+
+_LAYOUT = "expected clients/NAME/SET/*.png or clients/NAME.npz, priors.csv or priors.json, and test/CLASS/*.png or test.npz"
+Table = dict[str, dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class ClientImages:
+    """One client's images before its priors are settled."""
+
+    name: str
+    images: torch.Tensor
+    sets: torch.Tensor
+    """``[n]`` int64"""
+    priors: Matrix | None
+    labels: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Material:
+    """What sets are made of: every client's images, and what the server holds."""
+
+    clients: list[ClientImages]
+    classes: tuple[str, ...]
+    test: Split
+    labeled: Split | None
+    validation: Split | None
+
+
+def read(root: Path, image_size: int = 0) -> Material:
+    """Read a folder laid out as the module's docstring says.
+
+    Args:
+        root: the folder.
+        image_size: resize every image to this square; 0: they must be of one size.
+
+    Raises:
+        UserError: files missing, misplaced or unreadable. InvalidPriors: a set without a row of priors, or a row without a set.
+    """
+    if not (root / "clients").is_dir():
+        raise UserError(f"{root} has no folder clients; {_LAYOUT}")
+    table, classes = _read_table(root)
+    entries = [path for path in visible(root / "clients") if path.is_dir() or path.suffix == ".npz"]
+    if not entries:
+        raise UserError(f"{root / 'clients'} holds no client; {_LAYOUT}")
+    read_in = {path.stem if path.suffix == ".npz" else path.name: _client(path, image_size) for path in entries}
+    parts = {name: _labelled(root, name, classes, image_size) for name in ("labeled", "validation", "test")}
+    if not classes:
+        known = parts["labeled"] or parts["test"]
+        classes = known[1] if known else ()
+    test = parts["test"]
+    if test is None:
+        raise UserError(f"{root} has no test images; {_LAYOUT}")
+    for name, part in parts.items():
+        if part is not None and part[1] != classes:
+            raise UserError(f"{root / name}: classes are {', '.join(part[1])}; expected {', '.join(classes)}")
+    for who in table.keys() - read_in.keys():
+        raise InvalidPriors(f"{root}: the priors name client {who!r}, which is not in {root / 'clients'}")
+    channels = max(len(images[0]) for images in (*(x for x, _, _ in read_in.values()), *(p[0].images for p in parts.values() if p)))
+    sizes = {root / name: images[0] for name, (images, _, _) in read_in.items()} | {
+        root / name: part[0].images[0] for name, part in parts.items() if part
+    }
+    check_sizes(sizes)
+
+    def even(images: torch.Tensor) -> torch.Tensor:
+        return images.expand(-1, channels, -1, -1).contiguous()
+
+    def server(part: tuple[Split, tuple[str, ...]] | None) -> Split | None:
+        return None if part is None else Split(even(part[0].images), part[0].labels)
+
+    clients = [ClientImages(n, even(x), sets, _rows(n, names, table), None) for n, (x, sets, names) in sorted(read_in.items())]
+    return Material(clients, classes, Split(even(test[0].images), test[0].labels), server(parts["labeled"]), server(parts["validation"]))
+
+
+def _client(path: Path, image_size: int) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    """Images, their sets, and the sets' names in order."""
+    if path.is_dir():
+        files = labelled(path)
+        images = {file: read_image(file, image_size) for file, _ in files}
+        if not images:
+            raise UserError(f"{path} holds no image; {_LAYOUT}")
+        check_sizes(images)
+        channels = max(len(image) for image in images.values())
+        pixels, ids = torch.stack([image.expand(channels, -1, -1) for image in images.values()]), np.array([name for _, name in files])
+    else:
+        arrays = read_npz(path, ("images", "set"))
+        if set(arrays) != {"images", "set"}:
+            raise UserError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected images and set")
+        ids = arrays["set"]
+        if ids.ndim != 1 or ids.dtype.kind not in "iuSU":
+            raise InvalidPriors(f"client {path.stem!r}: expected set as one name or integer per image, got {ids.dtype} {list(ids.shape)}")
+        arrays["numbers"] = np.zeros(len(ids), dtype=np.int64)
+        if len(ids) != len(arrays["images"]):
+            raise InvalidPriors(f"client {path.stem!r}: {len(ids)} entries in set for {len(arrays['images'])} images")
+        pixels = read_split(path, arrays, "images", "numbers").images
+        pixels = resize(pixels, image_size) if image_size else pixels
+    if ids.dtype.kind in "SU" and all(str(name).isdecimal() for name in np.unique(ids)):
+        ids = ids.astype(np.int64)
+    names, sets = np.unique(ids, return_inverse=True)
+    return pixels, torch.from_numpy(sets.astype(np.int64)), [str(name) for name in names.tolist()]
+
+
+def _rows(client: str, sets: list[str], table: Table) -> Matrix | None:
+    if not table:
+        return None
+    rows = table.get(client, {})
+    for m, name in enumerate(sets):
+        if name not in rows:
+            raise InvalidPriors(f"client {client!r}, set {m} ({name!r}): no priors given; add its row to the table")
+    for name in rows:
+        if name not in sets:
+            raise InvalidPriors(f"client {client!r}: priors are given for set {name!r}, which has no image")
+    return np.array([rows[name] for name in sets])
+
+
+def _labelled(root: Path, part: str, classes: tuple[str, ...], image_size: int) -> tuple[Split, tuple[str, ...]] | None:
+    """Images and labels of test, labeled or validation, and the classes that they are numbered by; None where there are none."""
+    if (root / part).is_dir():
+        files = labelled(root / part)
+        names = classes or tuple(sorted({name for _, name in files}))
+        for file, name in files:
+            if name not in names:
+                raise UserError(f"{file}: class {name!r} is not one of {', '.join(names)}")
+        images = {file: read_image(file, image_size) for file, _ in files}
+        check_sizes(images)
+        channels = max(len(image) for image in images.values())
+        pixels = torch.stack([image.expand(channels, -1, -1) for image in images.values()])
+        return Split(pixels, torch.tensor([names.index(name) for _, name in files])), names
+    path = root / f"{part}.npz"
+    if not path.is_file():
+        return None
+    arrays = read_npz(path, ("images", "labels"))
+    if set(arrays) != {"images", "labels"}:
+        raise UserError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected images and labels")
+    split = read_split(path, arrays, "images", "labels")
+    names = classes or tuple(str(k) for k in range(int(split.labels.max()) + 1))
+    if int(split.labels.min()) < 0 or int(split.labels.max()) >= len(names):
+        raise UserError(f"{path}: labels must lie in [0, {len(names)}), the classes of the priors in their order")
+    return Split(resize(split.images, image_size) if image_size else split.images, split.labels), names
+
+
+def _read_table(root: Path) -> tuple[Table, tuple[str, ...]]:
+    """Priors by client and set, and the classes in the order of their columns; both empty where no table is given."""
+    if (root / "priors.csv").is_file():
+        path = root / "priors.csv"
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.reader(file) if row]
+        if not rows or rows[0][:2] != ["client", "set"] or len(rows[0]) < 4:
+            raise InvalidPriors(f"{path}: expected the header client,set,CLASS,CLASS,...; got {','.join(rows[0]) if rows else 'nothing'}")
+        classes = tuple(rows[0][2:])
+        table: Table = {}
+        for line, row in enumerate(rows[1:], 2):
+            if len(row) != len(rows[0]):
+                raise InvalidPriors(f"{path}, line {line}: {len(row)} cells, expected {len(rows[0])}")
+            if row[1] in table.setdefault(row[0], {}):
+                raise InvalidPriors(f"{path}, line {line}: client {row[0]!r}, set {row[1]!r} is there twice")
+            table[row[0]][row[1]] = [_number(cell, f"{path}, line {line}") for cell in row[2:]]
+        return table, classes
+    if (root / "priors.json").is_file():
+        return _read_json(root / "priors.json")
+    return {}, ()
+
+
+def _read_json(path: Path) -> tuple[Table, tuple[str, ...]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        named = {client: {name: dict(row) for name, row in rows.items()} for client, rows in content.items()}
+        classes = tuple(next(iter(next(iter(named.values())).values())))
+    except (ValueError, AttributeError, TypeError, StopIteration) as error:
+        raise InvalidPriors(f'{path}: expected {{"CLIENT": {{"SET": {{"CLASS": share}}}}}} ({error})') from None
+    for client, rows in named.items():
+        for name, row in rows.items():
+            if set(row) != set(classes):
+                raise InvalidPriors(f"{path}: client {client!r}, set {name!r} names {', '.join(row)}; expected {', '.join(classes)}")
+    return {
+        c: {s: [_number(row[k], f"{path}, client {c!r}, set {s!r}") for k in classes] for s, row in v.items()} for c, v in named.items()
+    }, classes
+
+
+def _number(value: Any, where: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidPriors(f"{where}: {value!r} is not a number") from None

@@ -1,0 +1,220 @@
+"""Class priors of unlabeled sets: drawn, dealt, estimated, blurred, and checked.
+
+Everywhere ``priors`` is ``[M, K]`` float64: row m holds the class shares of set m, and sums to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidPriors, UserError
+
+if TYPE_CHECKING:
+    from .silo import Split
+
+Matrix = npt.NDArray[np.float64]
+
+_TOLERANCE = 1e-4
+_RANK = 1e-6  # singular values below this share of the largest count as zero
+_CONDITION = 1e3
+
+
+# --- making them ---------------------------------------------------------------------------------------------------
+
+
+def draw_priors(rng: np.random.Generator, sets: int, classes: int) -> Matrix:
+    """Random priors in which class m mod K dominates set m: weights U(0.1, 1), the dominant one ten times that; rows normalised."""
+    weights = rng.uniform(0.1, 1.0, (sets, classes))
+    weights[np.arange(sets), np.arange(sets) % classes] *= 10
+    return normalized(weights)
+
+
+def normalized(weights: Matrix) -> Matrix:
+    """Rows divided by their sums."""
+    rows: Matrix = weights / weights.sum(1, keepdims=True)
+    return rows
+
+
+def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
+    """``count`` things in whole numbers proportional to ``weights [n]``: largest remainders, ties to the first.
+
+    The sum is exactly ``count``, so nothing that is dealt this way is lost.
+    """
+    exact = count * weights / weights.sum()
+    whole = np.floor(exact).astype(np.int64)
+    rest = count - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:rest]] += 1
+    result: npt.NDArray[np.int64] = whole
+    return result
+
+
+def realised(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: int, classes: int) -> Matrix:
+    """The class shares of ``count`` sets, from the true label and the set of every image; an empty set gives a row of zeros."""
+    table = np.zeros((count, classes))
+    np.add.at(table, (sets, labels), 1)
+    rows: Matrix = table / np.maximum(table.sum(1, keepdims=True), 1)
+    return rows
+
+
+def noisy(priors: Matrix, amount: float, rng: np.random.Generator) -> Matrix:
+    """Every entry times a factor from U(1 - amount, 1 + amount), rows normalised again: priors that are known only roughly."""
+    return normalized(priors * rng.uniform(1 - amount, 1 + amount, priors.shape))
+
+
+def smoothed(priors: Matrix, amount: float) -> Matrix:
+    """(1 - amount) priors + amount / K: no class is impossible, which bounds the loss where priors are wrong."""
+    mixed: Matrix = (1 - amount) * priors + amount / priors.shape[1]
+    return mixed
+
+
+def estimate_priors(labeled: Split, images: Sequence[npt.NDArray[np.uint8]], classes: int, seed: int = 0) -> Matrix:
+    """Estimate the class shares of unlabeled sets from a labeled calibration sample.
+
+    A multinomial logistic regression (scikit-learn) is fitted on the pixels of the sample. Its mean output over a set is a mixture
+    of its mean outputs over the classes, which five-fold cross-validation measures on the sample; the mixture is solved for by
+    non-negative least squares (SciPy). Needs images of one class to look alike in the sample and in the sets, as FedUL itself does.
+
+    Source: Bella et al. 2010, "Quantification via probability estimators" (probabilistic adjusted count).
+
+    Args:
+        labeled: at least five images of every class.
+        images: ``[n_m, C, H, W]`` uint8, one array per set.
+        classes: K.
+        seed: of the folds.
+
+    Returns:
+        ``[M, K]`` float64.
+
+    Raises:
+        UserError: a class has fewer than five images in the sample.
+    """
+    from scipy.optimize import nnls
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    y = labeled.labels.numpy()
+    counts = np.bincount(y, minlength=classes)
+    if counts.min() < 5:
+        raise UserError(f"estimated priors need 5 labeled images of every class; class {counts.argmin()} has {counts.min()}: raise labeled")
+
+    def pixels(batch: npt.NDArray[np.uint8]) -> Matrix:
+        return batch.reshape(len(batch), -1) / 255.0
+
+    x = pixels(labeled.images.numpy())
+    model = LogisticRegression(C=0.1, max_iter=200)
+    folds = StratifiedKFold(5, shuffle=True, random_state=seed)
+    held_out = cross_val_predict(model, x, y, cv=folds, method="predict_proba")
+    of_class = np.stack([held_out[y == k].mean(0) for k in range(classes)], axis=1)  # column k: mean output over class k
+    model.fit(x, y)
+    rows = []
+    for batch in images:
+        mixture = model.predict_proba(pixels(batch)).mean(0)
+        # the last equation asks for a sum of one, heavily
+        share, _ = nnls(np.vstack([of_class, np.full(classes, 1e3)]), np.append(mixture, 1e3))
+        rows.append(share)
+    return normalized(np.array(rows))
+
+
+def surrogate_floor(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: bool = False) -> float:
+    """The loss of a perfect classifier on a client's sets, in nats: the least that training can reach.
+
+    One that puts all mass on an image's class k gives set m the posterior pi_m priors[m, k] / sum; this is its mean loss.
+
+    Args:
+        priors: ``[M, K]``.
+        sizes: ``[M]``.
+        legacy: of the published loss, which applies softmax to the posterior once more.
+    """
+    joint = priors * (sizes / sizes.sum())[:, None]  # share of all images that are in set m and of class k
+    g = joint / np.maximum(joint.sum(0), np.finfo(np.float64).tiny)
+    loss = np.log(np.exp(g).sum(0)) - g if legacy else -np.log(np.maximum(g, np.finfo(np.float64).tiny))
+    return float((joint * loss).sum())
+
+
+# --- checking them -------------------------------------------------------------------------------------------------
+
+
+def check_priors(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: int) -> tuple[Matrix, list[str]]:
+    """Priors that a client can be trained with, and notices about what was put right.
+
+    Args:
+        client: for the messages.
+        priors: ``[M, K]`` class shares, one row per set.
+        sizes: ``[M]`` images of each set.
+        classes: K.
+
+    Raises:
+        InvalidPriors: no such matrix; the message names client and set.
+    """
+    priors = np.asarray(priors, dtype=np.float64)
+    if priors.ndim != 2 or priors.shape[1] != classes:
+        raise InvalidPriors(f"client {client!r}: expected priors of shape [sets, {classes} classes], got {list(priors.shape)}")
+    if len(priors) < 2:
+        raise InvalidPriors(f"client {client!r} has {len(priors)} set; expected 2 or more, one set says nothing about the classes")
+    if len(sizes) != len(priors):
+        raise InvalidPriors(f"client {client!r} has {len(sizes)} sets and {len(priors)} rows of priors; expected one row per set")
+    total = priors.sum(1)
+    for bad, what in (
+        (~np.isfinite(priors).all(1), "priors are not finite"),
+        ((priors < 0).any(1), "a prior is negative"),
+        (total == 0, "all priors are zero"),
+        (np.abs(total - 1) > _TOLERANCE, "priors do not sum to 1"),
+        (sizes <= 0, "the set is empty"),
+    ):
+        if bad.any():
+            at = int(bad.argmax())
+            row = ", ".join(f"{p:.6g}" for p in priors[at])
+            raise InvalidPriors(f"client {client!r}, set {at}: {what} ({sizes[at]} images, priors {row})")
+    off = np.abs(total - 1)
+    at = int(off.argmax())
+    notes = [f"client {client!r}, set {at}: priors sum to {total[at]:.7g}; rows were normalised"] if off[at] > 1e-7 else []
+    return normalized(priors), notes
+
+
+def check_targets(client: str, sets: npt.NDArray[np.generic], count: int) -> None:
+    """The set of every image must be a whole number in [0, count)."""
+    if sets.dtype.kind not in "iu":
+        raise InvalidPriors(f"client {client!r}: expected integers as sets, got {sets.dtype}")
+    outside = (sets < 0) | (sets >= count)  # type: ignore[operator]
+    if outside.any():
+        raise InvalidPriors(f"client {client!r}: set {sets[outside][0]} of an image is outside [0, {count})")
+
+
+def doubts(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: Sequence[str]) -> list[str]:
+    """Why a client's sets may not determine a classifier on their own; none of it is an error in itself."""
+    count, found = len(priors), []
+    if count < len(classes):
+        found.append(f"client {client!r}: {count} sets for {len(classes)} classes; fewer sets than classes cannot tell all classes apart")
+    singular = _singular_values(priors, sizes)
+    rank = _rank(singular)
+    if rank < len(classes):
+        found.append(f"client {client!r}: its priors have rank {rank}, less than the {len(classes)} classes")
+    elif singular[0] > _CONDITION * singular[-1]:
+        found.append(f"client {client!r}: its priors are ill-conditioned ({singular[0] / singular[-1]:.0f}); its sets are nearly alike")
+    absent = [classes[k] for k in np.flatnonzero(priors.sum(0) == 0)]
+    if absent:
+        found.append(f"client {client!r} has no image of class {', '.join(absent)}")
+    _, first, inverse = np.unique(priors, axis=0, return_index=True, return_inverse=True)
+    for m, same in enumerate(first[inverse.ravel()]):
+        if same != m:
+            found.append(f"client {client!r}: sets {same} and {m} have the same priors; they carry no information about each other")
+            break
+    return found
+
+
+def full_rank(priors: Matrix, sizes: npt.NDArray[np.int64]) -> bool:
+    """Whether the sets of this client alone determine a classifier of all classes."""
+    return bool(_rank(_singular_values(priors, sizes)) == priors.shape[1])
+
+
+def _singular_values(priors: Matrix, sizes: npt.NDArray[np.int64]) -> Matrix:
+    values: Matrix = np.linalg.svd(np.sqrt(sizes / sizes.sum())[:, None] * priors, compute_uv=False)
+    return values
+
+
+def _rank(singular: Matrix) -> int:
+    return int((singular > _RANK * singular[0]).sum())

@@ -1,0 +1,163 @@
+"""What a configuration must satisfy; every rule says what it expected."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from .config import Config
+
+_CHOICES = {
+    "mode": ("paper", "legacy"),
+    "precision": ("auto", "bf16", "fp32"),
+    "normalize": ("standard", "imagenet", "raw"),
+    "encoder": ("cnn", "vgg16_bn", "resnet18", "cnn5x5", "resnet18_nopool"),
+    "codebook_init": ("normal", "kmeans"),
+    "reference": ("min", "mean"),
+    "threshold": ("fixed", "current"),
+    "ext_share": ("none", "group"),
+    "split": ("iid", "noniid"),
+    "priors": ("given", "estimated"),
+    "augment": ("none", "rotate", "flip"),
+    "loss": ("nll", "legacy_double_softmax"),
+    "client_weights": ("uniform", "examples"),
+    "select": ("last", "validation"),
+}
+_SILO_ARMS = ("fedavg", "fedavg-vq", "uefl")
+SET_ARMS = ("fedul", "fedul-m1", "fedul-m2", "fedpl", "fedllp", "fedllp-vat", "fedavg-labeled", "fedavg-labeled-10", "supervised")
+"""arms on unlabeled sets"""
+_ARMS = (*_SILO_ARMS, *SET_ARMS)
+_SERVER_ARMS = ("fedul-m1", "fedul-m2", "supervised")
+_SET_ONLY = (
+    "split",
+    "sets",
+    "labeled",
+    "validation",
+    "overlap",
+    "legacy_column_norm",
+    "priors",
+    "prior_noise",
+    "prior_smoothing",
+    "test_prior",
+    "strict",
+    "augment",
+    "loss",
+    "client_weights",
+    "penalty",
+    "server_epochs",
+    "h",
+    "resync",
+    "select",
+    "vat_weight",
+    "vat_xi",
+    "vat_epsilon",
+    "vat_legacy_ramp",
+)
+_PAPER_ONLY = ("codebook_init", "usage_aware", "ext_share", "threshold", "holdout")
+_AT_LEAST_ONE = (
+    "clients",
+    "train_per_client",
+    "test_per_client",
+    "width",
+    "hidden",
+    "codewords",
+    "segments",
+    "passes",
+    "local_epochs",
+    "batch_size",
+    "server_epochs",
+)
+
+
+def check(c: Config) -> None:
+    """Raises:
+    UserError: the first key whose value is out of its range, or does not go with the others.
+    """
+    for key, choices in _CHOICES.items():
+        if getattr(c, key) not in choices:
+            raise UserError(f"key {key!r}: {getattr(c, key)!r} is not one of {', '.join(choices)}")
+    for key in _AT_LEAST_ONE:
+        if getattr(c, key) < 1:
+            raise UserError(f"key {key!r}: must be at least 1, got {getattr(c, key)}")
+    rules = [
+        (
+            "arms",
+            bool(c.arms) and len(set(c.arms)) == len(c.arms) and set(c.arms) <= set(_ARMS),
+            f"a list of different arms out of {', '.join(_ARMS)}",
+        ),
+        (
+            "arms",
+            set(c.arms) <= set(_SILO_ARMS) or set(c.arms) <= set(SET_ARMS),
+            f"either arms on silos ({', '.join(_SILO_ARMS)}) or arms on unlabeled sets ({', '.join(SET_ARMS)})",
+        ),
+        ("arms", c.mode == "paper" or c.arms == ("uefl",), 'legacy mode has one arm: arms = ["uefl"]'),
+        ("rounds", bool(c.rounds) and min(c.rounds) >= 1, "a list of at least one number, each at least 1"),
+        ("max_iterations", c.max_iterations >= 0, "0 or more"),
+        ("rotations", not c.rotations or len(c.rotations) == c.clients, f"one angle per client ({c.clients}), or an empty list"),
+        ("dropout", 0 <= c.dropout < 1, "in [0, 1)"),
+        ("holdout", 0 < c.holdout < 1, "between 0 and 1"),
+        ("gamma", c.gamma >= 0, "0 or more"),
+        ("lr", 0 < c.lr < math.inf, "positive and finite"),
+        ("rotations", all(map(math.isfinite, c.rotations)), "finite angles"),
+        ("deadline", c.deadline >= 0, "0 or more"),
+        ("pretrained", not c.pretrained or c.encoder != "cnn", "false with encoder = 'cnn', which has no pretrained weights"),
+        *(
+            (key, c.mode == "paper" or getattr(c, key) == getattr(type(c), key), "its default: legacy mode does not use it")
+            for key in _PAPER_ONLY
+        ),
+        ("commitment", c.commitment >= 0, "0 or more"),
+        ("quorum", 0 < c.quorum <= 1, "in (0, 1]"),
+        ("max_update_norm", c.max_update_norm >= 0, "0 or more"),
+        ("threads", c.threads >= 0, "0 or more"),
+        ("seed", 0 <= c.seed < 2**31, "in [0, 2^31)"),
+        ("image_size", c.image_size >= 0, "0 or more"),
+    ]
+    for key, holds, expected in rules + (_of_sets(c) if set(c.arms) <= set(SET_ARMS) else _of_silos(c)):
+        if not holds:
+            raise UserError(f"key {key!r}: expected {expected}; got {getattr(c, key)!r}")
+
+
+Rules = list[tuple[str, bool, str]]
+
+
+def _of_silos(c: Config) -> Rules:
+    """Rules of the arms on silos."""
+    return [
+        ("encoder", c.encoder in ("cnn", "vgg16_bn", "resnet18"), "cnn, vgg16_bn or resnet18 with these arms"),
+        ("segments", c.encoder != "cnn" or (4 * c.width) % c.segments == 0, f"a divisor of the {4 * c.width} channels (4 x width)"),
+        ("segments", c.encoder == "cnn" or 512 % c.segments == 0, "a divisor of the 512 channels"),
+        *((key, getattr(c, key) == getattr(type(c), key), "its default: it is for arms on unlabeled sets") for key in _SET_ONLY),
+    ]
+
+
+def _of_sets(c: Config) -> Rules:
+    """Rules of the arms on unlabeled sets."""
+    dealt = not Path(c.data).is_dir()  # the user's own sets bring their own sizes
+    needs_labels = [arm for arm in c.arms if arm in _SERVER_ARMS]
+    return [
+        ("mode", c.mode == "paper", "paper: FedUL's published behaviour is chosen by loss, overlap and legacy_column_norm"),
+        ("rounds", len(c.rounds) == 1, "one number: FedUL has one iteration"),
+        ("max_iterations", c.max_iterations in (0, 1), "0: FedUL has one iteration"),
+        ("rotations", not c.rotations, "an empty list: images of one class must look alike at all clients"),
+        ("sets", c.sets >= 2, "2 or more"),
+        ("batch_size", c.batch_size >= 2, "2 or more, for batch norm"),
+        ("labeled", c.labeled >= 0, "0 or more"),
+        ("labeled", not (dealt and needs_labels and c.labeled == 0), f"1 or more for {', '.join(needs_labels)}"),
+        ("labeled", not (dealt and c.priors == "estimated" and c.labeled == 0), "1 or more for estimated priors"),
+        ("validation", c.validation >= 0, "0 or more"),
+        ("validation", not (dealt and c.select == "validation" and c.validation == 0), "1 or more with select = 'validation'"),
+        ("legacy_column_norm", not c.legacy_column_norm or (c.overlap and c.split == "iid"), "false without overlap = true, split = 'iid'"),
+        ("prior_noise", 0 <= c.prior_noise < 1, "in [0, 1)"),
+        ("prior_smoothing", 0 <= c.prior_smoothing < 1, "in [0, 1)"),
+        ("test_prior", not c.test_prior or min(c.test_prior) > 0, "positive numbers"),
+        ("test_prior", not c.test_prior or abs(sum(c.test_prior) - 1) <= 1e-4, "numbers that sum to 1"),
+        ("h", 0 <= c.h <= 1, "in [0, 1]"),
+        ("penalty", 0 <= c.penalty < math.inf, "0 or more"),
+        ("vat_weight", 0 <= c.vat_weight < math.inf, "0 or more"),
+        ("vat_xi", 0 < c.vat_xi < math.inf, "positive and finite"),
+        ("vat_epsilon", 0 < c.vat_epsilon < math.inf, "positive and finite"),
+    ]
