@@ -1,15 +1,16 @@
 # make demo     UEFL beside FedAvg on real digits, with pictures, in runs/demo
 # make test     the whole test suite
 # make lint     style, types, C++ format
-# make bench    the benchmark suite against its peers       make ctest      C++ tests, without torch
-# make gpu-check  correctness and timings on a GPU machine  make clean      remove what was built
+# make bench    the benchmark suite against its peers       make bench-plot   pictures of its saved results
+# make ctest    C++ tests, without torch                    make clean        remove what was built
+# make gpu-check  correctness and timings on a GPU machine
 # Every target but gpu-check, which runs on a bare machine, first does the set-up it needs: .venv, pinned packages, kernels.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: setup demo test lint bench bench-smoke ctest gpu-check clean
+.PHONY: setup demo test lint bench bench-plot bench-smoke ctest gpu-check clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.built
@@ -45,6 +46,9 @@ ctest: .venv/.packages
 
 bench: setup
 	$(PY) -m benchmarks.run
+
+bench-plot: .venv/.packages
+	$(PY) -m benchmarks.roofline
 
 bench-smoke: setup
 	$(PY) -m benchmarks.run --smoke

@@ -85,6 +85,10 @@ class Op(Generic[C]):
     covers: tuple[str, ...] = ()  # other ops of uefl_kernels whose kernels this row measures
     cuda_cases: tuple[C, ...] | None = None  # on a GPU, where they are not the same
 
+    def passes(self, provider: str, error: float | None) -> bool:
+        """Whether one of ours that promises an exact answer has given it; no NaN passes. A peer always does."""
+        return not ours(provider) or provider in self.loose or (error is not None and error <= self.gate.limit)
+
     def cases_on(self, device: str) -> tuple[C, ...]:
         """What is measured on that type of device."""
         return self.cases if device == "cpu" or self.cuda_cases is None else self.cuda_cases

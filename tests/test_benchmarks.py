@@ -11,6 +11,8 @@ import torch
 import uefl_kernels.ops
 from benchmarks import measure, results, run
 from benchmarks.ops import REGISTRY
+from benchmarks.ops.vq import nearest, wrong_rate
+from uefl_kernels import backend, vq_assign
 
 
 def test_every_op_is_measured():
@@ -140,3 +142,14 @@ def test_unknown_shape_is_an_error(capsys):
     with pytest.raises(SystemExit):
         run.main(["--shape", "1x2x3"])
     assert "9216x512x64" in capsys.readouterr().err
+
+
+def test_gate_of_the_search_agrees_with_the_definition():
+    generator = torch.Generator().manual_seed(0)
+    codebook = torch.randint(-2, 3, (40, 3), generator=generator).float()  # duplicates and exact ties
+    x = torch.randint(-4, 5, (50, 6), generator=generator) / 2
+    with backend("reference"):
+        assert torch.equal(nearest(x, codebook), vq_assign(x, codebook).flatten())
+    right = wrong_rate((x, codebook))
+    assert right(nearest(x, codebook)) == 0
+    assert right(nearest(x, codebook).int().index_fill(0, torch.tensor([3]), 41)) == 0.01

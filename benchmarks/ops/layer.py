@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from uefl_kernels import backend, vq_assign
 from uefl_kernels.nn import VectorQuantize
 
 from ..registry import Call, Case, Gate, Op
+from .vq import nearest
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -71,8 +71,7 @@ def gradient_error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
     Fifty et al. 2024, eq. 4: the gradient of the rotation that takes x to its codeword, plus that of the commitment loss.
     """
     x, grad, codebook = inputs
-    with backend("reference"):
-        q = codebook.double()[vq_assign(x, codebook).squeeze(-1)]
+    q = codebook.double()[nearest(x, codebook)].reshape(x.shape)
     g, x = grad.double(), x.double()
     unit_x, unit_q = (v / v.norm(dim=-1, keepdim=True) for v in (x, q))
     half = torch.nn.functional.normalize(unit_x + unit_q, dim=-1)
@@ -91,5 +90,6 @@ OPS = {
         # x read and codewords written, then gradient and x read and gradient written; the codebook read and written
         bytes=lambda case: 4 * (5 * case.elements + 2 * case.k * case.dim) + 8 * case.batch * case.length,
         flops=lambda case: 2 * case.elements * case.k,
+        covers=("vq_backward",),
     ),
 }
