@@ -37,21 +37,23 @@ int64_t Vq::first_row(int64_t block) const { return std::min(rows_, block * bloc
 
 void Vq::run(int64_t lo, int64_t hi) {
   std::vector<int64_t> counts(largest_.size()), largest(largest_.size());
-  VqRun run{.x = x_,
-            .lo = 0,
-            .hi = 0,
-            .d = codebook_.d,
-            .codebook_step = codebook_step(),
-            .indices = output_.indices,
-            .codes = static_cast<const char*>(codes_),
-            .exact = search_.codes(),
-            .quantized = static_cast<char*>(output_.quantized),
-            .counts = counts.data(),
-            .largest = largest.data()};
+  const int64_t segments = x_.dim / codebook_.d, row_bytes = x_.dim * element_size(x_.dtype);
+  Tile tile(x_);
   for (int64_t block = lo; block < hi; ++block) {
-    run.lo = first_row(block), run.hi = first_row(block + 1);
-    search_.assign(x_, run.lo, run.hi, output_.indices);
-    errors_[block] = kernel().replace(run);
+    const int64_t first = first_row(block), rows = first_row(block + 1) - first;
+    const Span x = tile.read(first, first + rows);
+    int64_t* indices = output_.indices + first * segments;
+    search_.assign(x.rows, x.first, x.first + rows, indices - x.first * segments);
+    errors_[block] = kernel().replace({.x = x,
+                                       .rows = rows,
+                                       .d = codebook_.d,
+                                       .codebook_step = codebook_step(),
+                                       .indices = indices,
+                                       .codes = static_cast<const char*>(codes_),
+                                       .exact = search_.codes(),
+                                       .quantized = static_cast<char*>(output_.quantized) + first * row_bytes,
+                                       .counts = counts.data(),
+                                       .largest = largest.data()});
   }
   const std::lock_guard<std::mutex> lock(merge_);
   for (size_t code = 0; code < largest.size(); ++code) {
@@ -78,14 +80,17 @@ std::vector<double> Vq::scales() const {
 void Vq::add(int64_t lo, int64_t hi) {
   const std::vector<double> scales = this->scales();
   std::vector<int64_t> fixed(fixed_.size());
-  kernel().add({.x = x_,
-                .lo = first_row(lo),
-                .hi = first_row(hi),
-                .d = codebook_.d,
-                .codebook_step = codebook_step(),
-                .indices = output_.indices,
-                .scales = scales.data(),
-                .fixed = fixed.data()});
+  Tile tile(x_);
+  for (int64_t block = lo; block < hi; ++block) {
+    const int64_t first = first_row(block), rows = first_row(block + 1) - first;
+    kernel().add({.x = tile.read(first, first + rows),
+                  .rows = rows,
+                  .d = codebook_.d,
+                  .codebook_step = codebook_step(),
+                  .indices = output_.indices + first * (x_.dim / codebook_.d),
+                  .scales = scales.data(),
+                  .fixed = fixed.data()});
+  }
   const std::lock_guard<std::mutex> lock(merge_);
   for (size_t i = 0; i < fixed.size(); ++i) fixed_[i] += fixed[i];
 }
@@ -103,6 +108,26 @@ double Vq::finish() {
   return error;
 }
 
-void vq_backward(const VqBackward& run, int64_t lo, int64_t hi) { kernel().backward(run, lo, hi); }
+void vq_backward(const VqBackward& given, int64_t lo, int64_t hi) {
+  Tile x(given.x), grad_quantized(given.grad_quantized), grad_x(given.grad_x);
+  const int64_t step = Tile::tile_rows(given.x.dim);
+  for (int64_t first = lo; first < hi; first += step) {
+    const int64_t last = std::min(first + step, hi);
+    VqBackwardRun run{.x = x.read(first, last),
+                      .grad_quantized = {},
+                      .grad_x = grad_x.place(first, last),
+                      .rows = last - first,
+                      .d = given.d,
+                      .codebook_step = given.codebook_step,
+                      .indices = given.indices + first * (given.x.dim / given.d),
+                      .codes = given.codes,
+                      .wide = given.wide,
+                      .rotation = given.rotation,
+                      .pull = given.pull};
+    if (given.grad_quantized.data) run.grad_quantized = grad_quantized.read(first, last);
+    kernel().backward(run);
+    grad_x.write();
+  }
+}
 
 }  // namespace uefl::cpu

@@ -33,9 +33,9 @@ inline void narrow(Wide given, Half& out) {
 }
 
 template <class T, class Vector>
-inline __attribute__((always_inline)) void store(const Vector& value, T* out, int64_t stride, int64_t n) {
-  if (n < kLanes || stride != 1) {
-    for (int i = 0; i < kLanes && i < n; ++i) narrow(value[i], out[i * stride]);
+inline __attribute__((always_inline)) void store(const Vector& value, T* out, int64_t n) {
+  if (n < kLanes) {
+    for (int i = 0; i < n; ++i) narrow(value[i], out[i]);
   } else if constexpr (sizeof(T) * kLanes == sizeof value) {
     __builtin_memcpy(out, &value, sizeof value);
   } else if constexpr (sizeof(T) == sizeof(float)) {
@@ -54,16 +54,16 @@ struct Segment {
   const T *x, *g;
   const Code* code;
   T* out;
-  int64_t x_stride, g_stride, out_stride, d;
+  int64_t d;
 };
 
 template <class T, class Code>
 inline void backward_rotated(const Segment<T, Code>& segment, double pull) {
   Double8 xx = {}, qq = {}, xq = {}, xg = {}, qg = {}, x, q, g;
   const auto load_all = [&](int64_t j) __attribute__((always_inline)) {
-    load(segment.x + j * segment.x_stride, segment.x_stride, segment.d - j, x);
-    load(segment.code + j, 1, segment.d - j, q);
-    load(segment.g + j * segment.g_stride, segment.g_stride, segment.d - j, g);
+    load(segment.x + j, segment.d - j, x);
+    load(segment.code + j, segment.d - j, q);
+    load(segment.g + j, segment.d - j, g);
   };
   for (int64_t j = 0; j < segment.d; j += kLanes) {
     load_all(j);
@@ -73,7 +73,7 @@ inline void backward_rotated(const Segment<T, Code>& segment, double pull) {
   for (int64_t j = 0; j < segment.d; j += kLanes) {  // again, now from the first-level cache
     load_all(j);
     const Double8 gradient = g * turn.scale + (x * turn.along + q * turn.towards) + (x - q) * pull;
-    store(gradient, segment.out + j * segment.out_stride, segment.out_stride, segment.d - j);
+    store(gradient, segment.out + j, segment.d - j);
   }
 }
 
@@ -82,31 +82,31 @@ inline void backward_straight(const Segment<T, Code>& segment, Code pull) {
   typedef Code Vector __attribute__((vector_size(kLanes * sizeof(Code))));
   for (int64_t j = 0; j < segment.d; j += kLanes) {
     Vector x, q, g = {};
-    load(segment.x + j * segment.x_stride, segment.x_stride, segment.d - j, x);
-    load(segment.code + j, 1, segment.d - j, q);
-    if constexpr (has_g) load(segment.g + j * segment.g_stride, segment.g_stride, segment.d - j, g);
+    load(segment.x + j, segment.d - j, x);
+    load(segment.code + j, segment.d - j, q);
+    if constexpr (has_g) load(segment.g + j, segment.d - j, g);
     const Vector pulled = (x - q) * pull;
-    store(has_g ? g + pulled : pulled, segment.out + j * segment.out_stride, segment.out_stride, segment.d - j);
+    store(has_g ? g + pulled : pulled, segment.out + j, segment.d - j);
   }
 }
 
+template <class T>
+inline T* row(const Span& span, int64_t n, int64_t column) {
+  return reinterpret_cast<T*>(const_cast<char*>(element(span.rows, span.first + n, column)));
+}
+
 template <class T, class Code>
-void backward_typed(const VqBackward& run, int64_t lo, int64_t hi) {
-  const int64_t segments = run.x.dim / run.d;
-  const bool has_g = run.grad_quantized.data != nullptr;
-  for (int64_t n = lo; n < hi; ++n) {
+void backward_typed(const VqBackwardRun& run) {
+  const int64_t segments = run.x.rows.dim / run.d;
+  const bool has_g = run.grad_quantized.rows.data != nullptr;
+  for (int64_t n = 0; n < run.rows; ++n) {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t code = run.indices[n * segments + s] + s * run.codebook_step, column = s * run.d;
-      const Segment<T, Code> segment{
-          .x = reinterpret_cast<const T*>(element(run.x, n, column)),
-          .g = has_g ? reinterpret_cast<const T*>(element(run.grad_quantized, n, column)) : nullptr,
-          .code = static_cast<const Code*>(run.codes) + code * run.d,
-          .out = reinterpret_cast<T*>(const_cast<char*>(element(run.grad_x, n, column))),
-          .x_stride = run.x.dim_stride,
-          .g_stride = run.grad_quantized.dim_stride,
-          .out_stride = run.grad_x.dim_stride,
-          .d = run.d,
-      };
+      const Segment<T, Code> segment{.x = row<T>(run.x, n, column),
+                                     .g = has_g ? row<T>(run.grad_quantized, n, column) : nullptr,
+                                     .code = static_cast<const Code*>(run.codes) + code * run.d,
+                                     .out = row<T>(run.grad_x, n, column),
+                                     .d = run.d};
       if (!has_g) {
         backward_straight<T, Code, false>(segment, static_cast<Code>(run.pull));
       } else if (run.rotation) {
@@ -118,12 +118,12 @@ void backward_typed(const VqBackward& run, int64_t lo, int64_t hi) {
   }
 }
 
-void backward(const VqBackward& run, int64_t lo, int64_t hi) {
-  with_type(run.x.dtype, [&]<class T>(const T*) {
+void backward(const VqBackwardRun& run) {
+  with_type(run.x.rows.dtype, [&]<class T>(const T*) {
     if constexpr (sizeof(T) == sizeof(double)) {
-      backward_typed<T, double>(run, lo, hi);
+      backward_typed<T, double>(run);
     } else {
-      run.wide ? backward_typed<T, double>(run, lo, hi) : backward_typed<T, float>(run, lo, hi);
+      run.wide ? backward_typed<T, double>(run) : backward_typed<T, float>(run);
     }
   });
 }

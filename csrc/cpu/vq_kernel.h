@@ -5,14 +5,15 @@
 #include <cstdint>
 
 #include "cpu/rows.h"
+#include "cpu/tile.h"
 #include "cpu/vq_backward.h"
 
 namespace uefl::cpu {
 
+// Pointers to [N, ..] are to the first row of the run; the elements of a row of x are side by side.
 struct VqRun {
-  Rows x;
-  int64_t lo, hi;  // rows
-  int64_t d;
+  Span x;
+  int64_t rows, d;
   int64_t codebook_step;   // codewords from one segment's codebook to the next: k, or 0 when all segments share one
   const int64_t* indices;  // [N, S]
   const char* codes;       // [.., k, d] in the dtype of x
@@ -23,11 +24,20 @@ struct VqRun {
 };
 
 struct VqSums {
-  Rows x;
-  int64_t lo, hi, d, codebook_step;
+  Span x;
+  int64_t rows, d, codebook_step;
   const int64_t* indices;
   const double* scales;  // [.., k] units of `fixed` in 1.0; 0: leave its rows out
   int64_t* fixed;        // [.., k, d]
+};
+
+struct VqBackwardRun {
+  Span x, grad_quantized, grad_x;
+  int64_t rows, d, codebook_step;
+  const int64_t* indices;
+  const void* codes;  // in float64 where wide, else in float32
+  bool wide, rotation;
+  double pull;
 };
 
 struct VqKernel {
@@ -35,8 +45,8 @@ struct VqKernel {
   double (*replace)(const VqRun& run);
   // Adds the rows to fixed.
   void (*add)(const VqSums& sums);
-  // Writes the gradient of rows [lo, hi).
-  void (*backward)(const VqBackward& run, int64_t lo, int64_t hi);
+  // Writes the gradient.
+  void (*backward)(const VqBackwardRun& run);
 };
 
 extern const VqKernel vq_portable, vq_avx2, vq_avx512;
@@ -55,10 +65,10 @@ typedef int64_t Long8 __attribute__((vector_size(64)));
 
 // The next elements of x in float32 or float64, zero from the n-th on. By reference: a vector return has no fixed ABI across flags.
 template <class T, class Vector>
-inline __attribute__((always_inline)) void load(const T* x, int64_t stride, int64_t n, Vector& out) {
-  if (n < kLanes || stride != 1) {
+inline __attribute__((always_inline)) void load(const T* x, int64_t n, Vector& out) {
+  if (n < kLanes) {
     out = Vector{};
-    for (int i = 0; i < kLanes && i < n; ++i) out[i] = widen(x[i * stride]);
+    for (int i = 0; i < n; ++i) out[i] = widen(x[i]);
   } else if constexpr (sizeof(T) * kLanes == sizeof out) {
     __builtin_memcpy(&out, x, sizeof out);
   } else if constexpr (sizeof(T) == sizeof(float)) {
@@ -84,13 +94,13 @@ inline __attribute__((always_inline)) double sum(const Double8& lanes) {
 
 // Returns the squared distance of x to its codeword; raises largest to the bits of |x|.
 template <class T>
-inline double compare_row(const T* x, int64_t stride, const double* code, int64_t d, int64_t& largest) {
+inline double compare_row(const T* x, const double* code, int64_t d, int64_t& largest) {
   Double8 total = {};
   Long8 most = {};
   for (int64_t j = 0; j < d; j += kLanes) {
     Double8 value, target;
-    load(x + j * stride, stride, d - j, value);
-    load(code + j, 1, d - j, target);
+    load(x + j, d - j, value);
+    load(code + j, d - j, target);
     const Double8 difference = value - target;
     total += difference * difference;
     const Long8 bits = (Long8)value & INT64_MAX;
@@ -101,10 +111,10 @@ inline double compare_row(const T* x, int64_t stride, const double* code, int64_
 }
 
 template <class T>
-inline void add_row(const T* x, int64_t stride, int64_t d, double scale, int64_t* fixed) {
+inline void add_row(const T* x, int64_t d, double scale, int64_t* fixed) {
   for (int64_t j = 0; j < d; j += kLanes) {
     Double8 value;
-    load(x + j * stride, stride, d - j, value);
+    load(x + j, d - j, value);
     Long8 units;
     to_fixed(value, scale, units);
     if (d - j >= kLanes) {
@@ -120,15 +130,15 @@ inline void add_row(const T* x, int64_t stride, int64_t d, double scale, int64_t
 
 template <class T>
 double replace_typed(const VqRun& run) {
-  const int64_t segments = run.x.dim / run.d, bytes = run.d * static_cast<int64_t>(sizeof(T));
+  const int64_t segments = run.x.rows.dim / run.d, bytes = run.d * static_cast<int64_t>(sizeof(T));
   double error = 0;
-  for (int64_t n = run.lo; n < run.hi; ++n) {
+  for (int64_t n = 0; n < run.rows; ++n) {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t position = n * segments + s, code = run.indices[position] + s * run.codebook_step;
-      const T* x = reinterpret_cast<const T*>(element(run.x, n, s * run.d));
+      const T* x = reinterpret_cast<const T*>(element(run.x.rows, run.x.first + n, s * run.d));
       __builtin_memcpy(run.quantized + position * bytes, run.codes + code * bytes, bytes);
       ++run.counts[code];
-      error += compare_row(x, run.x.dim_stride, run.exact + code * run.d, run.d, run.largest[code]);
+      error += compare_row(x, run.exact + code * run.d, run.d, run.largest[code]);
     }
   }
   return error;
@@ -136,25 +146,25 @@ double replace_typed(const VqRun& run) {
 
 template <class T>
 void add_typed(const VqSums& sums) {
-  const int64_t segments = sums.x.dim / sums.d;
-  for (int64_t n = sums.lo; n < sums.hi; ++n) {
+  const int64_t segments = sums.x.rows.dim / sums.d;
+  for (int64_t n = 0; n < sums.rows; ++n) {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t code = sums.indices[n * segments + s] + s * sums.codebook_step;
       if (sums.scales[code] == 0) continue;
-      const T* x = reinterpret_cast<const T*>(element(sums.x, n, s * sums.d));
-      add_row(x, sums.x.dim_stride, sums.d, sums.scales[code], sums.fixed + code * sums.d);
+      const T* x = reinterpret_cast<const T*>(element(sums.x.rows, sums.x.first + n, s * sums.d));
+      add_row(x, sums.d, sums.scales[code], sums.fixed + code * sums.d);
     }
   }
 }
 
 double replace(const VqRun& run) {
   double error = 0;
-  with_type(run.x.dtype, [&]<class T>(const T*) { error = replace_typed<T>(run); });
+  with_type(run.x.rows.dtype, [&]<class T>(const T*) { error = replace_typed<T>(run); });
   return error;
 }
 
 void add(const VqSums& sums) {
-  with_type(sums.x.dtype, [&]<class T>(const T*) { add_typed<T>(sums); });
+  with_type(sums.x.rows.dtype, [&]<class T>(const T*) { add_typed<T>(sums); });
 }
 
 }  // namespace
