@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/features.h"
+#include "cpu/kmeans.h"
 #include "cpu/threads.h"
 #include "cpu/vq_assign.h"
 #include "cpu/vq_assign_kernel.h"
@@ -83,6 +84,41 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   return indices;
 }
 
+// The arguments come checked from uefl_kernels/numpy.py.
+py::tuple kmeans(py::array x, int64_t k, const std::optional<py::array_t<double, py::array::c_style>>& weights,
+                 const std::optional<py::array>& init_given, const std::string& method, bool spherical, int64_t n_init, int64_t max_iter,
+                 double tol, int64_t seed, std::optional<int64_t> at_most) {
+  const cpu::Dtype dtype = dtype_of(x, "x");
+  const std::optional<py::array> init = init_given ? std::optional(contiguous(*init_given)) : std::nullopt;
+  const py::ssize_t n = x.shape(0), d = x.shape(1);
+  py::array centres(x.dtype(), std::vector<py::ssize_t>{k, d});
+  py::array_t<int64_t> labels(n);
+  double inertia = 0;
+  int64_t iterations = 0;
+  const cpu::KMeansOptions options{init                    ? cpu::Seeding::given
+                                   : method == "random"    ? cpu::Seeding::random
+                                   : method == "k-means||" ? cpu::Seeding::parallel
+                                                           : cpu::Seeding::plus_plus,
+                                   spherical, n_init, max_iter, tol};
+  const cpu::KMeansProblem problem{.x = view(x, dtype),
+                                   .weights = weights ? weights->data() : nullptr,
+                                   .init = init ? init->data() : nullptr,
+                                   .k = k,
+                                   .seed = static_cast<uint64_t>(seed),
+                                   .centres = centres.mutable_data(),
+                                   .labels = labels.mutable_data(),
+                                   .inertia = &inertia,
+                                   .iterations = &iterations};
+  {
+    const py::gil_scoped_release release;
+    cpu::kmeans(problem, options, [&](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
+      const int64_t threads = thread_count(count, at_most);
+      cpu::on_threads(threads, [&](int64_t thread) { work(count * thread / threads, count * (thread + 1) / threads); });
+    });
+  }
+  return py::make_tuple(centres, labels, inertia, iterations);
+}
+
 py::dict cpu_features() {
   py::dict result;
   for (const auto& [feature, present] : cpu::features()) result[feature.c_str()] = present;
@@ -136,4 +172,7 @@ PYBIND11_MODULE(_host, m) {
         "uefl_kernels.vq_assign for float32 and float64 arrays of any strides: x [..., D], codebook [K, d] or [S, K, d]\n"
         "-> indices [..., S], int64. At most `threads` threads, all by default. Raises TypeError, ValueError and, for a codebook that is "
         "not finite, RuntimeError.");
+  m.def("kmeans", &kmeans, py::arg("x"), py::arg("k"), py::arg("weights"), py::arg("init"), py::arg("method"), py::arg("spherical"),
+        py::arg("n_init"), py::arg("max_iter"), py::arg("tol"), py::arg("seed"), py::arg("threads") = py::none(),
+        "What uefl_kernels.numpy.kmeans calls, which checks the arguments -> (centres, labels, inertia, iterations).");
 }

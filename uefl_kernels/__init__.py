@@ -1,31 +1,25 @@
-"""Exact, fused kernels for vector quantisation as PyTorch ops, on CPU and GPU."""
+"""Exact, fused kernels for vector quantisation and k-means as PyTorch ops, on CPU and GPU.
 
-from ._library import backend, load
-from ._version import __version__
-from .ops.log_transition_probs import log_transition_probs, transition_double_softmax
-from .ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
-from .ops.set_proportion_loss import set_proportion_loss
-from .ops.transition_nll import transition_nll
-from .ops.vq import VQOutput, vq, vq_with_sums
-from .ops.vq_assign import vq_assign
-from .transition import log_transition_matrix
+Torch is imported at the first use of a name that needs it, so that ``uefl_kernels.numpy`` works without.
+"""
 
-__all__ = [
-    "COMPILED",
-    "MCStats",
-    "VQOutput",
-    "backend",
-    "log_transition_matrix",
-    "log_transition_probs",
-    "mc_dropout_mlp",
-    "set_proportion_loss",
-    "transition_double_softmax",
-    "transition_nll",
-    "vq",
-    "vq_assign",
-    "vq_with_sums",
-    "__version__",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-COMPILED: bool = load()
-"""True when the compiled kernels are loaded; without them every op runs on its reference, more slowly."""
+from ._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from ._api import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    # `from uefl_kernels import numpy` asks here first, and for submodules of private name, too.
+    if name == "__all__" or not (name == "numpy" or name.startswith("_")):
+        api = import_module("._api", __name__)
+        if name == "__all__" or name in api.__all__:
+            return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("._api", __name__).__all__})

@@ -211,6 +211,7 @@ def check(name: str, device: torch.device | str) -> None:
     Raises:
         RuntimeError: the forced backend, or the instruction set that ``UEFL_CPU`` names, cannot run there; one line.
     """
+    importlib.import_module("._api", __package__)  # where the ops are defined
     on_nothing = torch.empty(0, 1, device=device)
     resolve(name, on_nothing)
     if on_nothing.device.type == "cpu" and _forced in ("auto", "cpu"):
@@ -238,3 +239,7 @@ def _absent(forced: str, name: str, device: torch.device) -> str | None:
     if on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
         return "the input is on cpu, which Triton only runs under TRITON_INTERPRET=1"
     return None
+
+
+COMPILED: bool = load()
+"""True when the compiled kernels are loaded; without them every op runs on its reference, more slowly."""

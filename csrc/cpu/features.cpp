@@ -90,7 +90,8 @@ std::vector<std::pair<std::string, bool>> features() {
           {"avx512vl", __builtin_cpu_supports("avx512vl")},
           {"avx512bf16", __builtin_cpu_supports("avx512bf16")},
           {"amx-tile", tiles},
-          {"amx-bf16", __builtin_cpu_supports("amx-bf16")}};
+          {"amx-bf16", __builtin_cpu_supports("amx-bf16")},
+          {"amx-int8", __builtin_cpu_supports("amx-int8")}};
 #else
   return {};
 #endif

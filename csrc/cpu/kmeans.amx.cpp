@@ -1,0 +1,111 @@
+// Distances between rows of whole numbers on AMX: every number is 256 * high + low, both of 8 bits, and their products are summed in
+// 32 bits without rounding. Eight candidates fill a tile, their high digits beside their low ones, so that two products do for four.
+#if defined(__x86_64__)
+// GCC 12 warns about the deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include "cpu/kmeans_kernel.h"
+
+namespace uefl::cpu {
+namespace {
+
+constexpr int64_t kTile = 16;   // rows of a tile
+constexpr int64_t kDepth = 64;  // bytes of its columns: elements that one instruction multiplies
+constexpr int64_t kTileBytes = kTile * kDepth;
+
+inline int64_t padded(int64_t d) { return (d + kDepth - 1) / kDepth * kDepth; }
+
+// A row: its high digits, then its low ones. A group: for each 64 elements a tile [16 runs of 4 elements][16 columns][4].
+int64_t row_bytes(int64_t d) { return 2 * padded(d); }
+int64_t group_bytes(int64_t d) { return padded(d) / kDepth * kTileBytes; }
+
+void store(const int16_t* values, int64_t d, char* row) {
+  int8_t* high = reinterpret_cast<int8_t*>(row);
+  int8_t* low = high + padded(d);
+  for (int64_t j = 0; j < d; ++j) {
+    low[j] = static_cast<int8_t>(values[j]);
+    high[j] = static_cast<int8_t>((values[j] - low[j]) >> 8);
+  }
+  for (int64_t j = d; j < padded(d); ++j) high[j] = low[j] = 0;
+}
+
+void pack(const char* row, int64_t d, int64_t lane, char* group) {
+  for (int64_t j = 0; j < d; j += 4) {
+    char* target = group + j / 4 * kDepth + lane * 4;
+    __builtin_memcpy(target, row + j, 4);
+    __builtin_memcpy(target + kGroup * 4, row + padded(d) + j, 4);
+  }
+}
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+const TileConfig kConfig;
+
+struct ConfiguredTiles {
+  ConfiguredTiles() { _tile_loadconfig(&kConfig); }
+  ~ConfiguredTiles() { _tile_release(); }
+};
+
+struct alignas(64) Products {
+  int32_t high[kTile][kTile], low[kTile][kTile];
+};
+
+// For each row: 65536 high.high + 256 (high.low + low.high) + low.low
+inline __attribute__((always_inline)) __m512i combine(const Products& products, int64_t i) {
+  const __m512i high = _mm512_load_si512(products.high[i]), low = _mm512_load_si512(products.low[i]);
+  const __m512i high_high = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(high));
+  const __m512i high_low = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(high, 1));
+  const __m512i low_high = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(low));
+  const __m512i low_low = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(low, 1));
+  const __m512i mixed = _mm512_add_epi64(high_low, low_high);
+  return _mm512_add_epi64(_mm512_add_epi64(_mm512_slli_epi64(high_high, 16), _mm512_slli_epi64(mixed, 8)), low_low);
+}
+
+void distances(const char* rows, const int64_t* norms, int64_t count, int64_t d, const char* group, const int64_t* group_norms,
+               int64_t* distances) {
+  const ConfiguredTiles configured;
+  const int64_t depth = padded(d), stride = row_bytes(d);
+  const __m512i others = _mm512_loadu_si512(group_norms);
+  Products products[2];
+  for (int64_t start = 0; start < count; start += 2 * kTile) {
+    // A second tile of rows repeats the first one where there is none.
+    const char* first = rows + start * stride;
+    const char* second = start + kTile < count ? first + kTile * stride : first;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t j = 0; j < depth; j += kDepth) {
+      _tile_loadd(6, group + j / kDepth * kTileBytes, kDepth);
+      _tile_loadd(4, first + j, stride);
+      _tile_loadd(5, first + depth + j, stride);
+      _tile_dpbssd(0, 4, 6);
+      _tile_dpbssd(1, 5, 6);
+      _tile_loadd(4, second + j, stride);
+      _tile_loadd(5, second + depth + j, stride);
+      _tile_dpbssd(2, 4, 6);
+      _tile_dpbssd(3, 5, 6);
+    }
+    _tile_stored(0, products[0].high, kDepth);
+    _tile_stored(1, products[0].low, kDepth);
+    _tile_stored(2, products[1].high, kDepth);
+    _tile_stored(3, products[1].low, kDepth);
+    for (int64_t i = start; i < count && i < start + 2 * kTile; ++i) {
+      const __m512i product = combine(products[(i - start) / kTile], (i - start) % kTile);
+      const __m512i norm = _mm512_add_epi64(_mm512_set1_epi64(norms[i]), others);
+      _mm512_storeu_si512(distances + i * kGroup, _mm512_sub_epi64(norm, _mm512_slli_epi64(product, 1)));
+    }
+  }
+}
+
+}  // namespace
+
+const GridKernel grid_amx{row_bytes, group_bytes, store, pack, distances};
+
+}  // namespace uefl::cpu
+#endif

@@ -1,0 +1,9 @@
+#if defined(__x86_64__)
+#define UEFL_KERNEL_BODY
+#include "cpu/kmeans_kernel.h"
+
+namespace uefl::cpu {
+const KMeansKernel kmeans_avx2 = kKMeans;
+const GridKernel grid_avx2 = kGrid;
+}  // namespace uefl::cpu
+#endif

@@ -1,0 +1,233 @@
+#include "cpu/kmeans_grid.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "common/philox.h"
+#include "cpu/features.h"
+
+namespace uefl::cpu {
+namespace {
+
+constexpr int64_t kRoundsOfDraws = 5;     // of k-means||, with 2 k draws each
+constexpr int64_t kMostDigits = 1 << 16;  // elements whose products AMX sums in 32 bits
+
+const GridKernel& grid_kernel([[maybe_unused]] int64_t d) {
+#if defined(__x86_64__)
+  if (isa() == Isa::amx && d <= kMostDigits) return grid_amx;
+  if (isa() >= Isa::avx512) return grid_avx512;
+  if (isa() == Isa::avx2) return grid_avx2;
+#endif
+  return grid_portable;
+}
+
+// Number t of a round, in [0, 1).
+double uniform(int64_t t, int64_t round, int64_t restart, uint32_t stage, uint64_t seed) {
+  const PhiloxWords words = philox({{static_cast<uint32_t>(t), static_cast<uint32_t>(round), static_cast<uint32_t>(restart), stage}}, seed);
+  return static_cast<double>((uint64_t{words.word[0] >> 5} << 26) + (words.word[1] >> 6)) * 0x1p-53;
+}
+
+}  // namespace
+
+const KMeansKernel& kmeans_kernel() {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512) return kmeans_avx512;
+  if (isa() == Isa::avx2) return kmeans_avx2;
+#endif
+  return kmeans_portable;
+}
+
+double normalise(std::vector<double>& weights) {
+  int exponent = 0;
+  const double mantissa = std::frexp(*std::max_element(weights.begin(), weights.end()), &exponent);
+  const double unit = std::ldexp(1.0, std::max(exponent - (mantissa == 0.5), -900));
+  for (double& weight : weights) weight /= unit;
+  return unit;
+}
+
+Grid::Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, const Parallel& parallel)
+    : n_(n),
+      d_(d),
+      bits_(bits),
+      parallel_(parallel),
+      kernel_(grid_kernel(d)),
+      row_bytes_(kernel_.row_bytes(d)),
+      rows_(((n + 15) / 16 * 16 * row_bytes_ + 63) / 64),
+      norms_(n),
+      weights_(std::move(weights)),
+      masses_(weights_.size()) {
+  const double mass_scale = std::ldexp(1.0, static_cast<int>(mass_bits(n)));
+  const double potential_scale = std::ldexp(1.0, static_cast<int>(60 - 2 * bits - ceil_log2(n * d)));
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    masses_[i] = std::llrint(weights_[i] * mass_scale);
+    weights_[i] *= potential_scale;
+  }
+}
+
+void Grid::store(int64_t row, const int16_t* values) {
+  kernel_.store(values, d_, reinterpret_cast<char*>(rows_.data()) + row * row_bytes_);
+  int64_t norm = 0;
+  for (int64_t j = 0; j < d_; ++j) norm += int32_t{values[j]} * values[j];
+  norms_[row] = norm;
+}
+
+std::vector<int64_t> Grid::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
+  if (seeding == Seeding::random) return random(k, seed, restart);
+  return seeding == Seeding::parallel ? oversampled(k, seed, restart) : plus_plus(k, seed, restart, kRows);
+}
+
+int64_t Grid::potential(int64_t i, int64_t square) const {
+  if (weights_.empty()) return square << (60 - 2 * bits_ - ceil_log2(n_ * d_));
+  return std::llrint(weights_[i] * static_cast<double>(square));
+}
+
+Grid::Candidates::Candidates(const Grid& grid, const std::vector<int64_t>& chosen)
+    : groups((static_cast<int64_t>(chosen.size()) + kGroup - 1) / kGroup),
+      packed(groups * grid.kernel_.group_bytes(grid.d_) / static_cast<int64_t>(sizeof(GridLine))),
+      norms(groups * kGroup) {
+  for (int64_t c = 0; c < static_cast<int64_t>(chosen.size()); ++c) {
+    char* group = reinterpret_cast<char*>(packed.data()) + c / kGroup * grid.kernel_.group_bytes(grid.d_);
+    grid.kernel_.pack(grid.row(chosen[c]), grid.d_, c % kGroup, group);
+    norms[c] = grid.norms_[chosen[c]];
+  }
+}
+
+template <class Mass>
+std::vector<int64_t> Grid::running_sums(const Mass& mass) const {
+  std::vector<int64_t> running(blocks());
+  int64_t total = 0;
+  for (int64_t block = 0; block < blocks(); ++block) {
+    for (int64_t i = block * kBlock; i < block_end(block); ++i) total += mass(i);
+    running[block] = total;
+  }
+  return running;
+}
+
+// The first row whose running sum exceeds the part `number` of the total; row 0 when all masses are 0.
+template <class Mass>
+int64_t Grid::draw(const std::vector<int64_t>& running, double number, const Mass& mass) const {
+  const int64_t total = running.back();
+  const int64_t target = std::min(static_cast<int64_t>(static_cast<double>(total) * number), total - 1);
+  const int64_t block = std::upper_bound(running.begin(), running.end(), target) - running.begin();
+  int64_t sum = block == 0 ? 0 : running[block - 1];
+  int64_t i = block * kBlock;
+  for (; i + 1 < block_end(block); ++i) {
+    sum += mass(i);
+    if (sum > target) break;
+  }
+  return i;
+}
+
+std::vector<int64_t> Grid::random(int64_t k, uint64_t seed, int64_t restart) const {
+  std::vector<int64_t> left(n_), chosen(k);
+  for (int64_t i = 0; i < n_; ++i) left[i] = mass(i);
+  const auto mass_left = [&](int64_t i) { return left[i]; };
+  std::vector<int64_t> running = running_sums(mass_left);
+  for (int64_t i = 0; i < k; ++i) {
+    chosen[i] = draw(running, uniform(0, i, restart, kRows, seed), mass_left);
+    for (int64_t block = chosen[i] / kBlock; block < blocks(); ++block) running[block] -= left[chosen[i]];
+    left[chosen[i]] = 0;
+  }
+  return chosen;
+}
+
+std::vector<int64_t> Grid::plus_plus(int64_t k, uint64_t seed, int64_t restart, Stage stage) const {
+  const int64_t trials = 2 + static_cast<int64_t>(std::log(static_cast<double>(k))), groups = (trials + kGroup - 1) / kGroup;
+  const int shift = static_cast<int>(60 - 2 * bits_ - ceil_log2(n_ * d_));
+  const double* weights = weights_.empty() ? nullptr : weights_.data();
+  std::vector<int64_t> nearest(n_, INT64_MAX >> 1), distances(n_ * groups * kGroup), potentials(blocks() * groups * kGroup);
+  std::vector<int64_t> chosen, running(blocks());
+  std::vector<char> taken(n_);
+  const auto mass_left = [&](int64_t i) { return taken[i] ? 0 : mass(i); };
+  const auto potential_of = [&](int64_t i) { return potential(i, nearest[i]); };
+
+  for (int64_t round = 0; round < k; ++round) {
+    std::vector<int64_t> drawn(round == 0 ? 1 : trials);
+    const bool spread = round > 0 && running.back() > 0;  // false: fewer different rows than clusters
+    const std::vector<int64_t> masses = spread ? std::vector<int64_t>() : running_sums(mass_left);
+    for (int64_t t = 0; t < static_cast<int64_t>(drawn.size()); ++t) {
+      const double number = uniform(t, round, restart, stage, seed);
+      drawn[t] = spread ? draw(running, number, potential_of) : draw(masses, number, mass_left);
+    }
+    const Candidates candidates(*this, drawn);
+    std::fill(potentials.begin(), potentials.end(), 0);
+    parallel_(blocks(), [&](int64_t lo, int64_t hi) {
+      for (int64_t block = lo; block < hi; ++block) {
+        const int64_t first = block * kBlock, count = block_end(block) - first;
+        for (int64_t g = 0; g < candidates.groups; ++g) {
+          int64_t* distance = &distances[(g * n_ + first) * kGroup];
+          kernel_.distances(row(first), &norms_[first], count, d_,
+                            reinterpret_cast<const char*>(candidates.packed.data()) + g * kernel_.group_bytes(d_),
+                            &candidates.norms[g * kGroup], distance);
+          kmeans_kernel().improve(&nearest[first], weights ? weights + first : nullptr, shift, count, distance,
+                                  &potentials[(block * groups + g) * kGroup]);
+        }
+      }
+    });
+    std::vector<int64_t> total(groups * kGroup);
+    for (size_t i = 0; i < potentials.size(); ++i) total[i % total.size()] += potentials[i];
+    const int64_t best = std::min_element(total.begin(), total.begin() + static_cast<int64_t>(drawn.size())) - total.begin();
+    const int64_t* distance = &distances[best / kGroup * n_ * kGroup + best % kGroup];
+    for (int64_t i = 0; i < n_; ++i) nearest[i] = distance[i * kGroup];
+    for (int64_t block = 0, sum = 0; block < blocks(); ++block) running[block] = sum += potentials[block * groups * kGroup + best];
+    chosen.push_back(drawn[best]);
+    taken[drawn[best]] = 1;
+  }
+  return chosen;
+}
+
+std::vector<int64_t> Grid::oversampled(int64_t k, uint64_t seed, int64_t restart) const {
+  std::vector<int64_t> nearest(n_, INT64_MAX), owner(n_), running(blocks()), drawn;
+  const auto mass_of = [&](int64_t i) { return mass(i); };
+  const auto potential_of = [&](int64_t i) { return potential(i, nearest[i]); };
+  const std::vector<int64_t> masses = running_sums(mass_of);
+  for (int64_t round = 0; round <= kRoundsOfDraws; ++round) {
+    std::vector<int64_t> fresh(round == 0 ? 1 : 2 * k);
+    const bool spread = round > 0 && running.back() > 0;
+    for (int64_t t = 0; t < static_cast<int64_t>(fresh.size()); ++t) {
+      const double number = uniform(t, round, restart, kRounds, seed);
+      fresh[t] = spread ? draw(running, number, potential_of) : draw(masses, number, mass_of);
+    }
+    const Candidates candidates(*this, fresh);
+    const int64_t before = static_cast<int64_t>(drawn.size());
+    parallel_(blocks(), [&](int64_t lo, int64_t hi) {
+      int64_t distances[kBlock * kGroup];
+      for (int64_t block = lo; block < hi; ++block) {
+        const int64_t first = block * kBlock, count = block_end(block) - first;
+        for (int64_t g = 0; g < candidates.groups; ++g) {
+          kernel_.distances(row(first), &norms_[first], count, d_,
+                            reinterpret_cast<const char*>(candidates.packed.data()) + g * kernel_.group_bytes(d_),
+                            &candidates.norms[g * kGroup], distances);
+          const int64_t lanes = std::min(kGroup, static_cast<int64_t>(fresh.size()) - g * kGroup);
+          for (int64_t i = 0; i < count; ++i) {
+            for (int64_t c = 0; c < lanes; ++c) {
+              if (distances[i * kGroup + c] < nearest[first + i]) {
+                nearest[first + i] = distances[i * kGroup + c];
+                owner[first + i] = before + g * kGroup + c;
+              }
+            }
+          }
+        }
+        running[block] = 0;
+        for (int64_t i = first; i < first + count; ++i) running[block] += potential_of(i);
+      }
+    });
+    std::partial_sum(running.begin(), running.end(), running.begin());
+    drawn.insert(drawn.end(), fresh.begin(), fresh.end());
+  }
+  std::vector<int64_t> owned(drawn.size());
+  for (int64_t i = 0; i < n_; ++i) owned[owner[i]] += mass(i);
+  std::vector<double> weights(owned.begin(), owned.end());
+  normalise(weights);
+  Grid few(static_cast<int64_t>(drawn.size()), d_, bits_, std::move(weights), parallel_);
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    std::copy_n(row(drawn[i]), row_bytes_, reinterpret_cast<char*>(few.rows_.data()) + static_cast<int64_t>(i) * row_bytes_);
+    few.norms_[i] = norms_[drawn[i]];
+  }
+  std::vector<int64_t> chosen = few.plus_plus(k, seed, restart, kDrawn);
+  for (int64_t& row : chosen) row = drawn[row];
+  return chosen;
+}
+
+}  // namespace uefl::cpu

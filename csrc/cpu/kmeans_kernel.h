@@ -1,0 +1,226 @@
+// The inner loops of k-means. Each kmeans.<isa>.cpp includes this body under the flags of its instruction set; no standard templates
+// and internal linkage throughout, for the reason given in rows.h.
+#pragma once
+
+#include <cstdint>
+
+namespace uefl::cpu {
+
+constexpr int64_t kGroup = 8;  // candidates that are compared with a row at once
+
+// Rows [n, d] without gaps, float64 if wide and float32 if not.
+struct Dense {
+  const char* data;
+  bool wide;
+  int64_t n, d;
+
+  const char* row(int64_t i) const { return data + i * d * (wide ? 8 : 4); }
+};
+
+// Whole numbers instead of elements: round((x - middle) * scale).
+struct Rounding {
+  const double* middle;  // [d]
+  const double* scale;   // [d]
+};
+
+struct KMeansKernel {
+  // Lowers low and raises high, [d]; false when an element is not finite.
+  bool (*range)(const Dense& x, int64_t lo, int64_t hi, double* low, double* high);
+  // One row as whole numbers of 15 bits, which also go, and their squares, to the sums of their columns.
+  void (*quantise)(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums, int64_t* squares);
+  // What a row of this weight adds to its new cluster and takes from its old one, which may be null.
+  void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from);
+  // Squared distance of a row to a centre [d] of its own dtype, in the order of square_norms.
+  double (*distance)(const Dense& x, int64_t row, const char* centre);
+  // distances [count][kGroup] = min(distances, nearest [count]); adds their potentials to totals [kGroup]: shifted to the left when
+  // weights is null, or else times weight and rounded.
+  void (*improve)(const int64_t* nearest, const double* weights, int shift, int64_t count, int64_t* distances, int64_t* totals);
+};
+
+// Squared distances of rows of whole numbers to groups of candidates.
+struct GridKernel {
+  int64_t (*row_bytes)(int64_t d);    // memory of a row
+  int64_t (*group_bytes)(int64_t d);  // and of a group
+  void (*store)(const int16_t* values, int64_t d, char* row);
+  // Puts a row into its lane of a group, which was zero.
+  void (*pack)(const char* row, int64_t d, int64_t lane, char* group);
+  // distances [count][kGroup], given the squared norms; reads, but does not use, rows up to a multiple of 16.
+  void (*distances)(const char* rows, const int64_t* norms, int64_t count, int64_t d, const char* group, const int64_t* group_norms,
+                    int64_t* distances);
+};
+
+extern const KMeansKernel kmeans_portable, kmeans_avx2, kmeans_avx512;
+extern const GridKernel grid_portable, grid_avx2, grid_avx512, grid_amx;
+
+}  // namespace uefl::cpu
+
+#if defined(UEFL_KERNEL_BODY)
+
+namespace uefl::cpu {
+namespace {
+
+typedef double Double8 __attribute__((vector_size(64)));
+
+template <class T>
+inline const T* typed_row(const Dense& x, int64_t row) {
+  return reinterpret_cast<const T*>(x.row(row));
+}
+
+template <class T>
+bool range_typed(const Dense& x, int64_t lo, int64_t hi, double* low, double* high) {
+  constexpr int64_t kChunk = 64;  // columns, whose extremes stay in registers
+  bool finite = true;
+  for (int64_t start = 0; start < x.d; start += kChunk) {
+    const int64_t columns = x.d - start < kChunk ? x.d - start : kChunk;
+    T least[kChunk], most[kChunk], zero[kChunk];
+    for (int64_t j = 0; j < kChunk; ++j) least[j] = static_cast<T>(__builtin_inf()), most[j] = -least[j], zero[j] = 0;
+    for (int64_t i = lo; i < hi; ++i) {
+      const T* row = typed_row<T>(x, i) + start;
+      const auto compare = [&](int64_t n) __attribute__((always_inline)) {
+        for (int64_t j = 0; j < n; ++j) {
+          least[j] = row[j] < least[j] ? row[j] : least[j];
+          most[j] = row[j] > most[j] ? row[j] : most[j];
+          zero[j] += row[j] * 0;  // NaN from the first element that is not finite
+        }
+      };
+      if (columns == kChunk) {
+        compare(kChunk);
+      } else {
+        compare(columns);
+      }
+    }
+    for (int64_t j = 0; j < columns; ++j) {
+      finite = finite && zero[j] == 0;
+      low[start + j] = least[j] < low[start + j] ? least[j] : low[start + j];
+      high[start + j] = most[j] > high[start + j] ? most[j] : high[start + j];
+    }
+  }
+  return finite;
+}
+
+template <class T>
+void quantise_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* values, int64_t* sums, int64_t* squares) {
+  for (int64_t j = 0; j < d; ++j) {
+    const double value = __builtin_rint((static_cast<double>(row[j]) - rounding.middle[j]) * rounding.scale[j]);
+    values[j] = static_cast<int16_t>(static_cast<int32_t>(value));
+  }
+  for (int64_t j = 0; j < d; ++j) {
+    const int32_t value = values[j];
+    sums[j] += value;
+    squares[j] += value * value;
+  }
+}
+
+template <class T>
+void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
+  const auto term = [&](int64_t j) __attribute__((always_inline)) {
+    return static_cast<int64_t>(__builtin_rint((static_cast<double>(row[j]) - rounding.middle[j]) * weight * rounding.scale[j]));
+  };
+  if (from == nullptr) {
+    for (int64_t j = 0; j < d; ++j) to[j] += term(j);
+  } else {
+    for (int64_t j = 0; j < d; ++j) {
+      const int64_t units = term(j);
+      to[j] += units;
+      from[j] -= units;
+    }
+  }
+}
+
+template <class T>
+double distance_typed(const T* row, const T* centre, int64_t d) {
+  Double8 total = {};
+  int64_t j = 0;
+  for (; j + 8 <= d; j += 8) {
+    Double8 difference;
+    for (int i = 0; i < 8; ++i) difference[i] = static_cast<double>(row[j + i]) - static_cast<double>(centre[j + i]);
+    total += difference * difference;
+  }
+  for (int i = 0; j + i < d; ++i) {
+    const double difference = static_cast<double>(row[j + i]) - static_cast<double>(centre[j + i]);
+    total[i] += difference * difference;
+  }
+  return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
+}
+
+bool range(const Dense& x, int64_t lo, int64_t hi, double* low, double* high) {
+  return x.wide ? range_typed<double>(x, lo, hi, low, high) : range_typed<float>(x, lo, hi, low, high);
+}
+
+void quantise(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums, int64_t* squares) {
+  if (x.wide) return quantise_typed(typed_row<double>(x, row), x.d, rounding, values, sums, squares);
+  quantise_typed(typed_row<float>(x, row), x.d, rounding, values, sums, squares);
+}
+
+void move(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
+  if (x.wide) return move_typed(typed_row<double>(x, row), x.d, rounding, weight, to, from);
+  move_typed(typed_row<float>(x, row), x.d, rounding, weight, to, from);
+}
+
+double distance(const Dense& x, int64_t row, const char* centre) {
+  if (x.wide) return distance_typed(typed_row<double>(x, row), reinterpret_cast<const double*>(centre), x.d);
+  return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(centre), x.d);
+}
+
+void improve(const int64_t* nearest, const double* weights, int shift, int64_t count, int64_t* distances, int64_t* totals) {
+  int64_t sums[kGroup] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t* distance = distances + i * kGroup;
+    for (int c = 0; c < kGroup; ++c) distance[c] = distance[c] < nearest[i] ? distance[c] : nearest[i];
+    if (weights == nullptr) {
+      for (int c = 0; c < kGroup; ++c) sums[c] += distance[c];
+    } else {
+      for (int c = 0; c < kGroup; ++c) sums[c] += static_cast<int64_t>(__builtin_rint(weights[i] * static_cast<double>(distance[c])));
+    }
+  }
+  for (int c = 0; c < kGroup; ++c) totals[c] += weights == nullptr ? sums[c] << shift : sums[c];
+}
+
+// Rows of int16, filled up to whole vectors, and groups [kGroup][d] of float64, in which products and their sums are exact.
+inline int64_t padded(int64_t d) { return (d + 7) / 8 * 8; }
+int64_t row_bytes(int64_t d) { return padded(d) * 2; }
+int64_t group_bytes(int64_t d) { return padded(d) * 8 * kGroup; }
+
+void store(const int16_t* values, int64_t d, char* row) {
+  int16_t* target = reinterpret_cast<int16_t*>(row);
+  for (int64_t j = 0; j < d; ++j) target[j] = values[j];
+  for (int64_t j = d; j < padded(d); ++j) target[j] = 0;
+}
+
+void pack(const char* row, int64_t d, int64_t lane, char* group) {
+  const int16_t* values = reinterpret_cast<const int16_t*>(row);
+  double* target = reinterpret_cast<double*>(group);
+  for (int64_t j = 0; j < d; ++j) target[(j / 8 * kGroup + lane) * 8 + j % 8] = values[j];
+}
+
+void distances(const char* rows, const int64_t* norms, int64_t count, int64_t d, const char* group, const int64_t* group_norms,
+               int64_t* distances) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int16_t* row = reinterpret_cast<const int16_t*>(rows + i * row_bytes(d));
+    Double8 products[kGroup] = {};
+    const char* candidates = group;
+    for (int64_t j = 0; j < d; j += 8) {
+      Double8 value;
+      for (int lane = 0; lane < 8; ++lane) value[lane] = row[j + lane];
+#pragma GCC unroll 8
+      for (int c = 0; c < kGroup; ++c, candidates += sizeof(Double8)) {
+        Double8 other;
+        __builtin_memcpy(&other, candidates, sizeof other);
+        products[c] += value * other;
+      }
+    }
+    for (int c = 0; c < kGroup; ++c) {
+      double product = 0;
+      for (int lane = 0; lane < 8; ++lane) product += products[c][lane];
+      distances[i * kGroup + c] = norms[i] + group_norms[c] - 2 * static_cast<int64_t>(product);
+    }
+  }
+}
+
+constexpr KMeansKernel kKMeans{range, quantise, move, distance, improve};
+constexpr GridKernel kGrid{row_bytes, group_bytes, store, pack, distances};
+
+}  // namespace
+}  // namespace uefl::cpu
+
+#endif

@@ -1,0 +1,110 @@
+// What torch sees of kmeans on the CPU.
+#include "cpu/kmeans.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <exception>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ops/dtype.h"
+
+namespace uefl {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+void require(bool condition, const char* expected) {
+  if (!condition) throw std::runtime_error(std::string("kmeans: ") + expected);
+}
+
+cpu::Seeding seeding_of(const std::string& method, bool given) {
+  if (given) return cpu::Seeding::given;
+  if (method == "k-means++") return cpu::Seeding::plus_plus;
+  if (method == "k-means||") return cpu::Seeding::parallel;
+  require(method == "random", "method must be 'k-means++', 'k-means||' or 'random', or init given");
+  return cpu::Seeding::random;
+}
+
+void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) { torch::stable::parallel_for(0, count, 1, work); }
+
+void alone(int64_t count, const std::function<void(int64_t, int64_t)>& work) { work(0, count); }
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::optional<Tensor> weights_given,
+                                                  std::optional<Tensor> init_given, std::vector<int64_t> sizes,
+                                                  std::vector<int64_t> clusters, std::vector<int64_t> seeds, std::string method,
+                                                  bool spherical, int64_t n_init, int64_t max_iter, double tol) {
+  const int64_t problems = static_cast<int64_t>(sizes.size()), d = x_given.dim() == 2 ? x_given.size(1) : 0;
+  const ScalarType dtype = x_given.scalar_type(), out = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const int64_t centres_count = std::accumulate(clusters.begin(), clusters.end(), int64_t{0});
+  require(x_given.is_cpu() && d > 0 && x_given.size(0) == rows, "x must have shape [sum of sizes, d], on the CPU");
+  require(dtype == out || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half, "expected float32, bfloat16, float16 or float64");
+  require(clusters.size() == sizes.size() && seeds.size() == sizes.size(), "sizes, clusters and seeds must have the same length");
+  for (int64_t p = 0; p < problems; ++p) require(1 <= clusters[p] && clusters[p] <= sizes[p], "expected 1 <= clusters <= sizes");
+  require(n_init >= 1 && max_iter >= 1, "n_init and max_iter must be at least 1");
+  const auto fits = [&](const Tensor& tensor, std::vector<int64_t> shape) {
+    return tensor.is_cpu() && std::vector<int64_t>(tensor.sizes().begin(), tensor.sizes().end()) == shape;
+  };
+  require(!weights_given || (fits(*weights_given, {rows}) && weights_given->scalar_type() == ScalarType::Double),
+          "weights must be float64 of shape [sum of sizes]");
+  require(!init_given || (fits(*init_given, {centres_count, d}) && init_given->scalar_type() == out),
+          "init must have shape [sum of clusters, d] and the dtype of the centres");
+
+  const Tensor weights = weights_given ? torch::stable::contiguous(*weights_given) : x_given;
+  const Tensor init = init_given ? torch::stable::contiguous(*init_given) : x_given;
+  Tensor centres = torch::stable::new_empty(x_given, {centres_count, d}, out);
+  Tensor labels = torch::stable::new_empty(x_given, {rows}, ScalarType::Long);
+  Tensor inertia = torch::stable::new_empty(x_given, {problems}, ScalarType::Double);
+  Tensor iterations = torch::stable::new_empty(x_given, {problems}, ScalarType::Long);
+
+  const cpu::KMeansOptions options{seeding_of(method, init_given.has_value()), spherical, n_init, max_iter, tol};
+  const int64_t bytes = d * (out == ScalarType::Double ? 8 : 4);
+  std::vector<cpu::KMeansProblem> work;
+  for (int64_t p = 0, row = 0, centre = 0; p < problems; row += sizes[p], centre += clusters[p], ++p) {
+    const auto from = [](const Tensor& tensor, int64_t offset) { return static_cast<const char*>(tensor.const_data_ptr()) + offset; };
+    const cpu::Dtype type = dtype_of(x_given);
+    const cpu::Rows view{
+        from(x_given, row * x_given.stride(0) * cpu::element_size(type)), type, sizes[p], 1, d, x_given.stride(0), 0, x_given.stride(1)};
+    work.push_back({.x = view,
+                    .weights = weights_given ? reinterpret_cast<const double*>(from(weights, row * 8)) : nullptr,
+                    .init = init_given ? from(init, centre * bytes) : nullptr,
+                    .k = clusters[p],
+                    .seed = static_cast<uint64_t>(seeds[p]),
+                    .centres = static_cast<char*>(centres.mutable_data_ptr()) + centre * bytes,
+                    .labels = static_cast<int64_t*>(labels.mutable_data_ptr()) + row,
+                    .inertia = static_cast<double*>(inertia.mutable_data_ptr()) + p,
+                    .iterations = static_cast<int64_t*>(iterations.mutable_data_ptr()) + p});
+  }
+  if (problems == 1) {
+    cpu::kmeans(work[0], options, in_parallel);
+  } else {  // a problem to a thread; an exception must not leave it there
+    std::vector<std::exception_ptr> errors(problems);
+    in_parallel(problems, [&](int64_t lo, int64_t hi) {
+      for (int64_t p = lo; p < hi; ++p) {
+        try {
+          cpu::kmeans(work[p], options, alone);
+        } catch (...) {
+          errors[p] = std::current_exception();
+        }
+      }
+    });
+    for (const std::exception_ptr& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+  return {centres, labels, inertia, iterations};
+}
+
+}  // namespace
+}  // namespace uefl
+
+STABLE_TORCH_LIBRARY_IMPL(uefl, CPU, m) { m.impl("kmeans", TORCH_BOX(&uefl::kmeans)); }

@@ -1,0 +1,350 @@
+"""``kmeans``: the same bits from every kernel, thread count and front end; what is refused; empty clusters, weights, batches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uefl_kernels import COMPILED, backend, kmeans, kmeans_batched, vq_assign
+from uefl_kernels._philox import philox
+from uefl_kernels.ops.kmeans import reference
+
+from .conftest import DTYPES, normal
+
+compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+INITS = ("k-means++", "k-means||", "random")
+
+
+def blobs(n, d, centres, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.randn(centres, d, generator=generator) * 5
+    return (means[torch.randint(centres, (n,), generator=generator)] + torch.randn(n, d, generator=generator)).to(dtype)
+
+
+def assert_same(found, expected):
+    for name, a, b in zip(found._fields, found, expected, strict=True):
+        assert a.dtype == b.dtype, name
+        assert torch.equal(a, b), name
+
+
+def assert_as_reference(x, k, **options):
+    with backend("reference"):
+        expected = kmeans(x, k, **options)
+    assert_same(kmeans(x, k, **options), expected)
+
+
+@compiled
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equals_the_reference(dtype, init, metric):
+    for n, d, k in ((1, 1, 1), (37, 3, 5), (300, 17, 12), (90, 70, 33)):
+        x = blobs(n, d, 6, seed=n, dtype=dtype)
+        weights = torch.rand(n, generator=torch.Generator().manual_seed(n))
+        for mass in (None, weights, (weights > 0.5).float() + (torch.arange(n) == 0)):
+            assert_as_reference(x, k, weights=mass, init=init, metric=metric, seed=n, max_iter=20)
+
+
+@compiled
+def test_more_trials_than_fit_in_a_group():
+    assert_as_reference(normal(900, 4), 450, max_iter=3)
+
+
+@compiled
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    n=st.integers(1, 60),
+    d=st.integers(1, 20),
+    k=st.integers(1, 60),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    init=st.sampled_from(INITS),
+    scale=st.sampled_from([0.0, 1e-40, 1e-20, 1.0, 1e12, 1e30]),
+    offset=st.sampled_from([0.0, 1.0, 1e6]),
+    steps=st.sampled_from([None, 1.0, 0.01]),
+    wide=st.booleans(),
+    weighted=st.sampled_from([None, 1e-300, 1.0, 1e300]),
+    n_init=st.integers(1, 3),
+    tol=st.sampled_from([0.0, 1e-4, 0.1]),
+)
+def test_equals_the_reference_on_anything(n, d, k, seed, init, scale, offset, steps, wide, weighted, n_init, tol):
+    generator = torch.Generator().manual_seed(seed % 2**32)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    x = x if steps is None else (x / steps).round() * steps
+    x = (x * scale + offset).to(torch.float64 if wide else torch.float32)
+    weights = None
+    if weighted:
+        weights = torch.rand(n, generator=generator, dtype=torch.float64).round(decimals=1) * weighted
+        weights[seed % n] = weighted
+    assert_as_reference(x, min(n, k), weights=weights, init=init, seed=seed, n_init=n_init, tol=tol, max_iter=8)
+
+
+@compiled
+def test_given_centres_and_strides():
+    x = blobs(200, 12, 7)
+    for init in (normal(9, 12, seed=1), normal(9, 12, seed=1, dtype=torch.float64)):
+        assert_as_reference(x, 9, init=init)
+        assert_as_reference(x, 9, init=init, metric="cosine")
+    dense = kmeans(x, 9)
+    for view in (x.T.contiguous().T, torch.stack([x, x], 1)[:, 0], torch.stack([x, x], 2)[:, :, 1]):
+        assert_same(kmeans(view, 9), dense)
+    assert_same(kmeans(x[:1].expand(50, 12), 3), kmeans(x[:1].repeat(50, 1), 3))
+
+
+def test_lloyd_is_lloyd():
+    """Against the textbook: labels by all distances, centres by means."""
+    x, centres = blobs(400, 5, 8, dtype=torch.float64), normal(8, 5, seed=3, dtype=torch.float64)
+    found = kmeans(x, 8, init=centres, tol=0.0)
+    for _ in range(int(found.iterations)):
+        labels = torch.cdist(x, centres).argmin(1)
+        centres = torch.stack([x[labels == i].mean(0) for i in range(8)])
+    torch.testing.assert_close(found.centres, centres, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.inertia, (x - found.centres[found.labels]).square().sum())
+    assert torch.equal(found.labels, vq_assign(x, found.centres)[:, 0])
+    assert torch.equal(kmeans(x, 8, init=found.centres, tol=0.0).centres, found.centres)
+
+
+@pytest.mark.parametrize("max_iter", [1, 2, 300])
+@pytest.mark.parametrize("tol", [0.0, 1e-2])
+def test_labels_and_inertia_belong_to_the_centres(tol, max_iter):
+    x = blobs(500, 6, 30, seed=1)
+    found = kmeans(x, 12, tol=tol, max_iter=max_iter)
+    assert torch.equal(found.labels, vq_assign(x, found.centres)[:, 0])
+    expected = (x.double() - found.centres[found.labels].double()).square().sum()
+    torch.testing.assert_close(found.inertia, expected, rtol=1e-13, atol=0)
+    assert int(found.iterations) <= max_iter
+
+
+def test_weights_are_repetitions():
+    x, times = blobs(60, 4, 5), torch.arange(60) % 4
+    init = x[:5]
+    weighted, repeated = (
+        kmeans(x, 5, init=init, weights=times.float(), tol=0.0),
+        kmeans(x.repeat_interleave(times, 0), 5, init=init, tol=0.0),
+    )
+    torch.testing.assert_close(weighted.centres, repeated.centres)
+    torch.testing.assert_close(weighted.inertia, repeated.inertia)
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_rows_without_weight_are_not_drawn(init):
+    x = torch.cat([torch.zeros(30, 2) + 100, blobs(40, 2, 4)])
+    weights = torch.cat([torch.zeros(30), torch.ones(40)])
+    for seed in range(5):
+        assert (kmeans(x, 4, weights=weights, init=init, seed=seed).centres < 99).all()
+
+
+def test_empty_clusters_take_the_farthest_rows():
+    x = torch.tensor([[0.0], [1.0], [2.0], [50.0], [100.0]])
+    found = kmeans(x, 3, init=torch.tensor([[1.0], [1e4], [2e4]]))
+    assert sorted(found.centres[:, 0].tolist()) == [1, 50, 100]
+    assert float(found.inertia) == 2
+    one = kmeans(x, 3, init=torch.tensor([[1.0], [1e4], [2e4]]), max_iter=1)
+    assert one.centres[1:, 0].tolist() == [100, 50]  # the first empty cluster takes the farthest row
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_fewer_different_rows_than_clusters(init):
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).repeat(10, 1)
+    found = kmeans(x, 6, init=init)
+    assert float(found.inertia) == 0
+    assert torch.isfinite(found.centres).all()
+
+
+def test_random_rows_are_different():
+    x = torch.arange(50.0)[:, None]
+    for seed in range(20):
+        rows = reference.Data(x, None).grid.seeds("random", 50, seed, 0)
+        assert rows.unique().numel() == 50
+    first = [int(reference.Data(x, None).grid.seeds("random", 1, seed, 0)) for seed in range(600)]
+    assert np.bincount(first, minlength=50).max() < 30  # 12 on average
+
+
+def test_philox_known_answers():
+    counters = np.array([[0] * 4, [0xFFFFFFFF] * 4, [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]], np.uint64)
+    answers = [
+        [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8],
+        [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ]
+    for counter, seed, answer in zip(counters, (0, -1, 0x299F31D0A4093822), answers, strict=True):
+        assert philox(counter[None], seed)[0].tolist() == answer
+
+
+def test_metric_cosine():
+    x = blobs(300, 8, 5) * torch.rand(300, 1).add(0.1)
+    found, scaled = kmeans(x, 5, metric="cosine"), kmeans(x * 4, 5, metric="cosine")
+    torch.testing.assert_close(found.centres.norm(dim=1), torch.ones(5))
+    assert torch.equal(found.labels, scaled.labels)
+    assert (vq_assign(x, found.centres, metric="cosine")[:, 0] == found.labels).float().mean() > 0.99
+    zero = kmeans(torch.cat([x, torch.zeros(3, 8)]), 5, metric="cosine")
+    assert torch.isfinite(zero.centres).all()
+
+
+@compiled
+def test_number_of_threads_does_not_matter():
+    problems = [blobs(3000, 9, 20, seed=1), blobs(2000, 9, 20, seed=2, dtype=torch.float32), blobs(70, 9, 20, seed=3)]
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 4) * 7:
+            torch.set_num_threads(threads)
+            results.append([kmeans(problems[0], 20, init=init) for init in INITS] + kmeans_batched(problems, [20, 7, 3], seed=[1, 2, 3]))
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        for found, expected in zip(result, results[0], strict=True):
+            assert_same(found, expected)
+
+
+def test_a_batch_is_its_problems():
+    xs = [blobs(n, 5, 4, seed=n) for n in (30, 7, 200, 1)]
+    ks, seeds = [4, 7, 9, 1], [3, 1, 4, 1]
+    weights = [torch.rand(len(x)) + 0.1 for x in xs]
+    for init in (*INITS, [x[:k].flip(0) for x, k in zip(xs, ks, strict=True)]):
+        found = kmeans_batched(xs, ks, weights=weights, init=init, seed=seeds)
+        for i, result in enumerate(found):
+            one = init if isinstance(init, str) else init[i]
+            assert_same(result, kmeans(xs[i], ks[i], weights=weights[i], init=one, seed=seeds[i]))
+    stacked = kmeans_batched(torch.stack([xs[0], xs[0] + 1]), 3)
+    assert_same(stacked[1], kmeans(xs[0] + 1, 3))
+    assert kmeans_batched([], 3) == []
+
+
+def test_n_init_keeps_the_best():
+    x = blobs(300, 3, 12)
+    single = [float(kmeans(x, 12, init="random", n_init=1, seed=s).inertia) for s in range(6)]
+    best = [float(kmeans(x, 12, init="random", seed=s).inertia) for s in range(6)]
+    assert max(best) < max(single)
+    assert float(kmeans(x, 12, init="random", n_init=1).inertia) >= float(kmeans(x, 12, init="random", n_init=2).inertia)
+
+
+@pytest.mark.parametrize("init", ["k-means++", "k-means||"])
+def test_quality_is_that_of_scikit_learn(init):
+    cluster = pytest.importorskip("sklearn.cluster")
+    x = blobs(1500, 12, 25, seed=5) * 0.6 + normal(1500, 12, seed=6)
+    ours = np.mean([float(kmeans(x, 40, init=init, seed=s).inertia) for s in range(10)])
+    theirs = np.mean([cluster.KMeans(40, n_init=1, random_state=s).fit(x.numpy()).inertia_ for s in range(10)])
+    assert ours < theirs * 1.005
+
+
+def test_values_far_from_zero_and_far_apart():
+    """An offset does not cost precision, an outlier does not hide the rest."""
+    x = blobs(300, 4, 6, dtype=torch.float64)
+    near, far = kmeans(x, 6, seed=2), kmeans(x + 1e9, 6, seed=2)
+    assert torch.equal(near.labels, far.labels)
+    torch.testing.assert_close(far.centres - 1e9, near.centres, atol=1e-6, rtol=0)
+    outlier = kmeans(torch.cat([x, torch.full((1, 4), 1e4, dtype=torch.float64)]), 7, seed=2)
+    assert float(outlier.inertia) < 1.2 * float(near.inertia)
+
+
+X, W = torch.randn(6, 3), torch.ones(6)
+REFUSED = {
+    "x not a tensor": (lambda: kmeans([[1.0]], 1), TypeError, r"^kmeans: x must be a torch.Tensor, got list; uefl_kernels.numpy"),
+    "x of integers": (lambda: kmeans(torch.ones(3, 2, dtype=torch.int64), 1), TypeError, r"^kmeans: x has dtype torch.int64, expected"),
+    "x of one dimension": (lambda: kmeans(X[0], 1), ValueError, r"^kmeans: x must have shape \[N, d\], got \[3\]"),
+    "no columns": (lambda: kmeans(torch.ones(4, 0), 1), ValueError, r"^kmeans: x \[4, 0\] has no elements"),
+    "too many clusters": (lambda: kmeans(X, 7), ValueError, r"^kmeans: 7 clusters need at least 7 rows, got 6; lower k or give more data"),
+    "no clusters": (lambda: kmeans(X, 0), ValueError, r"^kmeans: k must be at least 1, got 0"),
+    "k not an int": (lambda: kmeans(X, 2.0), TypeError, r"^kmeans: k must be an int, got 2.0"),
+    "seed too large": (lambda: kmeans(X, 2, seed=2**63), ValueError, r"^kmeans: seed must fit in 64 bits, got 9223372036854775808"),
+    "n_init": (lambda: kmeans(X, 2, n_init=0), ValueError, r"^kmeans: n_init must be 'auto' or an int of at least 1, got 0"),
+    "n_init by name": (lambda: kmeans(X, 2, n_init="warn"), ValueError, r"^kmeans: n_init must be 'auto' or an int .*'warn'"),
+    "max_iter": (lambda: kmeans(X, 2, max_iter=0), ValueError, r"^kmeans: max_iter must be at least 1, got 0"),
+    "tol": (lambda: kmeans(X, 2, tol=-1e-4), ValueError, r"^kmeans: tol must be finite and not negative, got -0.0001; use 0"),
+    "metric": (lambda: kmeans(X, 2, metric="l1"), ValueError, r"^kmeans: metric .l1. is not known, expected one of"),
+    "init": (lambda: kmeans(X, 2, init="++"), ValueError, r"^kmeans: init '\+\+' is not known, expected one of .* or the centres"),
+    "init of another shape": (lambda: kmeans(X, 2, init=X[:3]), ValueError, r"^kmeans: init must have shape \[2, 3\], got \[3, 3\]"),
+    "init of integers": (lambda: kmeans(X, 2, init=X[:2].long()), TypeError, r"^kmeans: init has dtype torch.int64, expected float32"),
+    "weights of another shape": (lambda: kmeans(X, 2, weights=W[:5]), ValueError, r"^kmeans: weights must have shape \[6\], got \[5\]"),
+    "weights not a tensor": (lambda: kmeans(X, 2, weights=[1.0] * 6), TypeError, r"^kmeans: weights must be a tensor of float32"),
+    "device": (lambda: kmeans(X, 2, weights=W.to("meta")), ValueError, r"^kmeans: x is on cpu and weights on meta; move one of them"),
+    "batch of lists": (lambda: kmeans_batched([[1.0]], 1), TypeError, r"^kmeans_batched: x must be a torch.Tensor, got list"),
+    "batch of two dtypes": (lambda: kmeans_batched([X, X.double()], 1), ValueError, r"^kmeans_batched: the problems must have the same"),
+    "batch with too few k": (lambda: kmeans_batched([X, X], [1]), ValueError, r"^kmeans_batched: k has 1 entries for 2 problems"),
+    "batch, one too small": (lambda: kmeans_batched([X, X[:1]], 2), ValueError, r"^kmeans_batched: 2 clusters need at least 2 rows, got 1"),
+    "batch with weights": (lambda: kmeans_batched([X], 2, weights=[W[:3]]), ValueError, r"^kmeans_batched: weights\[0\] must have shape"),
+    "batch with centres": (lambda: kmeans_batched([X], 2, init=[X]), ValueError, r"^kmeans_batched: init\[0\] must have shape \[2, 3\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", ["auto", "reference"])
+def test_values_that_are_refused(name):
+    with backend(name):
+        for value in (float("nan"), float("inf"), float("-inf")):
+            x = torch.ones(300, 70)
+            x[299, 69] = value
+            with pytest.raises(RuntimeError, match="kmeans: x holds NaN or infinity; remove or replace those rows"):
+                kmeans(x, 2)
+        for bad in (-1.0, float("nan"), float("inf")):
+            weights = torch.ones(6)
+            weights[5] = bad
+            with pytest.raises(RuntimeError, match="kmeans: weights must be finite, not negative and not all zero"):
+                kmeans(X, 2, weights=weights)
+        with pytest.raises(RuntimeError, match="kmeans: weights must be finite, not negative and not all zero"):
+            kmeans_batched([X, X], 2, weights=[W, W * 0])
+
+
+def test_gradients_stop():
+    assert not kmeans(X.clone().requires_grad_(), 2).centres.requires_grad
+
+
+def test_opcheck():
+    for init in (None, normal(5, 3)):
+        arguments = (normal(19, 3), torch.rand(19).double(), init, [9, 10], [2, 3], [0, 1], "k-means++", False, 1, 10, 1e-4)
+        torch.library.opcheck(torch.ops.uefl.kmeans.default, arguments)
+
+
+def test_compile_fullgraph():
+    x = normal(50, 4)
+    step = torch.compile(lambda rows: kmeans(rows * 2, 3).centres + 1, fullgraph=True, backend="aot_eager")
+    assert torch.equal(step(x), kmeans(x * 2, 3).centres + 1)
+
+
+def test_autocast():
+    x = normal(50, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(kmeans(x, 3), kmeans(x.clone(), 3))
+        assert kmeans(x.bfloat16(), 3).centres.dtype == torch.float32
+
+
+def test_around_another_search():
+    """What runs on a GPU: the reference's code around a compiled or Triton search."""
+    x, weights = blobs(150, 5, 6), torch.rand(150).double()
+    expected = kmeans(x, 6, weights=weights)
+    arguments = (x, weights, None, [150], [6], [0], "k-means++", False, 1, 300, 1e-4)
+    found = reference.kmeans_around(torch.ops.uefl.vq_assign.default, *arguments)
+    assert all(torch.equal(a.reshape(b.shape), b) for a, b in zip(found, expected, strict=True))
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        with backend("triton"):
+            assert_same(kmeans(x, 6, weights=weights), expected)
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["amx", "avx512", "avx2", "portable"])
+def test_variants(variant):
+    """UEFL_CPU is read once per process: the tests of equality again, in one that is forced to a variant."""
+    environment = {**os.environ, "UEFL_CPU": variant}
+    probe = subprocess.run([sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True)
+    if probe.returncode != 0:
+        pytest.skip(f"this CPU has no {variant}")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", __file__, "-k", "equals_the_reference or trials or given"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-3000:]

@@ -1,0 +1,210 @@
+"""``KMeans``: scikit-learn's conventions, on arrays and tensors; and the front end without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from uefl_kernels import COMPILED, KMeans, kmeans, vq_assign
+
+from .conftest import normal
+
+DATA = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float32)
+
+# Checks of scikit-learn that cannot apply, with the reason.
+NOT_APPLICABLE = {
+    "check_sample_weight_equivalence_on_dense_data": "rows are drawn by number, so another order or a repeated row draws others; "
+    "scikit-learn excepts its own KMeans from this check, too",
+}
+
+
+def test_scikit_learn_accepts_it():
+    checks = pytest.importorskip("sklearn.utils.estimator_checks")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Estimator KMeans does not inherit")
+        results = checks.check_estimator(KMeans(n_clusters=2, random_state=0), on_skip=None, on_fail=None)
+    failed = {result["check_name"]: result["exception"] for result in results if result["status"] == "failed"}
+    assert failed.keys() <= NOT_APPLICABLE.keys(), failed
+    assert len(results) > 40
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_in_arrays_out(dtype):
+    x = DATA.astype(dtype)
+    model = KMeans(4, random_state=3).fit(x)
+    expected = kmeans(torch.from_numpy(x), 4, seed=3)
+    assert type(model.cluster_centers_) is np.ndarray
+    assert model.cluster_centers_.dtype == dtype
+    assert np.array_equal(model.cluster_centers_, expected.centres.numpy())
+    assert np.array_equal(model.labels_, expected.labels.numpy())
+    assert (model.inertia_, model.n_iter_) == (float(expected.inertia), int(expected.iterations))
+    assert np.array_equal(model.predict(x), model.labels_)
+    assert model.score(x) == pytest.approx(-model.inertia_)
+    distances = model.transform(x)
+    assert np.array_equal(distances.argmin(1), model.labels_)
+    assert distances.dtype == dtype
+    assert (distances.min(1) ** 2).sum() == pytest.approx(model.inertia_, rel=1e-5)
+    assert np.array_equal(KMeans(4, random_state=3).fit_predict(x), model.labels_)
+    assert np.array_equal(KMeans(4, random_state=3).fit_transform(x), distances)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_tensors_in_tensors_out(dtype):
+    x = torch.from_numpy(DATA).to(dtype)
+    model = KMeans(4, random_state=3).fit(x)
+    assert isinstance(model.cluster_centers_, torch.Tensor)
+    assert isinstance(model.labels_, torch.Tensor)
+    assert torch.equal(model.predict(x), model.labels_)
+    assert torch.equal(model.labels_, vq_assign(x, model.cluster_centers_)[:, 0])
+    assert model.transform(x).shape == (200, 4)
+
+
+def test_lists_frames_and_strange_arrays():
+    expected = KMeans(3, random_state=0).fit(DATA[:20].astype(np.float64)).labels_
+    for x in (DATA[:20].tolist(), DATA[:20].astype(">f4").astype(np.float64), np.asfortranarray(DATA[:20].astype(np.float64))):
+        assert np.array_equal(KMeans(3, random_state=0).fit(x).labels_, expected)
+    reverse = KMeans(3, random_state=0).fit(DATA[:20].astype(np.float64)[::-1][::-1])
+    assert np.array_equal(reverse.labels_, expected)
+    assert KMeans(2, random_state=0).fit(np.arange(12).reshape(6, 2)).cluster_centers_.dtype == np.float64
+
+
+def test_metric_cosine_predicts_what_it_fitted():
+    for x in (DATA, DATA.astype(np.float64)):
+        model = KMeans(5, metric="cosine", random_state=0).fit(x)
+        assert np.array_equal(model.predict(x), model.labels_)
+        assert np.array_equal(model.predict(x * 8), model.labels_)
+        assert model.score(x) == pytest.approx(-model.inertia_)
+
+
+def test_sample_weight_moves_the_centres():
+    model = KMeans(1).fit(np.array([[0.0], [1.0]]), sample_weight=[3.0, 1.0])
+    assert model.cluster_centers_.item() == 0.25
+    assert model.score(np.array([[0.0], [1.0]]), sample_weight=np.array([3.0, 1.0])) == -(3 * 0.25**2 + 0.75**2)
+
+
+def test_random_state():
+    def centres(state):
+        return KMeans(6, random_state=state).fit(DATA).cluster_centers_
+
+    assert np.array_equal(centres(np.random.RandomState(1)), centres(np.random.RandomState(1)))
+    assert np.array_equal(centres(np.random.default_rng(1)), centres(np.random.default_rng(1)))
+    torch.manual_seed(5)
+    first = centres(None)
+    second = centres(None)
+    torch.manual_seed(5)
+    assert np.array_equal(centres(None), first)
+    assert not np.array_equal(first, second)
+
+
+def test_parameters():
+    model = KMeans(3, init=DATA[:3])
+    assert model.get_params() == {
+        "n_clusters": 3, "init": model.init, "n_init": "auto", "max_iter": 300, "tol": 1e-4, "random_state": None, "metric": "l2",
+    }  # fmt: skip
+    assert model.set_params(max_iter=5, tol=0.0) is model
+    assert (model.max_iter, model.tol) == (5, 0.0)
+    assert repr(KMeans(3, max_iter=5)) == "KMeans(max_iter=5, n_clusters=3)"
+    assert model.fit(DATA).n_iter_ <= 5
+    with pytest.raises(ValueError, match=r"(?s)Invalid parameter 'k' for estimator KMeans.* Valid parameters are: \['init'"):
+        model.set_params(k=3)
+
+
+REFUSED = {
+    "too many clusters": (lambda: KMeans(9).fit(DATA[:8]), ValueError, "9 clusters need at least 9 rows, got 8"),
+    "NaN": (lambda: KMeans(2).fit(np.array([[1.0], [np.nan]])), ValueError, "x holds NaN or infinity"),
+    "NaN later": (lambda: KMeans(2).fit(DATA).predict(DATA * np.inf), ValueError, "KMeans: X holds NaN or infinity"),
+    "columns": (lambda: KMeans(2).fit(DATA).predict(DATA[:, :3]), ValueError, "X has 3 features, but KMeans is expecting 5"),
+    "one dimension": (lambda: KMeans(2).fit(DATA[0]), ValueError, "Expected 2D array, got 1D array instead"),
+    "no rows": (lambda: KMeans(2).fit(DATA[:0]), ValueError, r"Found array with 0 sample\(s\)"),
+    "no columns": (lambda: KMeans(2).fit(DATA[:, :0]), ValueError, r"Found array with 0 feature\(s\)"),
+    "not fitted": (lambda: KMeans(2).predict(DATA), AttributeError, "This KMeans instance is not fitted yet"),
+    "weights": (lambda: KMeans(2).fit(DATA, sample_weight=-np.ones(200)), ValueError, "weights must be finite, not negative"),
+    "shape of weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(3)), ValueError, r"sample_weight must have shape \[200\]"),
+    "init by a function": (lambda: KMeans(2, init=max).fit(DATA), TypeError, "init must be a name or the centres, got a function"),
+    "complex": (lambda: KMeans(2).fit(DATA * 1j), ValueError, "Complex data not supported"),
+    "seed": (lambda: KMeans(2, random_state="a").fit(DATA), TypeError, "seed must be an int, got 'a'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+
+WITHOUT_TORCH = """
+import sys
+import numpy as np
+from uefl_kernels import numpy
+from uefl_kernels.numpy import kmeans, vq_assign
+x = np.random.default_rng(0).standard_normal((50, 3))
+assert np.array_equal(kmeans(x, 4).labels, vq_assign(x, kmeans(x, 4).centres)[:, 0])
+assert "torch" not in sys.modules and "sklearn" not in sys.modules
+"""
+
+
+@compiled
+def test_numpy_without_torch():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_without_scikit_learn():
+    code = "import sys; from uefl_kernels import KMeans; assert 'sklearn' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numpy_equals_the_op(dtype):
+    from uefl_kernels import numpy as front
+
+    x, weights = DATA.astype(dtype), np.random.default_rng(1).random(200)
+    for options in ({}, {"init": "k-means||"}, {"init": "random"}, {"init": x[:6]}, {"metric": "cosine"}, {"weights": weights}):
+        tensors = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+        expected = kmeans(torch.from_numpy(x), 6, seed=2, **tensors)
+        for threads in (None, 1, 2, 4):
+            for view in (x, np.asfortranarray(x)):
+                found = front.kmeans(view, 6, seed=2, threads=threads, **options)
+                for name, a, b in zip(found._fields, found, expected, strict=True):
+                    assert np.array_equal(a, b.numpy()), name
+    assert np.array_equal(
+        front.vq_assign(x, x[:7], metric="cosine"), vq_assign(torch.from_numpy(x), torch.from_numpy(x[:7]), metric="cosine")
+    )
+
+
+NUMPY_REFUSED = {
+    "list": (lambda front: front.kmeans([[1.0]], 1), TypeError, "^kmeans: x must be a NumPy array, got list"),
+    "dtype": (lambda front: front.kmeans(DATA.astype(np.float16), 1), TypeError, "^kmeans: x has dtype float16, expected float32"),
+    "shape": (lambda front: front.kmeans(DATA[0], 1), ValueError, r"^kmeans: x must have shape \[N, d\], got \[5\]"),
+    "k": (lambda front: front.kmeans(DATA[:3], 4), ValueError, "^kmeans: 4 clusters need at least 4 rows, got 3"),
+    "threads": (lambda front: front.kmeans(DATA, 4, threads=0), ValueError, "^kmeans: threads must be at least 1, or None for all, got 0"),
+    "weights": (lambda front: front.kmeans(DATA, 4, weights=DATA[0]), ValueError, r"^kmeans: weights must have shape \[200\], got \[5\]"),
+    "init": (lambda front: front.kmeans(DATA, 4, init=DATA), ValueError, r"^kmeans: init must have shape \[4, 5\], got \[200, 5\]"),
+    "method": (lambda front: front.kmeans(DATA, 4, init="best"), ValueError, "^kmeans: init 'best' is not known"),
+    "values": (lambda front: front.kmeans(DATA * np.nan, 4), RuntimeError, "^kmeans: x holds NaN or infinity"),
+    "precision": (lambda front: front.vq_assign(DATA, DATA, precision="half"), ValueError, "^vq_assign: precision 'half' is not known"),
+}  # fmt: skip
+
+
+@compiled
+@pytest.mark.parametrize("case", NUMPY_REFUSED)
+def test_numpy_refuses(case):
+    from uefl_kernels import numpy as front
+
+    call, error, message = NUMPY_REFUSED[case]
+    with pytest.raises(error, match=message):
+        call(front)
+
+
+def test_bfloat16_rows_are_clustered_as_float32():
+    x = normal(80, 4, dtype=torch.bfloat16)
+    assert torch.equal(KMeans(3, random_state=0).fit(x).cluster_centers_, KMeans(3, random_state=0).fit(x.float()).cluster_centers_)

@@ -1,0 +1,32 @@
+"""Everything public that needs torch; ``uefl_kernels`` hands it out on first use."""
+
+from ._library import COMPILED, backend
+from .estimator import KMeans
+from .ops.kmeans import KMeansResult, kmeans, kmeans_batched
+from .ops.log_transition_probs import log_transition_probs, transition_double_softmax
+from .ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
+from .ops.set_proportion_loss import set_proportion_loss
+from .ops.transition_nll import transition_nll
+from .ops.vq import VQOutput, vq, vq_with_sums
+from .ops.vq_assign import vq_assign
+from .transition import log_transition_matrix
+
+__all__ = [
+    "COMPILED",
+    "KMeans",
+    "KMeansResult",
+    "MCStats",
+    "VQOutput",
+    "backend",
+    "kmeans",
+    "kmeans_batched",
+    "log_transition_matrix",
+    "log_transition_probs",
+    "mc_dropout_mlp",
+    "set_proportion_loss",
+    "transition_double_softmax",
+    "transition_nll",
+    "vq",
+    "vq_assign",
+    "vq_with_sums",
+]

@@ -1,0 +1,53 @@
+"""Checks of what a k-means is asked for, and its defaults; shared by the torch and the NumPy front end, so without either."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+INITS = ("k-means++", "k-means||", "random")
+METRICS = ("l2", "cosine")
+
+
+def check_request(op: str, n: int, d: int, k: int, n_init: int | str, max_iter: int, tol: float, seed: int, metric: str) -> None:
+    """Raise TypeError or ValueError for a problem of n rows of d elements and k clusters that cannot be solved."""
+    for name, value in (("k", k), ("max_iter", max_iter), ("seed", seed)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{op}: {name} must be an int, got {value!r}")
+    if d < 1:
+        raise ValueError(f"{op}: x [{n}, {d}] has no elements; it needs at least one column")
+    if k < 1:
+        raise ValueError(f"{op}: k must be at least 1, got {k}")
+    if n < k:
+        raise ValueError(f"{op}: {k} clusters need at least {k} rows, got {n}; lower k or give more data")
+    if n_init != "auto" and (isinstance(n_init, (bool, str)) or not isinstance(n_init, int) or n_init < 1):
+        raise ValueError(f"{op}: n_init must be 'auto' or an int of at least 1, got {n_init!r}")
+    if max_iter < 1:
+        raise ValueError(f"{op}: max_iter must be at least 1, got {max_iter}")
+    if not (math.isfinite(tol) and tol >= 0):
+        raise ValueError(f"{op}: tol must be finite and not negative, got {tol}; use 0 to go on until no label changes")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"{op}: seed must fit in 64 bits, got {seed}")
+    if metric not in METRICS:
+        raise ValueError(f"{op}: metric {metric!r} is not known, expected one of {METRICS}")
+
+
+def check_method(op: str, init: str) -> None:
+    """Raise ValueError for a seeding that does not exist."""
+    if init not in INITS:
+        raise ValueError(f"{op}: init {init!r} is not known, expected one of {INITS} or the centres themselves, [k, d]")
+
+
+def check_shape(op: str, name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
+    """Raise ValueError when a shape is not the expected one."""
+    if tuple(shape) != tuple(expected):
+        raise ValueError(f"{op}: {name} must have shape {list(expected)}, got {list(shape)}")
+
+
+def starts(n_init: int | str, init: str | None) -> int:
+    """How often to begin: given centres always give the same result, random rows differ the most."""
+    if init is None:
+        return 1
+    if isinstance(n_init, str):
+        return 10 if init == "random" else 1
+    return n_init

@@ -1,0 +1,127 @@
+"""The kernels for NumPy arrays, without torch: the same answers as the ops, on the CPU.
+
+Needs the compiled kernels; importing it without them raises ImportError.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _host
+from ._kmeans_checks import check_method, check_request, check_shape, starts
+
+__all__ = ["KMeansResult", "kmeans", "vq_assign"]
+
+
+class KMeansResult(NamedTuple):
+    """What :func:`kmeans` returns."""
+
+    centres: npt.NDArray[Any]
+    """``[k, d]``, the dtype of x."""
+    labels: npt.NDArray[np.int64]
+    """``[N]``: the nearest of the centres returned."""
+    inertia: float
+    """Weighted sum of the squared distances of the rows to their centres."""
+    iterations: int
+    """How many times the centres were moved."""
+
+
+def vq_assign(
+    x: npt.NDArray[Any],
+    codebook: npt.NDArray[Any],
+    *,
+    metric: str = "l2",
+    precision: str = "exact",
+    threads: int | None = None,
+) -> npt.NDArray[np.int64]:
+    """Index of the nearest codeword of every segment of every row: :func:`uefl_kernels.vq_assign` for arrays.
+
+    Args:
+        x: ``[..., D]`` float32 or float64; any strides.
+        codebook: ``[K, d]`` or ``[S, K, d]``, float32 or float64, finite.
+        metric: ``"l2"`` or ``"cosine"``.
+        precision: ``"exact"`` or ``"fast"``.
+        threads: at most so many; default: all.
+
+    Returns:
+        indices ``[..., S]``.
+
+    Raises:
+        TypeError: a dtype other than float32 and float64.
+        ValueError: shapes, metric or precision that do not fit.
+        RuntimeError: the codebook is not finite.
+
+    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eq. 1.
+
+    Equivalent to (``[K, d]``, "l2", but without an N x K matrix)::
+
+        rows = x.reshape(*x.shape[:-1], -1, 1, d).astype(float)
+        ((rows - codebook) ** 2).sum(-1).argmin(-1)
+    """
+    if precision not in ("exact", "fast"):
+        raise ValueError(f"vq_assign: precision {precision!r} is not known, expected 'exact' or 'fast'")
+    indices: npt.NDArray[np.int64] = _host.vq_assign(x, codebook, metric=metric, exact=precision == "exact", threads=threads)
+    return indices
+
+
+def kmeans(
+    x: npt.NDArray[Any],
+    k: int,
+    *,
+    weights: npt.NDArray[Any] | None = None,
+    init: str | npt.NDArray[Any] = "k-means++",
+    n_init: int | str = "auto",
+    max_iter: int = 300,
+    tol: float = 1e-4,
+    seed: int = 0,
+    metric: str = "l2",
+    threads: int | None = None,
+) -> KMeansResult:
+    """Cluster the rows of x: :func:`uefl_kernels.kmeans` for arrays, to the bit.
+
+    Args:
+        x: ``[N, d]`` float32 or float64, finite; any strides.
+        k, n_init, max_iter, tol, seed, metric: as there.
+        weights: ``[N]``, not negative and not all zero.
+        init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centres ``[k, d]``.
+        threads: at most so many; default: all. The result does not depend on it.
+
+    Returns:
+        :class:`KMeansResult` ``(centres, labels, inertia, iterations)``.
+
+    Raises:
+        TypeError, ValueError: arrays or numbers that do not fit.
+        RuntimeError: x is not finite, or weights are not valid.
+
+    Source: as :func:`uefl_kernels.kmeans`.
+
+    Equivalent to (given centres, no empty cluster)::
+
+        for _ in range(max_iter):
+            labels = ((x[:, None] - centres.astype(float)) ** 2).sum(-1).argmin(1)
+            centres = np.stack([x[labels == i].mean(0, dtype=float) for i in range(k)]).astype(x.dtype)
+    """
+    for name, array in (("x", x), ("weights", weights), ("init", init)):
+        if array is not None and not isinstance(array, (np.ndarray, str)):
+            raise TypeError(f"kmeans: {name} must be a NumPy array, got {type(array).__name__}")
+    if x.dtype not in (np.float32, np.float64):
+        raise TypeError(f"kmeans: x has dtype {x.dtype}, expected float32 or float64")
+    if x.ndim != 2:
+        raise ValueError(f"kmeans: x must have shape [N, d], got {list(x.shape)}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"kmeans: threads must be at least 1, or None for all, got {threads}")
+    n, d = x.shape
+    check_request("kmeans", n, d, k, n_init, max_iter, tol, seed, metric)
+    if weights is not None:
+        check_shape("kmeans", "weights", weights.shape, [n])
+    method, centres = (init, None) if isinstance(init, str) else (None, init)
+    if centres is None:
+        check_method("kmeans", str(method))
+    else:
+        check_shape("kmeans", "init", centres.shape, [k, d])
+        centres = centres.astype(x.dtype)
+    runs = starts(n_init, method)
+    return KMeansResult(*_host.kmeans(x, k, weights, centres, method or "", metric == "cosine", runs, max_iter, float(tol), seed, threads))

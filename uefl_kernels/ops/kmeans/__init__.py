@@ -1,0 +1,219 @@
+"""``kmeans`` and ``kmeans_batched``: a whole fit, or a batch of them, in one op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..._checks import DTYPES
+from ..._kmeans_checks import check_method, check_request, check_shape, starts
+from ..._library import define, define_composed, resolve
+from . import reference
+
+
+class KMeansResult(NamedTuple):
+    """What a fit returns, on the device of x. Centres are float64 for float64 x and float32 for all else."""
+
+    centres: torch.Tensor
+    """``[k, d]``"""
+    labels: torch.Tensor
+    """``[N]`` int64: the nearest of the centres returned."""
+    inertia: torch.Tensor
+    """scalar, float64: weighted sum of the squared distances of the rows to their centres."""
+    iterations: torch.Tensor
+    """scalar, int64: how many times the centres were moved."""
+
+
+def _fake(
+    x: torch.Tensor,
+    weights: torch.Tensor | None,
+    init: torch.Tensor | None,
+    sizes: Sequence[int],
+    clusters: Sequence[int],
+    seeds: Sequence[int],
+    method: str,
+    spherical: bool,
+    n_init: int,
+    max_iter: int,
+    tol: float,
+) -> reference.Result:
+    return (
+        x.new_empty(sum(clusters), x.shape[1], dtype=reference.centre_dtype(x)),
+        x.new_empty(x.shape[0], dtype=torch.int64),
+        x.new_empty(len(sizes), dtype=torch.float64),
+        x.new_empty(len(sizes), dtype=torch.int64),
+    )
+
+
+define(
+    "kmeans(Tensor x, Tensor? weights, Tensor? init, SymInt[] sizes, SymInt[] clusters, int[] seeds, str method, bool spherical,"
+    " int n_init, int max_iter, float tol) -> (Tensor centres, Tensor labels, Tensor inertia, Tensor iterations)",
+    reference=reference.kmeans,
+    fake=_fake,
+)
+define_composed("kmeans", reference.kmeans_around)
+
+
+def kmeans(
+    x: torch.Tensor,
+    k: int,
+    *,
+    weights: torch.Tensor | None = None,
+    init: str | torch.Tensor = "k-means++",
+    n_init: int | str = "auto",
+    max_iter: int = 300,
+    tol: float = 1e-4,
+    seed: int = 0,
+    metric: str = "l2",
+) -> KMeansResult:
+    """Cluster the rows of x: seeding, Lloyd's algorithm with exact labels, and inertia.
+
+    The same input and seed give the same bits on every backend and for any number of threads: labels are the argmin of the
+    float64 distance, sums over rows are sums of integers, and seeding compares distances on a grid of whole numbers (2^14 steps
+    from the middle of the data to its edge; what differs by less counts as the same row there, and only there).
+
+    Args:
+        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. It must be finite: checked on the CPU; on a GPU,
+            where a check would stall the device, the inertia becomes NaN.
+        k: how many clusters, 1 <= k <= N.
+        weights: ``[N]``, not negative and not all zero; the same as repeating rows. Checked on the CPU. Default: ones.
+        init: ``"k-means++"``: greedy, the best of 2 + ln k rows drawn by squared distance, k times. ``"k-means||"``: five rounds
+            that draw 2 k rows each, then k-means++ among these; fewer passes over many rows. ``"random"``: different rows. Or the
+            centres, ``[k, d]``.
+        n_init: how many starts, of which the lowest inertia is kept; ``"auto"``: 10 for ``"random"``, or else 1.
+        max_iter: at most so many iterations.
+        tol: stop when the squared movement of the centres, summed, is at most this times the mean variance of the columns; and in
+            any case when no label changes.
+        seed: of Philox4x32-10 (counters: ``Grid`` in ``reference.py``).
+        metric: ``"l2"``; or ``"cosine"``: rows and centres are scaled to length 1 (spherical k-means), and inertia is that of the
+            scaled rows. A row of zeros stays.
+
+    A cluster that loses all its rows takes the row that is farthest from its centre (compared to some 2^-(52 - log2 N) of the
+    distance, then the lowest row); one for which no row is left at a distance keeps its centre.
+
+    Returns:
+        :class:`KMeansResult` ``(centres, labels, inertia, iterations)``. No gradient. On a GPU the host looks every 16 iterations
+        whether the fit has converged; what was launched in between changes nothing.
+
+    Raises:
+        TypeError, ValueError: shapes, dtypes, devices or numbers that do not fit.
+        RuntimeError: x is not finite, weights are not valid, or a forced backend is absent.
+
+    Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy variant, section 4); Bahmani et al. 2012, "Scalable
+    k-means++" (drawn with replacement: Bachem et al. 2017).
+
+    Equivalent to (given centres, no empty cluster)::
+
+        for _ in range(max_iter):
+            labels = torch.cdist(x.double(), centres.double()).argmin(1)
+            centres = torch.stack([x[labels == i].double().mean(0) for i in range(k)]).to(centres.dtype)
+    """
+    _check_rows("kmeans", x)
+    return _call("kmeans", x, [x.shape[0]], [k], [seed], weights, init, n_init, max_iter, tol, metric)[0]
+
+
+def kmeans_batched(
+    xs: Sequence[torch.Tensor] | torch.Tensor,
+    k: int | Sequence[int],
+    *,
+    weights: Sequence[torch.Tensor] | None = None,
+    init: str | Sequence[torch.Tensor] = "k-means++",
+    n_init: int | str = "auto",
+    max_iter: int = 300,
+    tol: float = 1e-4,
+    seed: int | Sequence[int] = 0,
+    metric: str = "l2",
+) -> list[KMeansResult]:
+    """Several independent problems in one call, each with its own rows, k and seed; on the CPU one to a thread.
+
+    Args:
+        xs: tensors ``[N_p, d]`` of one dtype and device, or one tensor ``[P, N, d]``.
+        k: one number for all, or one for each.
+        weights: one tensor ``[N_p]`` for each.
+        init: the name of a seeding, or centres ``[k_p, d]`` for each.
+        n_init, max_iter, tol, metric: as for :func:`kmeans`.
+        seed: one number for all, or one for each.
+
+    Returns:
+        what :func:`kmeans` returns for each problem, to the bit.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`kmeans`.
+
+    Source: as :func:`kmeans`.
+
+    Equivalent to::
+
+        [kmeans(x, k, weights=w, seed=s, ...) for x, k, w, s in zip(xs, ks, weights, seeds)]
+    """
+    op = "kmeans_batched"
+    xs = list(xs)
+    for x in xs:
+        _check_rows(op, x)
+    if not xs:
+        return []
+    if any((x.shape[1], x.dtype, x.device) != (xs[0].shape[1], xs[0].dtype, xs[0].device) for x in xs):
+        raise ValueError(f"{op}: the problems must have the same number of columns, dtype and device")
+    clusters, seeds = ([value] * len(xs) if isinstance(value, int) else list(value) for value in (k, seed))
+    for name, values in (("k", clusters), ("seed", seeds), ("weights", weights), ("init", init)):
+        if values is not None and not isinstance(values, str) and len(values) != len(xs):
+            raise ValueError(f"{op}: {name} has {len(values)} entries for {len(xs)} problems")
+    for name, tensors in (("weights", weights), ("init", init)):
+        if tensors is not None and not isinstance(tensors, str):
+            for i, (tensor, x) in enumerate(zip(tensors, xs, strict=True)):
+                expected = [x.shape[0]] if name == "weights" else [clusters[i], x.shape[1]]
+                check_shape(op, f"{name}[{i}]", tensor.shape, expected)
+    given = init if isinstance(init, str) else torch.cat(list(init))
+    mass = None if weights is None else torch.cat(list(weights))
+    return _call(op, torch.cat(xs), [x.shape[0] for x in xs], clusters, seeds, mass, given, n_init, max_iter, tol, metric)
+
+
+def _check_rows(op: str, x: torch.Tensor) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{op}: x must be a torch.Tensor, got {type(x).__name__}; uefl_kernels.numpy takes arrays")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{op}: x has dtype {x.dtype}, expected float32, bfloat16, float16 or float64")
+    if x.dim() != 2:
+        raise ValueError(f"{op}: x must have shape [N, d], got {list(x.shape)}")
+
+
+def _call(
+    op: str,
+    x: torch.Tensor,
+    sizes: list[int],
+    clusters: list[int],
+    seeds: list[int],
+    weights: torch.Tensor | None,
+    init: str | torch.Tensor,
+    n_init: int | str,
+    max_iter: int,
+    tol: float,
+    metric: str,
+) -> list[KMeansResult]:
+    for n, k, seed in zip(sizes, clusters, seeds, strict=True):
+        check_request(op, n, x.shape[1], k, n_init, max_iter, tol, seed, metric)
+    if weights is not None:
+        if not isinstance(weights, torch.Tensor) or weights.dtype not in DTYPES:
+            raise TypeError(f"{op}: weights must be a tensor of float32, bfloat16, float16 or float64")
+        check_shape(op, "weights", weights.shape, [x.shape[0]])
+        weights = weights.detach().double()
+    centres = None
+    if isinstance(init, torch.Tensor):
+        check_shape(op, "init", init.shape, [sum(clusters), x.shape[1]])
+        if init.dtype not in DTYPES:
+            raise TypeError(f"{op}: init has dtype {init.dtype}, expected float32, bfloat16, float16 or float64")
+        centres = init.detach().to(reference.centre_dtype(x))
+    else:
+        check_method(op, init)
+    for name, tensor in (("weights", weights), ("init", centres)):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
+    method = "given" if isinstance(init, torch.Tensor) else init
+    runs = starts(n_init, None if isinstance(init, torch.Tensor) else init)
+    found = resolve("kmeans", x)(
+        x.detach(), weights, centres, sizes, clusters, seeds, method, metric == "cosine", runs, max_iter, float(tol)
+    )
+    columns = zip(found[0].split(clusters), found[1].split(sizes), found[2].unbind(), found[3].unbind(), strict=True)
+    return [KMeansResult(*column) for column in columns]
