@@ -117,7 +117,7 @@ def test_group_sharing_gives_one_block_to_all_clients_extended_together():
     group = list(algorithm.uncertain)
     assert len(group) == 2
     turns(algorithm, 2)
-    assert algorithm.blocks[1].members == frozenset(group)
+    assert algorithm.codebook.members[1] == frozenset(group)
     assert torch.equal(algorithm.visible(group[0]), algorithm.visible(group[1]))
     assert len(algorithm.visible(group[0])) == 8
 
@@ -219,7 +219,7 @@ def test_a_refused_client_keeps_its_codebook():
     algorithm, _, _ = arm("uefl", settings(quorum=0.5, gamma=0.0), wrap=lambda e: Meddler(e, meddle))
     finish(algorithm)
     assert algorithm.rejected == 3
-    assert all(bool(torch.isfinite(block.codewords).all()) for block in algorithm.blocks)
+    assert all(bool(torch.isfinite(codewords).all()) for codewords in algorithm.codebooks().values())
 
 
 def test_usage_is_reported_on_the_last_round_of_an_iteration_and_adds_up():

@@ -15,16 +15,17 @@ from .conftest import normal
 
 def book(**options):
     torch.manual_seed(0)
-    return ExtensibleCodebook(4, 6, **({"capacity": 16, "clients": ["north", "silo.2"]} | options))
+    return ExtensibleCodebook(torch.randn(6, 4), **({"capacity": 16, "clients": ["north", "silo.2"]} | options))
 
 
 def test_a_client_sees_the_shared_block_and_its_own():
     codes = book()
     assert torch.equal(codes.codebook("north"), codes.codebook("silo.2"))
     first, second = normal(3, 4, seed=1), normal(2, 4, seed=2)
-    assert codes.extend("north", first) == range(6, 9)
-    assert codes.extend("north", second) == range(9, 11)
-    assert torch.equal(codes.codebook("north"), torch.cat([codes.shared("north"), first, second]))
+    assert codes.extend("north", first) == 1
+    assert codes.extend("north", second) == 2
+    assert codes.rows(2, "north") == slice(9, 11)
+    assert torch.equal(codes.codebook("north"), torch.cat([codes.block(0, "north"), first, second]))
     assert (codes.size("north"), codes.size("silo.2")) == (11, 6)
     x = normal(2, 5, 8)
     for got, want in zip(codes(x, "north")[:4], vq(x, codes.codebook("north").detach())[:4], strict=True):
@@ -32,11 +33,29 @@ def test_a_client_sees_the_shared_block_and_its_own():
     assert codes(x, "silo.2").counts.shape == (6,)
 
 
+def test_a_block_for_some_is_seen_and_averaged_by_them_alone():
+    codes = book(clients=["a", "b", "c"])
+    codes.extend("b", normal(2, 4, seed=1))
+    group = normal(3, 4, seed=2)
+    assert codes.extend(["b", "c"], group) == 2
+    assert [sorted(names) for names in codes.members] == [["a", "b", "c"], ["b"], ["b", "c"]]
+    assert [codes.size(name) for name in "abc"] == [6, 11, 9]
+    assert (codes.rows(2, "b"), codes.rows(2, "c")) == (slice(8, 11), slice(6, 9))
+    assert torch.equal(codes.block(2, "b"), group)
+    with torch.no_grad():
+        codes.block(2, "b").fill_(1)
+        codes.block(2, "c").fill_(4)
+    before = codes.codebook("b")[:8].clone()
+    assert codes.average(2, [2, 1]).unique().item() == 2
+    assert codes.block(2, "b").unique().item() == codes.block(2, "c").unique().item() == codes.block(2).unique().item() == 2
+    assert torch.equal(codes.codebook("b")[:8], before)
+
+
 def test_nothing_is_copied():
     codes = book()
     address = codes.weights[0].data_ptr()
     codes.extend("north", normal(10, 4))
-    assert codes.codebook("north").data_ptr() == codes.shared("north").data_ptr() == codes.weights[0].data_ptr() == address
+    assert codes.codebook("north").data_ptr() == codes.block(0, "north").data_ptr() == codes.weights[0].data_ptr() == address
 
 
 def test_an_optimizer_goes_on_over_an_extension():
@@ -63,19 +82,19 @@ def test_an_optimizer_goes_on_over_an_extension():
 def test_shared_block_is_averaged():
     codes = book()
     with torch.no_grad():
-        codes.shared("north").fill_(1)
-        codes.shared("silo.2").fill_(4)
+        codes.block(0, "north").fill_(1)
+        codes.block(0, "silo.2").fill_(4)
     codes.extend("north", normal(2, 4))
     own = codes.codebook("north")[6:].detach().clone()
     usage = torch.tensor([[0, 1, 2, 3, 1, 1], [0, 0, 1, 0, 1, 1]])
-    assert codes.average_shared(usage)[:, 0].tolist() == [2.5, 1, 2, 1, 2.5, 2.5]
-    assert torch.equal(codes.shared("north"), codes.shared("silo.2"))
+    assert codes.average(mass=usage)[:, 0].tolist() == [2.5, 1, 2, 1, 2.5, 2.5]
+    assert torch.equal(codes.block(0, "north"), codes.block(0, "silo.2"))
     assert torch.equal(codes.codebook("north")[6:], own)
-    codes.set_shared(torch.zeros(6, 4))
+    codes.set_block(0, torch.zeros(6, 4))
     with torch.no_grad():
-        codes.shared("north").fill_(1)
-    assert codes.average_shared([3, 1])[0, 0].item() == 0.75
-    assert codes.average_shared()[0, 0].item() == 0.75
+        codes.block(0, "north").fill_(1)
+    assert codes.average(0, [3, 1])[0, 0].item() == 0.75
+    assert codes.average()[0, 0].item() == 0.75
 
 
 def test_state_goes_round():
@@ -84,7 +103,10 @@ def test_state_goes_round():
     other.load_state_dict(codes.state_dict())
     for same in (other, copy.deepcopy(codes)):
         assert torch.equal(same.codebook("silo.2"), codes.codebook("silo.2"))
-        assert same.extend("silo.2", normal(1, 4)) == range(11, 12)
+        assert same.members == codes.members
+        assert same.extend("silo.2", normal(1, 4)) == 2
+        assert same.rows(2, "silo.2") == slice(11, 12)
+    assert all(isinstance(value, torch.Tensor) for value in codes.state_dict().values())  # what safetensors takes
 
 
 def test_half_precision_and_compile():
@@ -99,7 +121,7 @@ def test_half_precision_and_compile():
 
 
 def test_refuses():
-    with pytest.raises(ValueError, match="dim=4, shared=6 and capacity=5 must be"):
+    with pytest.raises(ValueError, match=r"shared must have shape \[1 to capacity=5, d\], got \[6, 4\]"):
         book(capacity=5)
     with pytest.raises(ValueError, match=r"clients must be distinct names, at least one, got \['a', 'a'\]"):
         book(clients=["a", "a"])
@@ -108,16 +130,22 @@ def test_refuses():
         codes(normal(3, 4), "south")
     with pytest.raises(ValueError, match=r"name the client, one of north, silo\.2"):
         codes(normal(3, 4))
-    with pytest.raises(ValueError, match=r"block must have shape \[n, 4\], got \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"a block must have shape \[v, 4\], got \[2, 3\]"):
         codes.extend("north", normal(2, 3))
     with pytest.raises(ValueError, match=r"11 more codewords for 'north' make 17, and capacity is 16"):
         codes.extend("north", normal(11, 4))
-    with pytest.raises(ValueError, match="block holds NaN or infinity"):
+    with pytest.raises(ValueError, match="the block holds NaN or infinity"):
         codes.extend("north", torch.full((1, 4), float("nan")))
     with pytest.raises(ValueError, match=r"mass must have shape \[2\] or \[2, 6\], got \[3\]"):
-        codes.average_shared([1, 2, 3])
+        codes.average(0, [1, 2, 3])
     with pytest.raises(ValueError, match="mass must be finite and not negative"):
-        codes.average_shared([1, -1])
-    with pytest.raises(ValueError, match=r"the shared block has shape \[6, 4\], got \[5, 4\]"):
-        codes.set_shared(normal(5, 4))
+        codes.average(0, [1, -1])
+    with pytest.raises(ValueError, match=r"block 0 has shape \[6, 4\], got \[5, 4\]"):
+        codes.set_block(0, normal(5, 4))
+    with pytest.raises(ValueError, match=r"a block must have distinct members, at least one, got \['north', 'north'\]"):
+        codes.extend(["north", "north"], normal(1, 4))
     assert codes.size("north") == 6
+    assert len(codes.members) == 1
+    codes.extend("north", normal(1, 4))
+    with pytest.raises(ValueError, match=r"client 'silo\.2' does not see block 1"):
+        codes.rows(1, "silo.2")

@@ -6,10 +6,11 @@ open or its code gets wrong settled as docs/uefl.md says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from uefl_kernels.nn import ExtensibleCodebook
 
 from .. import clustering
 from ..aggregation import CodewordMean, WeightedMean
@@ -17,15 +18,6 @@ from ..engines.base import Option, Reply, Request
 from ..errors import RunError
 from ..seeds import derive
 from .fedavg import FedAvg, Record
-
-
-@dataclass
-class Block:
-    """Codewords that one group of clients sees and trains; the shared codebook is the block of all clients."""
-
-    members: frozenset[str]
-    codewords: torch.Tensor
-    """``[v, d]`` float32"""
 
 
 class UEFL(FedAvg):
@@ -40,7 +32,7 @@ class UEFL(FedAvg):
         super().__init__(*args, **kwargs)
         generator = torch.Generator().manual_seed(derive(self.config.seed, "codebook"))
         shared = torch.randn(self.config.codewords, codeword_length, generator=generator).to(self.values.device)
-        self.blocks = [Block(frozenset(self.engine.clients()), shared)]
+        self.codebook = self._codebook(shared)
         self.extend = extend
         self.threshold: float | None = None
         self.uncertain: list[str] = []
@@ -60,9 +52,13 @@ class UEFL(FedAvg):
         """False only in the first round of ``codebook_init = "kmeans"``, whose features the codebook is made of."""
         return not (self.config.codebook_init == "kmeans" and self.round == 0)
 
+    def _codebook(self, shared: torch.Tensor) -> ExtensibleCodebook:
+        """With room for an extension of every client before each iteration but the first."""
+        return ExtensibleCodebook(shared, capacity=len(shared) * len(self.config.iterations()), clients=self.engine.clients())
+
     def visible(self, client: str) -> torch.Tensor:
         """The codebook of one client, ``[V, d]``: shared codewords first, then its extensions in the order of their coming."""
-        return torch.cat([block.codewords for block in self.blocks if client in block.members])
+        return self.codebook.codebook(client).detach()
 
     def pooled_kmeans(self, clients: list[str], purpose: str) -> torch.Tensor:
         """One block for several clients, ``[v, d]``: k-means on each one's features, then on the weighted centroids of all."""
@@ -84,9 +80,9 @@ class UEFL(FedAvg):
     def exchange(self, *, measure: bool, train: bool) -> list[Record]:
         """As FedAvg, after the extensions that need an exchange of their own."""
         if self.round == 1 and self.trained == 1 and self.config.codebook_init == "kmeans":
-            self.blocks[0].codewords = self.pooled_kmeans(self.engine.clients(), "codebook")
+            self.codebook.set_block(0, self.pooled_kmeans(self.engine.clients(), "codebook"))
         if train and self.pending and self.config.ext_share == "group":
-            self.blocks.append(Block(frozenset(self.pending), self.pooled_kmeans(self.pending, "extend")))
+            self.codebook.extend(self.pending, self.pooled_kmeans(self.pending, "extend"))
             self._growing, self.pending = self.pending, []
         return super().exchange(measure=measure, train=train)
 
@@ -103,22 +99,22 @@ class UEFL(FedAvg):
     def begin_average(self) -> None:
         """One average per block."""
         super().begin_average()
-        self._means = [(CodewordMean if self.config.usage_aware else WeightedMean)(block.codewords) for block in self.blocks]
-        self._new: list[Block] = []
+        mean, blocks = CodewordMean if self.config.usage_aware else WeightedMean, range(len(self.codebook.members))
+        self._means = [mean(self.codebook.block(number).detach()) for number in blocks]
+        self._new: dict[str, torch.Tensor] = {}
 
     def add(self, reply: Reply) -> None:
         """Each block's part of the client's codebook goes to that block's average; what is behind them is a new block."""
         super().add(reply)
         if not self.quantized:
             return
-        codebook, usage, start = reply.tensors["codebook"], reply.tensors["usage"], 0
-        for block, mean in zip(self.blocks, self._means, strict=True):
-            if reply.client in block.members:
-                part = slice(start, start + len(block.codewords))
+        codebook, usage, known = reply.tensors["codebook"], reply.tensors["usage"], self.codebook.size(reply.client)
+        for number, mean in enumerate(self._means):
+            if reply.client in self.codebook.members[number]:
+                part = self.codebook.rows(number, reply.client)
                 mean.add(codebook[part], usage[part] if isinstance(mean, CodewordMean) else reply.examples)  # type: ignore[arg-type]
-                start = part.stop
-        if start < len(codebook):
-            self._new.append(Block(frozenset([reply.client]), codebook[start:].clone()))
+        if known < len(codebook):
+            self._new[reply.client] = codebook[known:].clone()
             self._growing.append(reply.client)
             self.pending.remove(reply.client)
 
@@ -126,9 +122,10 @@ class UEFL(FedAvg):
         """Blocks whose every member was refused stay as they are."""
         super().end_average()
         if self.quantized:
-            for block, mean in zip(self.blocks, self._means, strict=True):
-                block.codewords = mean.result()
-        self.blocks += self._new
+            for number, mean in enumerate(self._means):
+                self.codebook.set_block(number, mean.result())
+        for client, block in self._new.items():
+            self.codebook.extend(client, block)
         self.extended, self._growing = self._growing, []
 
     def record(self, reply: Reply) -> Record:
@@ -163,11 +160,14 @@ class UEFL(FedAvg):
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Also the blocks, their members, and who is to be extended."""
         tensors, plain = super().state()
-        tensors |= {f"block.{i}": block.codewords for i, block in enumerate(self.blocks)}
-        members = [sorted(block.members) for block in self.blocks]
+        tensors |= {f"block.{i}": self.codebook.block(i).detach() for i in range(len(self.codebook.members))}
+        members = [sorted(names) for names in self.codebook.members]
         return tensors, plain | {"members": members}
 
     def restore(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
         """The opposite of :meth:`state`."""
         super().restore(tensors, plain)
-        self.blocks = [Block(frozenset(m), tensors[f"block.{i}"].to(self.values.device)) for i, m in enumerate(plain["members"])]
+        shared, *others = (tensors[f"block.{i}"].to(self.values.device) for i in range(len(plain["members"])))
+        self.codebook = self._codebook(shared)
+        for members, block in zip(plain["members"][1:], others, strict=True):
+            self.codebook.extend(members, block)

@@ -1,4 +1,4 @@
-"""``ExtensibleCodebook``: a block of codewords that all clients share, and blocks that only one of them sees."""
+"""``ExtensibleCodebook``: a block of codewords that all clients see, and blocks that only some of them do."""
 
 from __future__ import annotations
 
@@ -13,106 +13,123 @@ from ._float32 import Float32Module
 
 
 class ExtensibleCodebook(Float32Module):
-    """Codewords per client, those of the shared block first, in one buffer that is made once.
+    """Codewords per client: the blocks that it sees, in the order of their coming, in one buffer that is made once.
 
     The ops take one codebook tensor. So each client has a parameter of ``capacity`` rows whose first ``size(client)`` are
     visible: a search reads a view of it, extending a client writes behind the visible rows, and neither copies a codeword nor
-    invalidates an optimizer. Rows that are not visible are zero and get a zero gradient. Every client trains its own copy of
-    the shared block; :meth:`average_shared` makes them one again, as a federated round does.
+    invalidates an optimizer. Rows that are not visible are zero and get a zero gradient. Every client trains its own copy of a
+    block that it has in common with others; :meth:`average` makes the copies one again, as a federated round does.
 
     Args:
-        dim: length of a codeword.
-        shared: K, the number of codewords in the shared block.
+        shared: ``[K, d]``, the first block, which all clients see.
         capacity: the most codewords that a client can see, K included.
         clients: their names, distinct.
 
     Attributes:
-        weights: one parameter ``[capacity, dim]`` float32 per client.
+        members: of each block, the names of the clients that see it; those of block 0 are all.
+        weights: one parameter ``[capacity, d]`` float32 per client.
 
     Raises:
         ValueError: sizes that do not fit, or clients that are missing, unknown or named twice.
 
     Source: Liu et al., "Uncertainty-Based Extensible-Codebook Federated Learning" (arXiv 2402.18888).
 
-    Equivalent to: ``vq(x, torch.cat([shared[client], *blocks[client]]))``, which copies all codewords in every step.
+    Equivalent to: ``vq(x, torch.cat(blocks[client]))``, which copies all codewords in every step.
     """
 
-    sizes: torch.Tensor
-
-    def __init__(self, dim: int, shared: int, *, capacity: int, clients: Sequence[str] = ("client",)) -> None:
+    def __init__(self, shared: torch.Tensor, *, capacity: int, clients: Sequence[str] = ("client",)) -> None:
         super().__init__()
-        if dim < 1 or not 1 <= shared <= capacity:
-            raise ValueError(
-                f"ExtensibleCodebook: dim={dim}, shared={shared} and capacity={capacity} must be 1 <= dim, 1 <= shared <= capacity"
-            )
+        if shared.dim() != 2 or shared.numel() == 0 or len(shared) > capacity:
+            raise ValueError(f"ExtensibleCodebook: shared must have shape [1 to capacity={capacity}, d], got {list(shared.shape)}")
         if not clients or len(set(clients)) != len(clients):
             raise ValueError(f"ExtensibleCodebook: clients must be distinct names, at least one, got {list(clients)}")
-        self.dim, self.shared_size, self.capacity = dim, shared, capacity
+        self.dim, self.capacity = shared.shape[1], capacity
         self.clients = tuple(clients)
-        start = torch.randn(shared, dim)
-        self.weights = nn.ParameterList(nn.Parameter(torch.cat([start, torch.zeros(capacity - shared, dim)])) for _ in clients)
-        self.register_buffer("sizes", torch.full((len(clients),), shared))
-        self._sizes = [shared] * len(clients)  # the host's copy of `sizes`: a view's shape must not wait for the device
+        start = shared.new_zeros(capacity, self.dim, dtype=torch.float32)
+        self.weights = nn.ParameterList(nn.Parameter(start.clone()) for _ in clients)
+        self.members: list[frozenset[str]] = []
+        self._rows: list[dict[str, slice]] = []  # of each block, where it is in the buffer of each member
+        self._sizes = dict.fromkeys(self.clients, 0)
+        self.extend(self.clients, shared)
 
     def size(self, client: str) -> int:
         """How many codewords the client sees."""
-        return self._sizes[self._number(client)]
+        return self._sizes[self._known(client)]
 
     def codebook(self, client: str) -> torch.Tensor:
-        """``[size, dim]``, a view of the client's buffer: the shared block, then its own blocks in the order of their coming."""
-        number = self._number(client)
-        codes: torch.Tensor = self.weights[number][: self._sizes[number]]
+        """``[size, d]``, a view of the client's buffer: its blocks in the order of their coming."""
+        codes: torch.Tensor = self._weight(client)[: self._sizes[client]]
         return codes
 
-    def shared(self, client: str) -> torch.Tensor:
-        """``[K, dim]``, a view of the client's copy of the shared block."""
-        return self.codebook(client)[: self.shared_size]
+    def rows(self, block: int, client: str) -> slice:
+        """Where a block is in the codebook of one of its members."""
+        if client not in self._rows[block]:
+            raise ValueError(f"ExtensibleCodebook: client {self._known(client)!r} does not see block {block}")
+        return self._rows[block][client]
+
+    def block(self, block: int, client: str | None = None) -> torch.Tensor:
+        """``[v, d]``, a view of a client's copy of a block; by default of the copy of the first of its members."""
+        client = next(iter(self._rows[block])) if client is None else client
+        codes: torch.Tensor = self._weight(client)[self.rows(block, client)]
+        return codes
 
     @torch.no_grad()
-    def extend(self, client: str, block: torch.Tensor) -> range:
-        """Show the client more codewords.
+    def extend(self, clients: str | Sequence[str], codes: torch.Tensor) -> int:
+        """Show a client, or several, a new block of codewords.
 
         Args:
-            client: its name.
-            block: ``[n, dim]``, finite.
+            clients: a name, or some.
+            codes: ``[v, d]``, finite.
 
         Returns:
-            The rows they have now.
+            The number of the block.
 
         Raises:
-            ValueError: a shape that does not fit, more than ``capacity``, or values that are not finite.
+            ValueError: a client that is not known, a shape that does not fit, more than ``capacity``, or values that are not finite.
         """
-        number = self._number(client)
-        if block.dim() != 2 or block.shape[1] != self.dim:
-            raise ValueError(f"ExtensibleCodebook: block must have shape [n, {self.dim}], got {list(block.shape)}")
-        rows = range(self._sizes[number], self._sizes[number] + len(block))
-        if rows.stop > self.capacity:
-            raise ValueError(
-                f"ExtensibleCodebook: {len(block)} more codewords for {client!r} make {rows.stop},"
-                f" and capacity is {self.capacity}; give it more"
-            )
-        if not bool(torch.isfinite(block).all()):
-            raise ValueError("ExtensibleCodebook: block holds NaN or infinity")
-        self.weights[number][rows.start : rows.stop] = block
-        self._sizes[number] = rows.stop
-        self.sizes[number] = rows.stop
-        return rows
+        names = [clients] if isinstance(clients, str) else list(clients)
+        if codes.dim() != 2 or len(codes) == 0 or codes.shape[1] != self.dim:
+            raise ValueError(f"ExtensibleCodebook: a block must have shape [v, {self.dim}], got {list(codes.shape)}")
+        for name in names:
+            if self.size(name) + len(codes) > self.capacity:
+                raise ValueError(
+                    f"ExtensibleCodebook: {len(codes)} more codewords for {name!r} make {self.size(name) + len(codes)},"
+                    f" and capacity is {self.capacity}; give it more"
+                )
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"ExtensibleCodebook: a block must have distinct members, at least one, got {names}")
+        if not bool(torch.isfinite(codes).all()):
+            raise ValueError("ExtensibleCodebook: the block holds NaN or infinity")
+        self.members.append(frozenset(names))
+        self._rows.append({name: slice(self._sizes[name], self._sizes[name] + len(codes)) for name in names})
+        self._sizes.update({name: rows.stop for name, rows in self._rows[-1].items()})
+        self.set_block(len(self.members) - 1, codes)
+        return len(self.members) - 1
 
     @torch.no_grad()
-    def average_shared(self, mass: Sequence[float] | torch.Tensor | None = None) -> torch.Tensor:
-        """Replace every client's copy of the shared block by their mean.
+    def set_block(self, block: int, codes: torch.Tensor) -> None:
+        """Give every member of a block these codewords, ``[v, d]``."""
+        if codes.shape != self.block(block).shape:
+            raise ValueError(f"ExtensibleCodebook: block {block} has shape {list(self.block(block).shape)}, got {list(codes.shape)}")
+        for client in self._rows[block]:
+            self.block(block, client).copy_(codes)
+
+    @torch.no_grad()
+    def average(self, block: int = 0, mass: Sequence[float] | torch.Tensor | None = None) -> torch.Tensor:
+        """Replace the members' copies of a block by their mean.
 
         Args:
-            mass: the weight of each client, or ``[clients, K]`` of each client's codewords (how often it used them); equal by
-                default. A codeword without mass anywhere gets the plain mean.
+            block: its number.
+            mass: the weight of each member, in the order of ``clients``, or ``[members, v]`` of each one's codewords (how often it
+                used them); equal by default. A codeword without mass anywhere gets the plain mean.
 
         Returns:
-            The shared block, ``[K, dim]``.
+            The block, ``[v, d]``.
 
         Raises:
             ValueError: a mass of another shape, negative, or not finite.
         """
-        copies = torch.stack([weight[: self.shared_size] for weight in self.weights])
+        copies = torch.stack([self.block(block, name) for name in self.clients if name in self.members[block]])
         given = torch.ones(len(copies)) if mass is None else torch.as_tensor(mass)
         if given.shape not in (copies.shape[:1], copies.shape[:2]):
             raise ValueError(
@@ -123,16 +140,8 @@ class ExtensibleCodebook(Float32Module):
             raise ValueError("ExtensibleCodebook: mass must be finite and not negative")
         weights = torch.where(weights.sum(0) == 0, 1.0, weights)
         mean = ((copies.double() * weights).sum(0) / weights.sum(0)).to(copies.dtype)
-        self.set_shared(mean)
+        self.set_block(block, mean)
         return mean
-
-    @torch.no_grad()
-    def set_shared(self, codes: torch.Tensor) -> None:
-        """Give every client this shared block, ``[K, dim]``."""
-        if list(codes.shape) != [self.shared_size, self.dim]:
-            raise ValueError(f"ExtensibleCodebook: the shared block has shape {[self.shared_size, self.dim]}, got {list(codes.shape)}")
-        for weight in self.weights:
-            weight[: self.shared_size] = codes
 
     def forward(self, x: torch.Tensor, client: str | None = None, **options: Any) -> VQOutput:
         """:func:`uefl_kernels.vq` of x with the codewords that the client sees.
@@ -152,11 +161,23 @@ class ExtensibleCodebook(Float32Module):
             raise ValueError(f"ExtensibleCodebook: name the client, one of {', '.join(self.clients)}")
         return vq(x, self.codebook(self.clients[0] if client is None else client), **options)
 
-    def _number(self, client: str) -> int:
+    def _weight(self, client: str) -> torch.Tensor:
+        weight: torch.Tensor = self.weights[self.clients.index(self._known(client))]
+        return weight
+
+    def _known(self, client: str) -> str:
         if client not in self.clients:
             raise ValueError(f"ExtensibleCodebook: there is no client {client!r}, only {', '.join(self.clients)}")
-        return self.clients.index(client)
+        return client
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._sizes = self.sizes.tolist()
+    def get_extra_state(self) -> torch.Tensor:
+        """Where the blocks are, beside the weights in the state_dict: ``[blocks, clients, 2]`` rows from and to, zeros for none."""
+        places = [[(rows[name].start, rows[name].stop) if name in rows else (0, 0) for name in self.clients] for rows in self._rows]
+        return torch.tensor(places)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """The opposite of :meth:`get_extra_state`."""
+        found = [dict(zip(self.clients, places, strict=True)) for places in state.tolist()]
+        self._rows = [{name: slice(*place) for name, place in block.items() if place[1] > 0} for block in found]
+        self.members = [frozenset(rows) for rows in self._rows]
+        self._sizes = {name: max(rows[name].stop for rows in self._rows if name in rows) for name in self.clients}
