@@ -139,12 +139,11 @@ def elsewhere(variant: str) -> Iterator[Bench]:
         yield bench
 
 
-def measure(
-    name: str, case: Case, providers: list[str], seconds: float, benches: list[Bench], skipped: dict[str, str]
-) -> list[dict[str, Any]]:
-    """One row of results per provider, on the first bench, and of "uefl" on the others; ``skipped`` receives provider -> why.
+def measure(name: str, case: Case, providers: list[str], seconds: float, benches: list[Bench], skipped: list[str]) -> list[dict[str, Any]]:
+    """One row of results per provider, on the first bench, and of "uefl" on the others.
 
-    About ``seconds`` are spent on timing each; 0 means one call.
+    About ``seconds`` are spent on timing each; 0 means one call. ``skipped`` receives who took no part, and why: a peer that
+    fails, for want of memory say, does not end the run.
     """
     op, rows, racers = REGISTRY[name], [], []
     for bench in benches:
@@ -153,7 +152,12 @@ def measure(
             try:
                 found = bench.enter(provider)
             except (ImportError, Skip) as why:
-                skipped[provider] = str(why)
+                skipped.append(f"{provider} ({why})")
+                continue
+            except Exception as why:
+                if ours(provider):
+                    raise
+                skipped.append(f"{provider} at {name} {case.name} ({type(why).__name__}: {str(why).splitlines()[0]})")
                 continue
             variant = bench.variant() if ours(provider) else ""
             rows.append({"op": name, "shape": case.name, "provider": provider, "variant": variant, "gate": op.gate.figure} | found)

@@ -1,4 +1,7 @@
-"""Rows of results: where they come from, how they are shown, and ``results/<machine>.csv``, which keeps the newest of each."""
+"""Rows of results: where they come from, how they are shown, and ``results/<machine>.csv``, which keeps the newest of each.
+
+``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours beside the fastest peer and the rulers, for documents.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import datetime
 import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from .registry import ours
 
 FOLDER = Path(__file__).with_name("results")
 KEY = ("op", "shape", "provider", "variant", "threads")
@@ -93,3 +99,42 @@ def save(rows: list[dict[str, Any]]) -> Path:
         writer.writeheader()
         writer.writerows([*kept, *fresh.values()])
     return path
+
+
+def summary(rows: list[dict[str, str]]) -> str:
+    """A Markdown table: a line per op, shape and number of threads."""
+    cases: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        cases.setdefault(tuple(row[name] for name in ("op", "shape", "threads")), []).append(row)
+    lines = [
+        "| op | shape | threads | ours ms | MB | fastest peer | its ms | times faster | rulers: times faster |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (op, shape, threads), found in cases.items():
+        mains = [row for row in found if row["provider"] == "uefl"]
+        others = sorted((row for row in found if not ours(row["provider"])), key=lambda row: float(row["median_ms"]))
+        peer = next((row for row in others if row["error"]), None)
+        if mains and peer:
+            rulers = ", ".join(f"{row['provider']} {_times(row, mains)}" for row in others if not row["error"])
+            took = " / ".join(f"{float(row['median_ms']):.3g} {row['variant']}".strip() for row in mains)
+            cells = (
+                op,
+                shape,
+                threads,
+                took,
+                mains[0]["peak_mb"],
+                peer["provider"],
+                f"{float(peer['median_ms']):.3g}",
+                _times(peer, mains),
+                rulers,
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _times(other: dict[str, str], mains: list[dict[str, str]]) -> str:
+    return " / ".join(f"{float(other['median_ms']) / float(row['median_ms']):.2g}" for row in mains)
+
+
+if __name__ == "__main__":
+    print(summary([row for path in sys.argv[1:] or sorted(FOLDER.glob("*.csv")) for row in load(Path(path))]))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -20,6 +22,8 @@ from .registry import ours
 
 Row = dict[str, str]
 COLOURS = {"amx": "#0072B2", "avx512": "#E69F00", "": "#0072B2"}  # Okabe and Ito: told apart by the colour-blind, and in grey
+MARKERS = {"amx": "o", "avx512": "s", "": "o"}
+BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}  # numbers stand before the lines
 PEER, LINE = "#7F7F7F", "#404040"
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
@@ -30,6 +34,17 @@ def number(row: Row, column: str) -> float:
 
 def colour(row: Row) -> str:
     return COLOURS.get(row["variant"], "#009E73")
+
+
+def label(row: Row) -> str:
+    return f"ours, {row['variant'] or row['machine']}"
+
+
+def _legend(add: Callable[..., Any], axes: Axes, **where: Any) -> None:
+    """Every label once."""
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    add(list(unique.values()), list(unique), frameon=False, **where)
 
 
 def by_op(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
@@ -56,57 +71,60 @@ def peers(rows: list[Row]) -> list[Row]:
 def roofline(rows: list[Row]) -> Figure:
     """Operations per second over operations per byte: ours, the fastest peer, and the machine's limits."""
     table = by_op(rows)
-    limits = [row for shapes in [table.pop("limits", {})] for found in shapes.values() for row in found]
-    figure, axes = plt.subplots(figsize=(11, 6.5))
-    names = []
-    for op, shapes in table.items():
-        for shape, found in shapes.items():
-            if mains(found):
-                names.append(f"{len(names) + 1:>2}  {op} {shape}")
-                _column(axes, str(len(names)), found)
-    low, high = axes.get_xlim()
-    _ceilings(axes, limits, low, high)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), xlabel="operations per byte that must move", ylabel="GFLOP/s")
-    axes.xaxis.set_major_formatter(PLAIN)
-    axes.yaxis.set_major_formatter(PLAIN)
+    limits = [row for found in table.pop("limits", {}).values() for row in found]
+    columns = [(f"{op} {shape}", found) for op, shapes in table.items() for shape, found in shapes.items() if mains(found)]
+    where = [number(mains(found)[0], "gflop_s") / number(mains(found)[0], "gb_s") for _, found in columns]
+
+    figure, axes = plt.subplots(figsize=(13, 7))
+    axes.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="GFLOP/s")
+    for i, (_, found) in enumerate(columns):
+        _column(axes, where[i], found)
+        crowd = [other for other in where if abs(other / where[i] - 1) < 0.06]  # numbers of close columns go to the sides
+        side = 0 if len(crowd) == 1 else 1 if where[i] == max(crowd) else -1
+        top = max(number(row, "gflop_s") for row in (*mains(found), *peers(found)[:1]))
+        shift, anchor = {0: (0, 8), 1: (6, 0), -1: (-6, 0)}[side], {0: "center", 1: "left", -1: "right"}[side]
+        axes.annotate(str(i + 1), (where[i], top), shift, textcoords="offset points", ha=anchor, va="center", fontsize=8, bbox=BOX)
+    _ceilings(axes, limits)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PLAIN)
     axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    axes.legend(unique.values(), unique.keys(), loc="lower right", frameon=False)
-    figure.text(0.715, 0.5, "\n".join(names), family="monospace", fontsize=8, va="center")
-    figure.subplots_adjust(left=0.07, right=0.7, top=0.93, bottom=0.09)
+    _legend(axes.legend, axes, loc="lower right")
+    key = "\n".join(f"{i:>2}  {name}" for i, (name, _) in enumerate(columns, 1))
+    figure.text(0.77, 0.5, key, family="monospace", fontsize=8, va="center")
+    figure.subplots_adjust(left=0.06, right=0.62, top=0.93, bottom=0.08)
     return figure
 
 
-def _column(axes: Axes, label: str, found: list[Row]) -> None:
-    """One shape: ours in every variant above the fastest peer, on one vertical line."""
-    best = mains(found)[0]
-    intensity = number(best, "gflop_s") / number(best, "gb_s")
-    heights = [number(row, "gflop_s") for row in (*mains(found), *peers(found)[:1])]
-    axes.plot([intensity] * 2, [min(heights), max(heights)], color="#D0D0D0", linewidth=1, zorder=1)
-    for row in peers(found)[:1]:
-        axes.plot(intensity, number(row, "gflop_s"), "D", color="white", markeredgecolor=PEER, zorder=2, label="the fastest peer")
-    for row, marker in zip(mains(found), "os^v", strict=False):
-        axes.plot(intensity, number(row, "gflop_s"), marker, color=colour(row), zorder=3, label=f"ours, {row['variant'] or row['machine']}")
-    axes.annotate(label, (intensity, max(heights)), (0, 5), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+def _column(axes: Axes, x: float, found: list[Row]) -> None:
+    """One shape: ours in every variant and the fastest peer, on one vertical line."""
+    shown = [*mains(found), *peers(found)[:1]]
+    heights = [number(row, "gflop_s") for row in shown]
+    axes.plot([x, x], [min(heights), max(heights)], color="#D0D0D0", linewidth=1, zorder=1)
+    for row, height in zip(shown, heights, strict=True):
+        if ours(row["provider"]):
+            axes.plot(x, height, MARKERS.get(row["variant"], "^"), color=colour(row), zorder=3, label=label(row))
+        else:
+            axes.plot(x, height, "D", color="white", markeredgecolor=PEER, zorder=2, label="the fastest peer")
 
 
-def _ceilings(axes: Axes, limits: list[Row], low: float, high: float) -> None:
+def _ceilings(axes: Axes, limits: list[Row]) -> None:
+    """Slopes for what memory delivers, lines from there to the right for what the arithmetic does."""
     moved = [row for row in limits if row["shape"] in ("copy", "read")]
-    roof = max((number(row, "gflop_s") for row in limits if row not in moved), default=float("inf"))
+    done = [row for row in limits if row not in moved]
+    bandwidth = max((number(row, "gb_s") for row in moved), default=float("inf"))
+    roof = max((number(row, "gflop_s") for row in done), default=float("inf"))
+    low, high = axes.get_xlim()
     for row in moved:
         slope = number(row, "gb_s")
         end = min(high, roof / slope)
-        axes.plot([low, end], [low * slope, end * slope], color=LINE, linewidth=1, linestyle="-" if row["shape"] == "read" else ":")
-        axes.annotate(f"{row['shape']}, {slope:.0f} GB/s", (low, low * slope), (4, 4), textcoords="offset points", fontsize=8, color=LINE)
-    for row in limits:
-        if row not in moved:
-            rate, style = number(row, "gflop_s"), "-" if row["provider"] == "units" else "--"
-            what = f"{row['shape']} {'arithmetic units' if row['provider'] == 'units' else 'matrix product of torch'}, {rate:.0f} GFLOP/s"
-            axes.axhline(rate, color=LINE, linewidth=1, linestyle=style)
-            axes.annotate(what, (high, rate), (-2, 3), textcoords="offset points", ha="right", fontsize=8, color=LINE)
+        style, text = "-" if slope == bandwidth else ":", f"{row['shape']}, {slope:.0f} GB/s"
+        axes.plot([low, end], [low * slope, end * slope], color=LINE, linewidth=1, linestyle=style, label=text)
+    for row in done:
+        rate, units = number(row, "gflop_s"), row["provider"] == "units"
+        axes.plot([rate / bandwidth, high], [rate, rate], color=LINE, linewidth=1, linestyle="-" if units else "--")
+        text = f"{row['shape']} {'units' if units else 'product'}, {rate:.0f}"
+        axes.annotate(text, (high, rate), (4, 0), textcoords="offset points", va="bottom" if units else "top", fontsize=8, color=LINE)
+    axes.set_xlim(low, high)
 
 
 # --- the ratios ---------------------------------------------------------------------------------------------------------
@@ -142,9 +160,7 @@ def ratios(op: str, shapes: dict[str, list[Row]]) -> Figure:
     panels[0][0].set_yticks(range(len(shapes)), list(shapes))
     panels[0][0].invert_yaxis()
     figure.supxlabel("times faster than the peer (log scale)", fontsize=8)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    figure.legend(unique.values(), unique.keys(), loc="upper right", ncols=len(unique), frameon=False, fontsize=8)
+    _legend(figure.legend, panels[0][0], loc="upper right", ncols=len(variants), fontsize=8)
     figure.tight_layout(rect=(0, 0, 1, 0.93))
     return figure
 

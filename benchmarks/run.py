@@ -49,6 +49,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0))
     if not 1 <= options.threads <= cores:
         parser.error(f"{options.threads} threads on {cores} cores; use 1 to {cores}")
+    if options.variants and options.device == "cuda":
+        parser.error("--variants are of our CPU kernels; this run is on a GPU")
     if options.variants is None:
         options.variants = ["avx512"] if Bench(options.device).variant() == "amx" and not options.smoke else []
     return options
@@ -79,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{about['machine']}, {about['threads']} thread(s), torch {torch.__version__}, commit {about['commit']}, {about['date']}")
 
     rows: list[dict[str, Any]] = []
-    skipped: dict[str, str] = {}
+    skipped: list[str] = []
     with ExitStack() as processes:
         try:
             benches = [Bench(options.device), *(processes.enter_context(elsewhere(variant)) for variant in options.variants)]
@@ -93,8 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
             table.add(found)
             rows += [row | {"version": version(row["provider"])} | about for row in found]
 
-    for provider, why in skipped.items():
-        print(f"skipped: {provider} ({why})")
+    for who in dict.fromkeys(skipped):
+        print(f"skipped: {who}")
     for difference in threads_differ(options.threads):
         print(f"THREADS: {difference}, not {options.threads}")
     if options.save:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import uefl_kernels.ops
-from benchmarks import measure, results, run
+from benchmarks import measure, results, roofline, run
 from benchmarks.ops import REGISTRY
 from benchmarks.ops.vq import nearest, wrong_rate
 from uefl_kernels import backend, vq_assign
@@ -153,3 +153,28 @@ def test_gate_of_the_search_agrees_with_the_definition():
     right = wrong_rate((x, codebook))
     assert right(nearest(x, codebook)) == 0
     assert right(nearest(x, codebook).int().index_fill(0, torch.tensor([3]), 41)) == 0.01
+
+
+def test_peer_that_fails_is_named_and_the_run_goes_on(monkeypatch, capsys):
+    def failing(inputs):
+        raise RuntimeError("out of memory\nmore")
+
+    monkeypatch.setitem(REGISTRY["vq_assign"].providers, "cdist+argmin", failing)
+    assert run.main(["--smoke", "--op", "vq_assign", "--peers", "cdist+argmin,matmul"]) == 0
+    printed = capsys.readouterr().out
+    assert "skipped: cdist+argmin at vq_assign 300x16x24x2 (RuntimeError: out of memory)\n" in printed
+    assert re.search(r"^vq_assign .* matmul ", printed, re.M)
+
+
+def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert run.main(["--smoke", "--op", "vq,limits", "--peers", "matmul,eager,torch", "--variants", "portable", "--save"]) == 0
+    (saved,) = tmp_path.glob("*.csv")
+    roofline.main([])
+    assert {path.name for path in tmp_path.glob("*.png")} == {f"{saved.stem}-roofline.png", f"{saved.stem}-vq.png"}
+    table = results.summary(results.load(saved)).splitlines()
+    assert len(table) == 3
+    assert re.search(r"^\| vq \| 300x16x24x2 \| \d+ \| \S+ \w+ / \S+ portable \| .* \| eager \| .* \| matmul \S+ / \S+ \|$", table[2])
+    with pytest.raises(SystemExit):
+        roofline.main([str(tmp_path / "other.csv")])
+    assert "other.csv; python -m benchmarks.run --save writes one" in capsys.readouterr().err

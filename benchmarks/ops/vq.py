@@ -58,7 +58,8 @@ def nearest(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     rows, codes = rows_of(x, codebook).double(), codebook.double()
     half_norms, longest = codes.square().sum(1) / 2, codes.norm(dim=1).max()
     indices = torch.empty(len(rows), dtype=torch.int64, device=x.device)
-    for block, found in zip(*(t.split(max(1, (1 << 20) // len(codes))) for t in (rows, indices)), strict=True):
+    height = max(1, (1 << (20 if x.device.type == "cpu" else 26)) // len(codes))
+    for block, found in zip(rows.split(height), indices.split(height), strict=True):
         scores = torch.addmm(half_norms, block, codes.T, alpha=-1)
         best, found[:] = scores.min(1)
         slack = 1e-12 * longest * (longest + block.norm(dim=1))  # thousands of times the rounding of a score
@@ -133,8 +134,11 @@ def addmm(inputs: Inputs) -> Call:
 
     def call() -> torch.Tensor:
         rows, half_norms = rows_of(x, codebook), codebook.square().sum(1) / 2
-        blocks = rows.split(block_rows(codebook) if x.device.type == "cpu" else len(rows))
-        return torch.cat([torch.addmm(half_norms, block, codebook.T, alpha=-1).min(1).indices for block in blocks])
+        indices = torch.empty(len(rows), dtype=torch.int64, device=x.device)
+        height = block_rows(codebook) if x.device.type == "cpu" else len(rows)
+        for block, found in zip(rows.split(height), indices.split(height), strict=True):
+            found.copy_(torch.addmm(half_norms, block, codebook.T, alpha=-1).min(1).indices)
+        return indices
 
     return call
 
@@ -177,13 +181,13 @@ def superkmeans(inputs: Inputs) -> Call:
 
 
 def fastkmeans(inputs: Inputs) -> Call:
-    """``predict``, in blocks that stay in the cache instead of its 51,200 rows. Its interface takes arrays of the CPU only."""
+    """``predict``, in blocks whose distances fill 4 MB instead of its 51,200 rows. Its interface takes arrays of the CPU only."""
     from fastkmeans import FastKMeans
 
     x, codebook = inputs
     needs("cpu", x)
     rows, codes = rows_of(x, codebook).numpy(), codebook.numpy()
-    model = FastKMeans(codes.shape[1], len(codes), gpu=False, chunk_size_data=block_rows(codebook))
+    model = FastKMeans(codes.shape[1], len(codes), gpu=False, chunk_size_data=max(256, (1 << 20) // len(codes)))
     model.centroids = codes
     return lambda: torch.from_numpy(model.predict(rows))
 
