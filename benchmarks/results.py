@@ -122,7 +122,7 @@ def summary(rows: list[dict[str, str]]) -> str:
                 shape,
                 threads,
                 took,
-                mains[0]["peak_mb"],
+                f"{float(mains[0]['peak_mb'] or 'nan'):.3g}",
                 peer["provider"],
                 f"{float(peer['median_ms']):.3g}",
                 _times(peer, mains),
