@@ -1,0 +1,52 @@
+"""What a training step of the layer allocates, counted by torch's allocator: deterministic, unlike the size of the process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from uefl_kernels import COMPILED
+
+from .conftest import normal
+from .nn_layers import layer
+
+pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent; the reference makes no promise")
+
+
+def peak(step):
+    """The most bytes that tensors held at one time during the step, above what they held before it."""
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
+        step()
+    held = most = 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rotation_trick": False}, {"heads": 4, "codebook_dim": 16}, {"accept_image_fmap": True}, {"learnable_codebook": True}],
+    ids=["rotation", "straight through", "heads", "image", "learnable"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_training_step_holds_its_results_and_little_else(dtype, options):
+    """quantized and the gradient of x are as large as x; what is left beside the indices is a twentieth of it."""
+    vq = layer(dim=64, codebook_size=16, **options)
+    size = (16, 64, 32, 32) if "accept_image_fmap" in options else (16, 1024, 64)
+    x, g = normal(*size, dtype=dtype).requires_grad_(), normal(*size, seed=1, dtype=dtype)
+    kept = []
+
+    def step():
+        quantized, indices, loss = vq(x)
+        torch.autograd.backward((quantized, loss), (g, torch.ones_like(loss)))
+        kept.extend((quantized, indices))
+
+    step()  # what is made once
+    x.grad = None
+    kept.clear()
+    bytes_of_x, indices = x.numel() * x.element_size(), 8 * 16 * 1024 * options.get("heads", 1)
+    beyond_results = peak(step) - 2 * bytes_of_x - indices
+    assert 0 <= beyond_results <= 0.05 * bytes_of_x
