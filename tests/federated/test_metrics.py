@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from uefl import metrics
+from uefl_kernels.metrics import mutual_information
 
 PROBS = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7]])
 LABELS = torch.tensor([0, 1, 1, 1])
@@ -19,6 +20,17 @@ def test_nll():
 
 def test_nll_of_an_impossible_label_is_large_and_finite():
     assert 50 < float(metrics.nll(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))) < 100
+
+
+def test_brier():
+    expected = (0.1**2 + 0.1**2 + 2 * 0.6**2 + 2 * 0.2**2 + 2 * 0.3**2) / 4
+    assert float(metrics.brier(PROBS, LABELS)) == pytest.approx(expected, rel=1e-6)
+    assert float(metrics.brier(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))) == 2
+
+
+def test_mutual_information():
+    passes = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]])
+    assert mutual_information(passes).tolist() == pytest.approx([math.log(2), 0], abs=1e-7)
 
 
 def test_ece_by_hand():

@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
+from uefl.metrics import entropy
 from uefl.models.net import Head
-from uefl.uncertainty import entropy, mc_dropout
+from uefl.uncertainty import ensemble, mc_dropout
 
 
 def confident_head(p: float, logit_dropout: bool, classes: int = 10) -> tuple[Head, torch.Tensor, torch.Tensor]:
@@ -73,3 +74,43 @@ def test_the_mode_of_the_head_is_left_as_found(training):
     mc_dropout(head, torch.randn(2, 6), 2)
     assert head.training is training
     assert head.drop.training is training
+
+
+def test_entropies_of_the_passes_are_told_apart():
+    torch.manual_seed(0)
+    head, tokens = Head(6, 32, 4, 0.5, False), torch.randn(50, 6)
+    prediction = mc_dropout(head, tokens, 20)
+    assert float(prediction.mutual_info.min()) > 0
+    torch.testing.assert_close(prediction.mutual_info, prediction.entropy - prediction.expected_entropy)
+    assert float(mc_dropout(head, tokens, 20, legacy=True).mutual_info.max()) == 0
+
+
+def test_the_generator_decides_the_masks():
+    head, tokens = Head(6, 32, 4, 0.5, False), torch.randn(50, 6)
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(mc_dropout(head, tokens, 3).probs)
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+
+
+def test_an_ensemble_of_equal_members_is_one_of_them():
+    probs = torch.randn(7, 4).softmax(-1)
+    prediction = ensemble([probs] * 5)
+    torch.testing.assert_close(prediction.probs, probs)
+    torch.testing.assert_close(prediction.entropy, entropy(probs))
+    assert float(prediction.mutual_info.max()) < 1e-6
+
+
+def test_members_that_are_sure_of_different_things():
+    prediction = ensemble([torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])])
+    assert prediction.entropy.tolist() == pytest.approx([math.log(2)])
+    assert prediction.expected_entropy.tolist() == [0]
+    assert prediction.mutual_info.tolist() == pytest.approx([math.log(2)])
+
+
+@pytest.mark.parametrize("members", [[], [torch.ones(2, 3), torch.ones(3, 3)]], ids=["none", "shapes"])
+def test_members_that_do_not_fit(members):
+    with pytest.raises(ValueError, match="ensemble: expected at least one member, all of one shape"):
+        ensemble(members)

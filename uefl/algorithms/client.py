@@ -123,15 +123,17 @@ class Client:
     def _evaluate(self, codebook: torch.Tensor | None, with_usage: bool) -> dict[str, float | list[int]]:
         test = self._predict(self._test, codebook)
         holdout = test if self._holdout is self._test else self._predict(self._holdout, codebook)
-        probs, entropy, deterministic = test.prediction
+        probs = test.prediction.probs
         values = {
             "accuracy": metrics.accuracy(probs, self._test.labels),
-            "entropy": entropy.double().mean(),
-            "entropy_deterministic": deterministic.double().mean(),
+            "entropy": test.prediction.entropy.double().mean(),
+            "entropy_deterministic": test.prediction.entropy_deterministic.double().mean(),
+            "mutual_info": test.prediction.mutual_info.double().mean(),
             "holdout_accuracy": metrics.accuracy(holdout.prediction.probs, self._holdout.labels),
             "holdout_entropy": holdout.prediction.entropy.double().mean(),
             "nll": metrics.nll(probs, self._test.labels),
             "ece": metrics.ece(probs, self._test.labels),
+            "brier": metrics.brier(probs, self._test.labels),
         }
         if test.counts is not None:
             values["perplexity"] = metrics.perplexity(test.counts).mean()
