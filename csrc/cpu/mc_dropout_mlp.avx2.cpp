@@ -3,6 +3,6 @@
 #include "cpu/mc_dropout_mlp_kernel.h"
 
 namespace uefl::cpu {
-const McKernel mc_avx2{kMostOutputs, run};
+const McKernel mc_avx2{kLanes, kMostOutputs, run};
 }
 #endif

@@ -3,6 +3,6 @@
 #include "cpu/mc_dropout_mlp_kernel.h"
 
 namespace uefl::cpu {
-const McKernel mc_avx512{kMostOutputs, run};
+const McKernel mc_avx512{kLanes, kMostOutputs, run};
 }
 #endif

@@ -16,9 +16,11 @@ const McKernel& kernel() {
   return mc_portable;
 }
 
-// Vectors of 16 floats, zeroed.
-struct alignas(64) Lanes {
-  float value[kMcLanes];
+constexpr int64_t kLineFloats = 16;
+
+// What vectors of any width are aligned in.
+struct alignas(64) Line {
+  float value[kLineFloats];
 };
 
 float scale_of(uint32_t threshold) { return static_cast<float>(65536.0 / (65536.0 - threshold)); }
@@ -51,40 +53,41 @@ McDropout::McDropout(const std::vector<int64_t>& widths, const float* parameters
             passes,         widths.back(), consistent, seed};
 }
 
-int64_t McDropout::group_rows() const { return model_.consistent ? kMcGroup * kMcLanes : kMcLanes; }
+int64_t McDropout::group_rows() const { return model_.consistent ? kMcGroup * kernel().lanes : kernel().lanes; }
 
 void McDropout::run(const Rows& x, int64_t lo, int64_t hi, const McStats& out) const {
-  const int64_t tiles = group_rows() / kMcLanes, inputs = x.dim, classes = model_.classes;
+  const int64_t lanes = kernel().lanes, tiles = group_rows() / lanes, inputs = x.dim, classes = model_.classes;
   const int64_t sizes[] = {
       tiles * inputs, 2 * kMcPasses * model_.width, (model_.depth + 1) * kMcPasses * model_.width / 2, tiles * classes, tiles * classes,
       tiles};
   int64_t total = 0;
-  for (const int64_t size : sizes) total += size;
-  const std::unique_ptr<Lanes[]> workspace(new Lanes[total]);
+  for (const int64_t size : sizes) total += size * lanes;
+  const int64_t lines = (total + kLineFloats - 1) / kLineFloats;
+  const std::unique_ptr<Line[]> workspace(new Line[lines]);
   float* parts[6];
-  for (int64_t i = 0, offset = 0; i < 6; offset += sizes[i++]) parts[i] = workspace[offset].value;
+  for (int64_t i = 0, offset = 0; i < 6; offset += sizes[i++] * lanes) parts[i] = workspace[0].value + offset;
 
   const float share = 1.0f / static_cast<float>(model_.passes);
   for (int64_t first = lo; first < hi; first += group_rows()) {
     const int64_t rows = std::min(hi - first, group_rows());
-    std::fill(workspace.get(), workspace.get() + total, Lanes{});
+    std::fill(workspace.get(), workspace.get() + lines, Line{});
     with_type(x.dtype, [&]<class T>(const T*) {
       for (int64_t row = 0; row < rows; ++row) {
-        float* target = parts[0] + row / kMcLanes * inputs * kMcLanes + row % kMcLanes;
+        float* target = parts[0] + row / lanes * inputs * lanes + row % lanes;
         const T* source = reinterpret_cast<const T*>(element(x, first + row, 0));
-        for (int64_t j = 0; j < inputs; ++j) target[j * kMcLanes] = static_cast<float>(widen(source[j * x.dim_stride]));
+        for (int64_t j = 0; j < inputs; ++j) target[j * lanes] = static_cast<float>(widen(source[j * x.dim_stride]));
       }
     });
-    kernel().run(model_, {first, (rows + kMcLanes - 1) / kMcLanes, parts[0], parts[1], reinterpret_cast<uint32_t*>(parts[2]), parts[3],
-                          parts[4], parts[5]});
+    kernel().run(model_, {first, (rows + lanes - 1) / lanes, parts[0], parts[1], reinterpret_cast<uint32_t*>(parts[2]), parts[3], parts[4],
+                          parts[5]});
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t tile = row / kMcLanes, lane = row % kMcLanes;
+      const int64_t tile = row / lanes, lane = row % lanes;
       for (int64_t c = 0; c < classes; ++c) {
-        const int64_t at = (tile * classes + c) * kMcLanes + lane;
+        const int64_t at = (tile * classes + c) * lanes + lane;
         out.mean[(first + row) * classes + c] = parts[3][at];
         out.variance[(first + row) * classes + c] = parts[4][at] * share;
       }
-      out.expected_entropy[first + row] = parts[5][tile * kMcLanes + lane] * share;
+      out.expected_entropy[first + row] = parts[5][tile * lanes + lane] * share;
     }
   }
 }

@@ -1,8 +1,8 @@
-// Monte-Carlo dropout of an MLP's tail on the CPU: passes, softmax and statistics of 16 rows at a time, one row to a lane.
+// Monte-Carlo dropout of an MLP's tail on the CPU: passes, softmax and statistics of a tile of rows, one row to a lane.
 //
 // For each pass, each layer's inputs are kept or dropped, multiplied by its weights and activated; the logits of the last one become
 // probabilities, which enter the running statistics. Masks come from Philox as ops/mc_dropout_mlp/reference.py defines them, in
-// registers or a buffer of one layer of 16 rows. A tile of rows belongs to one thread and its passes run in order, so results do not
+// a buffer of one tile. A tile of rows belongs to one thread and its passes run in order, so results do not
 // depend on the number of threads.
 #pragma once
 

@@ -2,5 +2,5 @@
 #include "cpu/mc_dropout_mlp_kernel.h"
 
 namespace uefl::cpu {
-const McKernel mc_portable{kMostOutputs, run};
+const McKernel mc_portable{kLanes, kMostOutputs, run};
 }

@@ -10,9 +10,9 @@ namespace uefl::cpu {
 
 enum class McActivation { gelu, relu, silu, tanh };
 
-constexpr int64_t kMcLanes = 16, kMcPasses = 2;  // rows of a tile; passes that share a load of the weights
-constexpr int64_t kMcGroup = 8;                  // tiles that share a draw, where all rows have the same masks
-constexpr int64_t kMcUnits = 8, kMcWords = 4;    // units of one Philox call, 16 bits each, and its words
+constexpr int64_t kMcPasses = 2;               // that share a load of the weights
+constexpr int64_t kMcGroup = 8;                // tiles that share a draw, where all rows have the same masks
+constexpr int64_t kMcUnits = 8, kMcWords = 4;  // units of one Philox call, 16 bits each, and its words
 
 struct McLayer {
   int64_t inputs, outputs;
@@ -34,18 +34,19 @@ struct McModel {
   uint64_t seed;
 };
 
-// All in vectors of 16 rows, as floats.
+// A tile is as many rows as a vector has lanes. All are vectors, a row to a lane, as floats.
 struct McGroup {
   int64_t first_row, tiles;
   float* input;     // [tiles, inputs]; given
   float* hidden;    // [2, passes, width]; scratch
-  uint32_t* words;  // [depth + 1, passes, width / 2]: scratch, each 16 rows of two units
+  uint32_t* words;  // [depth + 1, passes, width / 2]: scratch, each of two units
   float* mean;      // [tiles, classes]; results, zero at the start
   float* moment;    // [tiles, classes]: sum of the squared deviations from the mean
   float* entropy;   // [tiles]: sum of the passes' entropies
 };
 
 struct McKernel {
+  int64_t lanes;
   int64_t most_outputs;  // the largest block that stays in registers
   void (*run)(const McModel& model, const McGroup& group);
 };
@@ -62,48 +63,48 @@ namespace uefl::cpu {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kMostOutputs = 12;
+constexpr int kMostOutputs = 12;  // and as many sums for the second pass: 24 of the 32 registers
 #else
 constexpr int kMostOutputs = 6;
 #endif
 
-inline Float16* vectors(float* data) { return reinterpret_cast<Float16*>(data); }
+inline Floats* vectors(float* data) { return reinterpret_cast<Floats*>(data); }
 
-// The random words of one layer's inputs (or of the logits) in one pass, for 16 rows: words[w] holds units 2 w (low half) and 2 w + 1.
+// The random words of one layer's inputs (or of the logits) in one pass, for a tile: words[w] holds units 2 w (low half) and 2 w + 1.
 //
 // The counter is (pass, row, stream, unit / 8), so that most of the first three rounds is the same for all rows or for all units:
 // what is known is computed once, and a call costs seven rounds and two exclusive ors.
-UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_t pass, uint32_t stream, int64_t units, Uint16* words) {
+UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_t pass, uint32_t stream, int64_t units, Words* words) {
   uint32_t key0[kPhiloxRounds], key1[kPhiloxRounds];
   for (int round = 0; round < kPhiloxRounds; ++round) {
     key0[round] = static_cast<uint32_t>(seed) + static_cast<uint32_t>(round) * kPhiloxWeyl0;
     key1[round] = static_cast<uint32_t>(seed >> 32) + static_cast<uint32_t>(round) * kPhiloxWeyl1;
   }
   const uint64_t from_stream = uint64_t{kPhiloxMultiplier1} * stream, from_pass = uint64_t{kPhiloxMultiplier0} * pass;
-  Ulong8 first[2] = {}, second[2] = {};  // of the even and of the odd rows: the products of rounds 2 and 3 that do not depend on the unit
+  Longs first[2] = {}, second[2] = {};  // of the even and of the odd rows: the products of rounds 2 and 3 that do not depend on the unit
   for (int odd = 0; odd < 2; ++odd) {
-    Ulong8 word0 = {};
-    for (int i = 0; i < 8; ++i) {
+    Longs word0 = {};
+    for (int i = 0; i < kLanes / 2; ++i) {
       const uint32_t row = consistent ? 0 : static_cast<uint32_t>(first_row + 2 * i + odd);
       word0[i] = static_cast<uint32_t>(from_stream >> 32) ^ row ^ key0[0];
     }
     multiply(word0, kPhiloxMultiplier0, first[odd]);
-    const Ulong8 word2 = (first[odd] >> 32) ^ (static_cast<uint32_t>(from_pass) ^ key1[1]);
+    const Longs word2 = (first[odd] >> 32) ^ (static_cast<uint32_t>(from_pass) ^ key1[1]);
     multiply(word2, kPhiloxMultiplier1, second[odd]);
   }
   for (int64_t block = 0; block * kMcUnits < units; ++block, words += kMcWords) {
     const uint64_t two = uint64_t{kPhiloxMultiplier1} * (static_cast<uint32_t>(from_pass >> 32) ^ static_cast<uint32_t>(block) ^ key1[0]);
     const uint64_t three = uint64_t{kPhiloxMultiplier0} * (static_cast<uint32_t>(two >> 32) ^ static_cast<uint32_t>(from_stream) ^ key0[1]);
-    Ulong8 word[2][4];
+    Longs word[2][4];
     for (int odd = 0; odd < 2; ++odd) {
       word[odd][0] = (second[odd] >> 32) ^ (static_cast<uint32_t>(two) ^ key0[2]);
       word[odd][1] = second[odd];
       word[odd][2] = first[odd] ^ (static_cast<uint32_t>(three >> 32) ^ key1[2]);
-      word[odd][3] = Ulong8{} + static_cast<uint32_t>(three);
+      word[odd][3] = Longs{} + static_cast<uint32_t>(three);
     }
     for (int round = 3; round < kPhiloxRounds; ++round) {
       for (int odd = 0; odd < 2; ++odd) {
-        Ulong8 low, high;
+        Longs low, high;
         multiply(word[odd][0], kPhiloxMultiplier0, low);
         multiply(word[odd][2], kPhiloxMultiplier1, high);
         word[odd][0] = (high >> 32) ^ word[odd][1] ^ key0[round];
@@ -118,19 +119,19 @@ UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_
 
 // sums[pass][output] += weights * inputs, over the units that the words keep. threshold 0 keeps all.
 template <int OUTPUTS, int PASSES, bool DROP>
-UEFL_INLINE void accumulate(const McLayer& layer, const float* weights, const Float16* input, int64_t input_step, const Uint16* words,
-                            int64_t words_step, Float16* sums, int64_t sums_step) {
-  Float16 sum[PASSES][OUTPUTS];
+UEFL_INLINE void accumulate(const McLayer& layer, const float* weights, const Floats* input, int64_t input_step, const Words* words,
+                            int64_t words_step, Floats* sums, int64_t sums_step) {
+  Floats sum[PASSES][OUTPUTS];
   for (int pass = 0; pass < PASSES; ++pass) {
     for (int o = 0; o < OUTPUTS; ++o) sum[pass][o] = sums[pass * sums_step + o];
   }
   const uint32_t threshold = layer.threshold << 16;
   const auto add = [&](int64_t unit, int half) {
-    Float16 kept[PASSES];
+    Floats kept[PASSES];
     for (int pass = 0; pass < PASSES; ++pass) {
       kept[pass] = input[pass * input_step + unit];
       if (DROP) {
-        const Uint16 pair = words[pass * words_step + unit / 2];
+        const Words pair = words[pass * words_step + unit / 2];
         keep_from(half ? pair : pair << 16, threshold, kept[pass]);
       }
     }
@@ -147,8 +148,8 @@ UEFL_INLINE void accumulate(const McLayer& layer, const float* weights, const Fl
 }
 
 template <int PASSES, int OUTPUTS = kMostOutputs>
-void multiply_block(const McLayer& layer, const float* weights, const Float16* input, int64_t input_step, const Uint16* words,
-                    int64_t words_step, Float16* sums, int64_t sums_step) {
+void multiply_block(const McLayer& layer, const float* weights, const Floats* input, int64_t input_step, const Words* words,
+                    int64_t words_step, Floats* sums, int64_t sums_step) {
   if constexpr (OUTPUTS > 1) {
     if (layer.block < OUTPUTS) {
       return multiply_block<PASSES, OUTPUTS - 1>(layer, weights, input, input_step, words, words_step, sums, sums_step);
@@ -162,30 +163,30 @@ void multiply_block(const McLayer& layer, const float* weights, const Float16* i
 }
 
 // The probabilities of one pass enter the statistics (Welford's update).
-UEFL_INLINE void add_pass(const McModel& model, Float16* logits, const Uint16* words, int64_t pass, Float16* mean, Float16* moment,
-                          Float16& entropy) {
+UEFL_INLINE void add_pass(const McModel& model, Floats* logits, const Words* words, int64_t pass, Floats* mean, Floats* moment,
+                          Floats& entropy) {
   if (model.logit_threshold) {
     for (int64_t c = 0; c < model.classes; ++c) {
       keep_from(c % 2 ? words[c / 2] : words[c / 2] << 16, model.logit_threshold << 16, logits[c]);
       logits[c] *= model.logit_scale;
     }
   }
-  Float16 most = logits[0], sum = {}, weighted = {};
+  Floats most = logits[0], sum = {}, weighted = {};
   for (int64_t c = 1; c < model.classes; ++c) most = logits[c] > most ? logits[c] : most;
   for (int64_t c = 0; c < model.classes; ++c) {
-    Float16 below = logits[c] - most;
-    below = below < kLeastExponent ? Float16{} + kLeastExponent : below;
+    Floats below = logits[c] - most;
+    below = below < kLeastExponent ? Floats{} + kLeastExponent : below;
     exponential(below, logits[c]);
     sum += logits[c];
     weighted += logits[c] * below;
   }
-  const Float16 inverse = 1.0f / sum;
+  const Floats inverse = 1.0f / sum;
   const float share = 1.0f / static_cast<float>(pass + 1);
-  Float16 nats;
+  Floats nats;
   logarithm(sum, nats);
   entropy += nats - weighted * inverse;
   for (int64_t c = 0; c < model.classes; ++c) {
-    const Float16 prob = logits[c] * inverse, deviation = prob - mean[c];
+    const Floats prob = logits[c] * inverse, deviation = prob - mean[c];
     mean[c] += deviation * share;
     moment[c] += deviation * (prob - mean[c]);
   }
@@ -194,20 +195,20 @@ UEFL_INLINE void add_pass(const McModel& model, Float16* logits, const Uint16* w
 template <int PASSES>
 void run_passes(const McModel& model, const McGroup& group, int64_t pass) {
   const int64_t words_step = model.width / 2;  // in vectors, as the others
-  Float16* const buffers[2] = {vectors(group.hidden), vectors(group.hidden) + kMcPasses * model.width};
-  Uint16* const all_words = reinterpret_cast<Uint16*>(group.words);
+  Floats* const buffers[2] = {vectors(group.hidden), vectors(group.hidden) + kMcPasses * model.width};
+  Words* const all_words = reinterpret_cast<Words*>(group.words);
   for (int64_t tile = 0; tile < group.tiles; ++tile) {
-    const Float16* input = vectors(group.input) + tile * model.inputs;
+    const Floats* input = vectors(group.input) + tile * model.inputs;
     int64_t input_step = 0;  // all passes start from the same
     const auto words_of = [&](int64_t stream) { return all_words + stream * kMcPasses * words_step; };
     const auto draw_stream = [&](int64_t stream, int64_t units, uint32_t threshold) {
       if (threshold == 0 || (model.consistent && tile > 0)) return;
       for (int p = 0; p < PASSES; ++p) {
-        draw(model.seed, model.consistent, group.first_row + tile * kMcLanes, static_cast<uint32_t>(pass + p),
-             static_cast<uint32_t>(stream), units, words_of(stream) + p * words_step);
+        draw(model.seed, model.consistent, group.first_row + tile * kLanes, static_cast<uint32_t>(pass + p), static_cast<uint32_t>(stream),
+             units, words_of(stream) + p * words_step);
       }
     };
-    Float16* output = buffers[0];
+    Floats* output = buffers[0];
     if (model.depth == 0) {
       for (int p = 0; p < PASSES; ++p) {
         for (int64_t c = 0; c < model.classes; ++c) output[p * model.width + c] = input[c];
@@ -219,7 +220,7 @@ void run_passes(const McModel& model, const McGroup& group, int64_t pass) {
       draw_stream(i, layer.inputs, layer.threshold);
       for (int64_t o = 0; o < layer.outputs; o += layer.block) {
         for (int64_t j = 0; j < layer.block; ++j) {
-          for (int p = 0; p < PASSES; ++p) output[p * model.width + o + j] = Float16{} + layer.bias[o + j];
+          for (int p = 0; p < PASSES; ++p) output[p * model.width + o + j] = Floats{} + layer.bias[o + j];
         }
         multiply_block<PASSES>(layer, layer.weights + o * layer.inputs, input, input_step, words_of(i), words_step, output + o,
                                model.width);
