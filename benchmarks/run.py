@@ -27,7 +27,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", help="only this shape, named as in the table")
     parser.add_argument("--peers", type=_names, help="only these peers, separated by commas; ours are always measured")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for every provider (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=1.5, help="spent on timing each provider of a shape (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="spent on timing each provider of a shape (default: 1.5, on a GPU 0.3)")
     parser.add_argument("--variants", type=_names, help="of our CPU kernels, beside the best (default: avx512 where there is a better one)")
     parser.add_argument("--save", action="store_true", help="put the numbers into benchmarks/results/<machine>.csv, in place of older ones")
     parser.add_argument("--smoke", action="store_true", help="one tiny shape, one call: that it runs and is right, not how fast")
@@ -37,6 +37,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     chosen = [REGISTRY[name] for name in options.op]
     _known(parser, "peer", options.peers or [], list(dict.fromkeys(provider for op in chosen for provider in op.providers)))
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.seconds is None:
+        options.seconds = 0.3 if options.device == "cuda" else 1.5
     options.cases = [
         (name, case)
         for name, op in zip(options.op, chosen, strict=True)
