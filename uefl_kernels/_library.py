@@ -196,6 +196,11 @@ def backend(name: str) -> Iterator[None]:
         _forced = previous
 
 
+def forced() -> str:
+    """The backend asked for, or "auto"."""
+    return _forced
+
+
 def resolve(name: str, x: torch.Tensor) -> Any:
     """The op overload that the active backend asks for; an absent one is an error, never a silent fallback."""
     if _forced not in ("auto", "reference"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._checks import DTYPES
-from ..._library import define, define_autograd, once_differentiable, resolve
+from ..._library import define, define_autograd, define_triton, once_differentiable, resolve
 from . import backward, reference
 
 
@@ -75,6 +75,8 @@ define(
     reference=reference.dropout_mask,
     fake=lambda seed, rows, columns, *_: seed.new_empty(rows, columns, dtype=torch.bool),
 )
+define_triton("mc_dropout_mlp", f"{__name__}.triton")
+define_triton("dropout_mask", f"{__name__}.triton")
 define_autograd("mc_dropout_mlp", _backward, _setup)
 
 

@@ -1,0 +1,94 @@
+"""The Triton kernel of mc_dropout_mlp: interpreted against the definition, and compiled ahead of time for three generations of GPU."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import uefl_kernels
+from uefl_kernels import backend, mc_dropout_mlp
+
+from .test_mc_dropout_mlp import FIELDS, mlp
+
+if torch.cuda.is_available():
+    pytest.skip("the interpreter is for machines without a GPU", allow_module_level=True)
+pytest.importorskip("triton")
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # in lanes beyond the classes
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.mark.parametrize("consistent", [False, True])
+@pytest.mark.parametrize(("shape", "p"), [((5, 33), 0.3), ((70, 40), 0.1), ((1, 1), 0.999), ((0, 4), 0.5)])
+def test_masks_are_those_of_the_definition(shape, p, consistent):
+    for seed in (0, 2**62 + 12345):
+        arguments = (torch.tensor(seed), *shape, 7, 2, p, consistent)
+        assert torch.equal(torch.ops.uefl_triton.dropout_mask(*arguments), torch.ops.uefl_reference.dropout_mask(*arguments))
+
+
+@pytest.mark.parametrize("consistent", [False, True])
+@pytest.mark.parametrize("logit_dropout", [False, True])
+@pytest.mark.parametrize("shape", [(70, 9, 33, 10), (5, 6, 40, 3), (17, 8, 20), (3, 4, 5, 1), (0, 4, 5, 2)], ids=str)
+def test_equals_the_definition(shape, logit_dropout, consistent):
+    x, weights, biases = mlp(shape)
+    options = {"p": 0.3, "passes": 3, "logit_dropout": logit_dropout, "consistent": consistent, "seed": 5}
+    with backend("reference"):
+        expected = mc_dropout_mlp(x, weights, biases, **options)
+    with backend("triton"):
+        found = mc_dropout_mlp(x, weights, biases, **options)
+    for name, got, want in zip(FIELDS, found, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=3e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_strides_and_half_precision():
+    for logits in (torch.randn(10, 40).T, torch.randn(40, 10).bfloat16()):
+        arguments = (logits, torch.empty(0), [10], [0.3], 3, "gelu", False, torch.tensor(1))
+        found, expected = torch.ops.uefl_triton.mc_dropout_mlp(*arguments), torch.ops.uefl_reference.mc_dropout_mlp(*arguments)
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
+
+
+def test_what_it_does_not_take():
+    x, weights, biases = mlp((5, 6, 7, 8, 3))
+    with backend("triton"), pytest.raises(RuntimeError, match="the Triton kernel takes one layer after the first dropout"):
+        mc_dropout_mlp(x, weights, biases, p=0.3)
+
+
+COMPILE = """
+import json, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+import uefl_kernels.ops.mc_dropout_mlp.triton as kernels
+
+TYPES = {"seed": "*i64", "keep": "*i1", "scale": "fp32", "logit_scale": "fp32"} | dict.fromkeys(
+    ("x", "weights", "bias", "mean_out", "entropy_out", "variance_out"), "*fp32"
+)
+report = []
+for kernel, layers in ((kernels._mask, 0), (kernels._statistics, 0), (kernels._statistics, 1)):
+    constants = {"CONSISTENT": False, "LAYERS": layers, "ROWS": kernels._ROWS, "UNITS": kernels._UNITS, "CLASSES": 16}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    signature = {name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in kernel.arg_names}
+    for architecture in (80, 90, 100):
+        built = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", architecture, 32))
+        report.append({"architecture": architecture, "code": len(built.asm["cubin"]), "shared": built.metadata.shared})
+print(json.dumps(report))
+"""
+
+
+@pytest.mark.slow
+def test_compiles_for_every_generation(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    root = os.path.dirname(os.path.dirname(uefl_kernels.__file__))
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(done.stdout)
+    assert {row["architecture"] for row in rows if row["code"] > 0} == {80, 90, 100}
+    assert len(rows) == 9
+    assert max(row["shared"] for row in rows) < 99 * 1024
