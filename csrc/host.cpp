@@ -125,29 +125,15 @@ py::dict cpu_features() {
   return result;
 }
 
-const char* name(cpu::Arithmetic arithmetic) {
-  switch (arithmetic) {
-    case cpu::Arithmetic::f32:
-      return "float32";
-    case cpu::Arithmetic::bf16x3:
-      return "three bfloat16 products";
-    case cpu::Arithmetic::bf16:
-      break;
-  }
-  return "one bfloat16 product";
-}
+const char* name(cpu::Arithmetic arithmetic) { return arithmetic == cpu::Arithmetic::f32 ? "float32" : "three bfloat16 products"; }
 
 py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
   if (n < 0 || d < 1 || k < 1 || segments < 1) throw py::value_error("plan: n must be >= 0, and d, k and segments >= 1");
   const cpu::Plan plan = cpu::plan(d, k);
   const int64_t step = cpu::block_rows(d * segments, k), blocks = (n + step - 1) / step;
   py::dict result;
-  py::list passes;
-  for (const cpu::VqAssignKernel* kernel : {plan.quick, plan.kernel}) {
-    if (kernel) passes.append(name(kernel->arithmetic));
-  }
   result["variant"] = cpu::name(plan.isa);
-  result["passes"] = passes;
+  result["arithmetic"] = name(plan.kernel->arithmetic);
   result["tile_rows"] = plan.kernel->rows;
   result["tile_codewords"] = plan.kernel->lanes;
   result["block_rows"] = step;

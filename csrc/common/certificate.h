@@ -17,18 +17,15 @@
 // codewords whose score is at most best + 2 E. A row, or a codebook, that is not finite or may overflow gets E = infinity.
 //
 // Matrix units take bfloat16 (8 bits, unit roundoff w = 2^-8). Round twice, y = y1 + y2 + y3: y1 nearest to y, y2 nearest to y - y1
-// (which float32 holds exactly), so |y1| <= (1 + w) |y|, |y2| <= w (1 + w) |y|, |y3| <= w^2 |y|, element by element; b_k likewise.
-// Products of two bfloat16 are exact in float32. Sums are rounded to nearest, in an order that we leave open within one operation of
-// the unit: whatever it is, a term is rounded at most once per product that is added in its operation or in a later one.
-//   three products   first the 2 d of y2.b1 and y1.b2, together below 2.02 w |y| G, then the d of y1.b1:
-//     chain          3 d u 2.02 w |y| G / (1 - 3 d u) + d u (1 + w)^2 |y| G / (1 - d u)          < 1.04 d u |y| G
-//     left out       y2.b2 + y3.b + (y1 + y2).b3                                                 < 3.03 w^2 |y| G < 776 u |y| G
-//   one product      y1.b1:
-//     chain          d u (1 + w)^2 |y| G / (1 - d u)                                             < 1.04 d u |y| G
-//     left out       (y - y1).b + y1.(b - b1) <= R G + 1.004 |y| T                               R = |y - y1|, T = max |b_k - b1_k|
-// Subtracting the sum from h_k adds at most 1.05 u (H + |y| G). Inputs, h_k and the definition count as for float32. At most 6 d + 2
-// operations and four inputs of an element flush to zero. Zeros that fill up d change no sum. With (d + 8) as above:
-//   E = (d + 8) (1.04 u (H + |y| G) + v |y|^2 [l2 only] + 2^-123 (1 + |y| + G)) + 784 u |y| G [+ R G + 1.01 |y| T for one product].
+// (which float32 holds exactly); b_k likewise. R = |y - y1| and T = max |b_k - b1_k| are measured, so |y2| <= (1 + w) R, |y3| <= w R,
+// |y1 + y2| <= (1 + w^2) |y|. Products of two bfloat16 are exact in float32. Their 3 d products y1.b1, y1.b2 and y2.b1 are summed in
+// an order that we leave open; each sum is rounded to nearest, so each product at most 3 d times.
+//     chain          3 d u (1 + w)^2 (1 + 2 w) |y| G / (1 - 3 d u)                               < 3.12 d u |y| G
+//     left out       y2.b2 + y3.b + (y1 + y2).b3                        <= 1.01 (R T + w R G + w |y| T)
+//     h_k            rounded, and the sum subtracted from it: 2.01 u H + 1.05 u |y| G + (d + 3) v H
+// Inputs and the definition count as for float32. At most 6 d + 2 operations and four inputs of an element flush to zero. Zeros that
+// fill up d change no sum. With (d + 8) as above:
+//   E = (d + 8) (3.12 u |y| G + v (|y|^2 + 3 H) [l2 only] + 2^-123 (1 + |y| + G)) + 3 u H + 1.01 (R T + w R G + w |y| T).
 //
 // The matrix units of GPUs take float16 (11 bits, unit roundoff 2^-11). Let the largest element of the book be below 2^15 and the
 // length of the row in [2^14, 2^15), by powers of two, which are exact; then an element of a row is y1 + y2 + y3 with |y1 - y| below
@@ -64,19 +61,15 @@ UEFL_HOST_DEVICE static inline double score_error(int64_t d, double half_square,
   return static_cast<double>(d + 8) * (1.01 * 0x1p-24 * magnitude + far + 0x1p-125 * (1 + norm + radius));
 }
 
-// The same for three bfloat16 products.
-UEFL_HOST_DEVICE static inline double score_error_bf16x3(int64_t d, double half_square, double radius, double square, bool euclidean) {
-  const double norm = sqrt(square);
-  const double flushed = 0x1.8p-124 * (1 + norm + radius);  // with the 2^-125 of float32: 2^-123
-  return score_error(d, 1.03 * half_square, 1.03 * radius, square, euclidean) + static_cast<double>(d + 8) * flushed +
-         784 * 0x1p-24 * norm * radius;
-}
-
-// The same for one bfloat16 product; rest: R^2, rest_radius: T.
-UEFL_HOST_DEVICE static inline double score_error_bf16(int64_t d, double half_square, double radius, double rest_radius, double square,
-                                                       double rest, bool euclidean) {
-  const double three = score_error_bf16x3(d, half_square, radius, square, euclidean);
-  return three + sqrt(rest) * radius + 1.01 * sqrt(square) * rest_radius;
+// The same for three bfloat16 products; rest_radius: T; rest: R^2, or a little more.
+UEFL_HOST_DEVICE static inline double score_error_bf16x3(int64_t d, double half_square, double radius, double rest_radius, double square,
+                                                         double rest, bool euclidean) {
+  const double norm = sqrt(square), rest_norm = sqrt(rest);
+  if (!(half_square + norm * radius < 0x1p126) || !(norm < 0x1p126) || d > (1 << 16)) return INFINITY;
+  const double left_out = rest_norm * rest_radius + 0x1p-8 * (rest_norm * radius + norm * rest_radius);
+  const double far = euclidean ? 0x1p-53 * (square + 3 * half_square) : 0;
+  return static_cast<double>(d + 8) * (3.12 * 0x1p-24 * norm * radius + far + 0x1p-123 * (1 + norm + radius)) + 3 * 0x1p-24 * half_square +
+         1.01 * left_out;
 }
 
 // The same for one float16 product on a GPU, and for three; norm: |y|, or more; rest_radius: T; last_radius: L.

@@ -39,22 +39,26 @@ struct ConfiguredTiles {
   ~ConfiguredTiles() { _tile_release(); }  // or every later switch of threads saves 8 KiB
 };
 
+// The bfloat16 nearest to each of 32 values, ties away from zero, and the one nearest to what that leaves. Element j shares a word with
+// element j + 16, which rows and codewords agree on: so packing takes no shuffle.
 struct Split {
-  __m512i first, second;  // 32 bfloat16 each
-  __m512 rest[2];         // value - first
+  __m512i first, second;
+  __m512 rest[2];  // value - first
 };
 
 inline __attribute__((always_inline)) void split(const __m512 (&value)[2], Split& out) {
-  out.first = (__m512i)_mm512_cvtne2ps_pbh(value[1], value[0]);
-  const __m256i half[2] = {_mm512_castsi512_si256(out.first), _mm512_extracti64x4_epi64(out.first, 1)};
-  for (int i = 0; i < 2; ++i) {
-    const __m512 nearest = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half[i]), 16));
-    out.rest[i] = _mm512_sub_ps(value[i], nearest);
-  }
-  out.second = (__m512i)_mm512_cvtne2ps_pbh(out.rest[1], out.rest[0]);
+  const __m512i half = _mm512_set1_epi32(0x8000), high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  const auto round = [&](__m512 v) __attribute__((always_inline)) { return _mm512_add_epi32(_mm512_castps_si512(v), half); };
+  // low half of the word from a, high half from b
+  const auto pair = [&](__m512i a, __m512i b)
+                        __attribute__((always_inline)) { return _mm512_ternarylogic_epi32(_mm512_srli_epi32(a, 16), b, high, 0xf8); };
+  const __m512i nearest[2] = {round(value[0]), round(value[1])};
+  for (int i = 0; i < 2; ++i) out.rest[i] = _mm512_sub_ps(value[i], _mm512_castsi512_ps(_mm512_and_si512(nearest[i], high)));
+  out.first = pair(nearest[0], nearest[1]);
+  out.second = pair(round(out.rest[0]), round(out.rest[1]));
 }
 
-// Codewords lie in a tile as they are: [16][32].
+// Codewords lie in a tile as they are: [16][16 words].
 double pack(const float* code, int64_t d, int64_t lane, void* block) {
   char* target = static_cast<char*>(block) + lane / kTile * kTileBytes + lane % kTile * 64;
   __m512d squares = _mm512_setzero_pd();  // in float64, where they do not underflow
@@ -101,90 +105,115 @@ inline __attribute__((always_inline)) void transpose(const void* source, int64_t
 }
 
 // Float32 sums of d squares are too small by less than 1 % and what underflowed.
-inline double square_bound(__m512 sum, int64_t d) { return 1.01 * _mm512_reduce_add_ps(sum) + static_cast<double>(d) * 0x1p-125; }
+inline double square_bound(double sum, int64_t d) { return 1.01 * sum + static_cast<double>(d) * 0x1p-125; }
 
-// Rows lie in a tile as columns, the two halves of a column's word one after the other in the row: [16 pairs of elements][16 rows][2].
-template <class T, bool kBoth>
+// Rows lie in a tile as columns: [16 words][16 rows]. A row is read in one go, for the sake of the prefetcher, then columns are formed.
+template <class T>
 void load_columns(const char* const* source, int64_t count, int64_t stride, int64_t d, const float* mean, char* y, RowSize* size) {
+  constexpr int64_t kSlab = 512;
+  alignas(64) __m512i parts[2][kTile][kSlab / kDepth + 1];  // one more: rows a power of two apart would share sets of the cache
   alignas(64) float chunk[kTile][kChunk];
-  alignas(64) __m512i parts[2][kTile];
-  __m512 square[kTile], rest[kTile];
-  for (int r = 0; r < kTile; ++r) square[r] = rest[r] = _mm512_setzero_ps();
-  for (int64_t start = 0; start < d; start += kDepth) {
-    if (start % kChunk == 0) load_chunk<T, kTile, kDepth>(source, count, stride, start, d, mean, chunk[0]);
-    for (int r = 0; r < kTile; ++r) {
-      const float* values = chunk[r] + start % kChunk;
-      const __m512 value[2] = {_mm512_load_ps(values), _mm512_load_ps(values + kTile)};
-      Split both;
-      split(value, both);
-      parts[0][r] = both.first;
-      square[r] = _mm512_fmadd_ps(value[1], value[1], _mm512_fmadd_ps(value[0], value[0], square[r]));
-      if (kBoth) {
-        parts[1][r] = both.second;
-      } else {
-        rest[r] = _mm512_fmadd_ps(both.rest[1], both.rest[1], _mm512_fmadd_ps(both.rest[0], both.rest[0], rest[r]));
+  double square[kTile] = {}, left[kTile] = {};
+  for (int64_t slab = 0; slab < d; slab += kSlab) {
+    const int64_t end = d - slab < kSlab ? d - slab : kSlab;
+    const auto convert = [&](int r, int64_t from, int64_t to, const auto& value_at) __attribute__((always_inline)) {
+      __m512 sum = _mm512_setzero_ps(), rest = _mm512_setzero_ps();
+      for (int64_t j = from; j < to; j += kDepth) {
+        const __m512 value[2] = {value_at(j, 0), value_at(j, 1)};
+        Split both;
+        split(value, both);
+        parts[0][r][j / kDepth] = both.first;
+        parts[1][r][j / kDepth] = both.second;
+        sum = _mm512_fmadd_ps(value[1], value[1], _mm512_fmadd_ps(value[0], value[0], sum));
+        rest = _mm512_fmadd_ps(both.rest[1], both.rest[1], _mm512_fmadd_ps(both.rest[0], both.rest[0], rest));
+      }
+      square[r] += _mm512_reduce_add_ps(sum);
+      left[r] += _mm512_reduce_add_ps(rest);
+    };
+    if (sizeof(T) == sizeof(float) && stride == 1) {
+      for (int r = 0; r < kTile; ++r) {
+        const float* row = reinterpret_cast<const float*>(source[r < count ? r : count - 1]) + slab;
+        convert(r, 0, end, [&](int64_t j, int i) __attribute__((always_inline)) {
+          const int64_t at = j + i * kTile;
+          if (at + kTile <= end) return _mm512_sub_ps(_mm512_loadu_ps(row + at), _mm512_loadu_ps(mean + slab + at));
+          const __mmask16 mask = at < end ? static_cast<__mmask16>(0xffff >> (at + kTile - end)) : 0;
+          return _mm512_maskz_sub_ps(mask, _mm512_maskz_loadu_ps(mask, row + at), _mm512_maskz_loadu_ps(mask, mean + slab + at));
+        });
+      }
+    } else {
+      for (int64_t start = 0; start < end; start += kChunk) {
+        load_chunk<T, kTile, kDepth>(source, count, stride, slab + start, d, mean, chunk[0]);
+        for (int r = 0; r < kTile; ++r) {
+          convert(r, start, end - start < kChunk ? end : start + kChunk,
+                  [&](int64_t j, int i) __attribute__((always_inline)) { return _mm512_load_ps(chunk[r] + j - start + i * kTile); });
+        }
       }
     }
-    char* target = y + start / kDepth * 2 * kTileBytes;
-    transpose(parts[0], 64, target, 64);
-    if (kBoth) transpose(parts[1], 64, target + part_bytes(d), 64);
+    for (int64_t j = 0; j < end; j += kDepth) {
+      char* target = y + (slab + j) / kDepth * 2 * kTileBytes;
+      transpose(&parts[0][0][j / kDepth], sizeof parts[0][0], target, 64);
+      transpose(&parts[1][0][j / kDepth], sizeof parts[1][0], target + part_bytes(d), 64);
+    }
   }
-  for (int r = 0; r < kTile && r < count; ++r) size[r] = {square_bound(square[r], d), kBoth ? 0 : square_bound(rest[r], d)};
+  for (int r = 0; r < kTile && r < count; ++r) size[r] = {square_bound(square[r], d), square_bound(left[r], d)};
 }
 
-template <bool kBoth>
 void load(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y, RowSize* size) {
   char* tile = static_cast<char*>(y);
   with_type(dtype, [&]<class T>(const T*) {
     for (int64_t r = 0; r < (count + kPair - 1) / kPair * kPair; r += kTile) {
       const int64_t from = r < count ? r : count - 1;  // a second tile without rows repeats the last one
       RowSize unused[kTile];
-      load_columns<T, kBoth>(source + from, count - from, stride, d, mean,
-                             tile + r / kPair * 2 * part_bytes(d) + r / kTile % 2 * kTileBytes, r < count ? size + r : unused);
+      load_columns<T>(source + from, count - from, stride, d, mean, tile + r / kPair * 2 * part_bytes(d) + r / kTile % 2 * kTileBytes,
+                      r < count ? size + r : unused);
     }
   });
 }
 
-// Tiles 0 to 3 += 32 codewords times 32 rows, `bytes` of each.
-inline __attribute__((always_inline)) void add_products(const char* codes, const char* y, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 2 * kTileBytes) {
-    _tile_loadd(4, codes + i, 64);
-    _tile_loadd(6, y + i, 64);
-    _tile_loadd(7, y + i + kTileBytes, 64);
-    _tile_loadd(5, codes + i + kTileBytes, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
+// Tiles 0 to 3 += the 32 codewords of tiles 4 and 5 times the 32 rows of tiles 6 and 7.
+inline __attribute__((always_inline)) void add_products() {
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
 }
 
-// All products of 32 codewords with 32 rows; the small ones first, as the certificate asks.
-template <bool kBoth>
-inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  if (kBoth) {
-    add_products(codes + part, y, part);
-    add_products(codes, y + part, part);
-  }
-  add_products(codes, y, part);
-}
-
+// 32 codewords times 32 rows, on their way to the scores.
 struct alignas(64) Sums {
-  float tile[4][kTile][kTile];
+  float product[kPair][2][kTile];
 
-  __attribute__((always_inline)) void store() {
-    _tile_stored(0, tile[0], 64);
-    _tile_stored(1, tile[1], 64);
-    _tile_stored(2, tile[2], 64);
-    _tile_stored(3, tile[3], 64);
+  // The sums of all products. between() is called after every four of them. Eight loads for twelve products: from the second-level
+  // cache, where long codewords come from, a tile takes longer than a product.
+  template <class Between>
+  inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part, const Between& between) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t i = 0; i < part; i += 2 * kTileBytes) {
+      _tile_loadd(4, codes + i, 64);
+      _tile_loadd(5, codes + i + kTileBytes, 64);
+      _tile_loadd(6, y + part + i, 64);
+      _tile_loadd(7, y + part + i + kTileBytes, 64);
+      add_products();
+      between();
+      _tile_loadd(6, y + i, 64);
+      _tile_loadd(7, y + i + kTileBytes, 64);
+      add_products();
+      between();
+      _tile_loadd(4, codes + part + i, 64);
+      _tile_loadd(5, codes + part + i + kTileBytes, 64);
+      add_products();
+      between();
+    }
+    _tile_stored(0, product[0][0], sizeof product[0]);
+    _tile_stored(1, product[0][1], sizeof product[0]);
+    _tile_stored(2, product[kTile][0], sizeof product[0]);
+    _tile_stored(3, product[kTile][1], sizeof product[0]);
   }
   // Scores of codeword k with 16 rows.
-  __attribute__((always_inline)) __m512 score(int k, int half, const float* half_squares) const {
-    return _mm512_sub_ps(_mm512_set1_ps(half_squares[k]), _mm512_load_ps(tile[k / kTile * 2 + half][k % kTile]));
+  inline __attribute__((always_inline)) __m512 score(int k, int half, const float* half_squares) const {
+    return _mm512_sub_ps(_mm512_set1_ps(half_squares[k]), _mm512_load_ps(product[k][half]));
   }
 };
 
@@ -193,51 +222,80 @@ struct TopTwo {
   __m512i index[2];
 };
 
-inline __attribute__((always_inline)) void update(TopTwo& top, const Sums& sums, const float* half_squares, int64_t block) {
-  __m512i code = _mm512_set1_epi32(static_cast<int>(block) * kPair);
-#pragma GCC unroll 32
-  for (int k = 0; k < kPair; ++k) {
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      const __m512 s = sums.score(k, i, half_squares);
-      top.index[i] = _mm512_mask_mov_epi32(top.index[i], _mm512_cmp_ps_mask(s, top.best[i], _CMP_LT_OQ), code);
-      top.second[i] = _mm512_min_ps(_mm512_max_ps(s, top.best[i]), top.second[i]);
-      top.best[i] = _mm512_min_ps(s, top.best[i]);
-    }
-    code = _mm512_add_epi32(code, _mm512_set1_epi32(1));
-  }
-}
+// Scores that wait for their comparisons.
+struct Pending {
+  const Sums* sums;
+  const float* half_squares;
+  TopTwo* top;
+  int code;  // the first one
+};
 
-template <bool kBoth>
-void top_two(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* best,
-             float* second, int64_t* index) {
+// The tile unit takes one of the two vector ports, so comparisons are free among products, and not after them: those of one block of
+// scores are handed out in portions, one after every few products of the next block.
+class Comparisons {
+ public:
+  inline __attribute__((always_inline)) explicit Comparisons(const Pending& pending) : from_(pending), top_(*pending.top) {}
+  inline __attribute__((always_inline)) void until(int k) {
+    for (; done_ < k; ++done_) {
+      const __m512i code = _mm512_set1_epi32(from_.code + done_);
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const __m512 s = from_.sums->score(done_, i, from_.half_squares);
+        top_.index[i] = _mm512_mask_mov_epi32(top_.index[i], _mm512_cmp_ps_mask(s, top_.best[i], _CMP_LT_OQ), code);
+        top_.second[i] = _mm512_min_ps(_mm512_max_ps(s, top_.best[i]), top_.second[i]);
+        top_.best[i] = _mm512_min_ps(s, top_.best[i]);
+      }
+    }
+  }
+  inline __attribute__((always_inline)) void finish() {
+    until(kPair);
+    *from_.top = top_;
+  }
+
+ private:
+  const Pending from_;
+  TopTwo top_;
+  int done_ = 0;
+};
+
+void top_two(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, Ahead ahead,
+             float* best, float* second, int64_t* index) {
   const ConfiguredTiles configured;
   const int64_t part = part_bytes(d), groups = (count + kPair - 1) / kPair;
   const int64_t sweep = kSweepBytes / (2 * part) + 1;
-  TopTwo tops[kGroups];
+  const int64_t steps = 3 * part / (2 * kTileBytes);                                    // of four products, in a block
+  const int64_t bytes = (ahead.end - ahead.next + 63) / (steps * blocks * groups) + 1;  // to ask for in a step
+  const int rate = static_cast<int>((int64_t{kPair} << 16) / steps) + 1;                // codewords to compare in a step, in 2^-16
+  TopTwo tops[kGroups], nowhere;
   for (TopTwo& top : tops) {
     for (int i = 0; i < 2; ++i) {
       top.best[i] = top.second[i] = _mm512_set1_ps(__builtin_inff());
       top.index[i] = _mm512_setzero_si512();
     }
   }
-  Sums sums;
+  nowhere = tops[0];
+  Sums sums[2] = {};
+  Pending pending{&sums[1], half_squares, &nowhere, 0};
+  const char* line = ahead.next;
+  int turn = 0;
   for (int64_t begin = 0; begin < blocks; begin += sweep) {
     const int64_t end = begin + sweep < blocks ? begin + sweep : blocks;
     for (int64_t g = 0; g < groups; ++g) {
-      const char* rows = static_cast<const char*>(y) + g * 2 * part;
-      TopTwo top = tops[g];
-      const char* codes = static_cast<const char*>(panels) + begin * 2 * part;
-      multiply<kBoth>(codes, rows, part);
-      for (int64_t block = begin; block < end; ++block) {
-        sums.store();
-        codes += 2 * part;
-        if (block + 1 < end) multiply<kBoth>(codes, rows, part);  // under way while the vector units look at these
-        update(top, sums, half_squares + block * kPair, block);
+      for (int64_t block = begin; block < end; ++block, turn ^= 1) {
+        Comparisons comparisons(pending);
+        int progress = 0;
+        const auto between = [&]() __attribute__((always_inline)) {
+          for (ahead.next += bytes; line < ahead.next && line < ahead.end; line += 64) _mm_prefetch(line, _MM_HINT_T1);
+          progress += rate;
+          comparisons.until(progress >> 16 < kPair ? progress >> 16 : kPair);
+        };
+        sums[turn].multiply(static_cast<const char*>(panels) + block * 2 * part, static_cast<const char*>(y) + g * 2 * part, part, between);
+        comparisons.finish();
+        pending = {&sums[turn], half_squares + block * kPair, &tops[g], static_cast<int>(block) * kPair};
       }
-      tops[g] = top;
     }
   }
+  Comparisons(pending).finish();
   for (int64_t r = 0; r < count; ++r) {
     const TopTwo& top = tops[r / kPair];
     const int64_t i = r / kTile % 2, lane = r % kTile;
@@ -254,8 +312,8 @@ void scores(const void* y, int64_t count, const void* panels, const float* half_
   alignas(64) float columns[kTile][kTile], rows[kTile][kTile];
   for (int64_t block = 0; block < blocks; ++block) {
     for (int64_t first = 0; first < count; first += kPair) {
-      multiply<true>(static_cast<const char*>(panels) + block * 2 * part, static_cast<const char*>(y) + first / kPair * 2 * part, part);
-      sums.store();
+      sums.multiply(static_cast<const char*>(panels) + block * 2 * part, static_cast<const char*>(y) + first / kPair * 2 * part, part,
+                    [] {});
       for (int i = 0; i < 4; ++i) {
         const int64_t row = first + i % 2 * kTile, code = block * kPair + i / 2 * kTile;
         for (int k = 0; k < kTile; ++k) _mm512_store_ps(columns[k], sums.score(i / 2 * kTile + k, i % 2, half_squares + block * kPair));
@@ -268,11 +326,7 @@ void scores(const void* y, int64_t count, const void* panels, const float* half_
 
 }  // namespace
 
-const VqAssignKernel vq_assign_amx{Arithmetic::bf16x3, kGroups * kPair, kPair, tile_bytes, block_bytes, pack,
-                                   load<true>,         top_two<true>,   scores};
-// One product instead of three, for a first pass over all rows; reads what the other packed.
-const VqAssignKernel vq_assign_amx_quick{Arithmetic::bf16, kGroups * kPair, kPair, tile_bytes, block_bytes, pack,
-                                         load<false>,      top_two<false>,  scores};
+const VqAssignKernel vq_assign_amx{Arithmetic::bf16x3, kGroups * kPair, kPair, tile_bytes, block_bytes, pack, load, top_two, scores};
 
 }  // namespace uefl::cpu
 #endif

@@ -29,20 +29,32 @@ std::vector<double> unit_codes(const std::vector<double>& codes, int64_t d) {
 // Measured (benchmarks/NOTES.md). AMX pads elements and codewords to 32, and turning rows into columns costs as much as a few codewords.
 [[maybe_unused]] bool amx_pays(int64_t d, int64_t k) { return d >= 8 && k >= 32 && d * k >= 1 << 11; }
 
-// A first pass with one product costs another loading of the rows that it leaves, a fifth of them on Gaussian data.
-[[maybe_unused]] bool quick_pays(int64_t d, int64_t k) { return d >= 64 && d * k >= 1 << 16; }
+constexpr int64_t kRescored = 32;  // rows that are scored again together
+
+// A NaN (of a row, or from a mean that overflowed) must survive all later values: the bound is then infinite.
+void raise(double& largest, double value) {
+  if (!std::isnan(largest) && !(value <= largest)) largest = value;
+}
+
+// The smallest of `count` scores, a multiple of four, NaN left out.
+float least(const float* scores, int64_t count) {
+  float lane[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
+  for (int64_t k = 0; k < count; k += 4) {
+    for (int i = 0; i < 4; ++i) lane[i] = scores[k + i] < lane[i] ? scores[k + i] : lane[i];
+  }
+  return std::min({lane[0], lane[1], lane[2], lane[3]});
+}
 
 }  // namespace
 
 Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
   const Isa best = isa();
 #if defined(__x86_64__)
-  if (best == Isa::amx && (isa_is_forced() || amx_pays(d, k)))
-    return {best, &vq_assign_amx, quick_pays(d, k) ? &vq_assign_amx_quick : nullptr};
-  if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512, nullptr};
-  if (best == Isa::avx2) return {best, &vq_assign_avx2, nullptr};
+  if (best == Isa::amx && (isa_is_forced() || amx_pays(d, k))) return {best, &vq_assign_amx};
+  if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512};
+  if (best == Isa::avx2) return {best, &vq_assign_avx2};
 #endif
-  return {best, &vq_assign_portable, nullptr};
+  return {best, &vq_assign_portable};
 }
 
 int64_t block_rows(int64_t dim, int64_t k) {
@@ -56,8 +68,12 @@ int64_t block_rows(int64_t dim, int64_t k) {
 struct Search::Tile {
   static constexpr int64_t kMaxRows = 192;
 
+  // Long rows come in smaller tiles, which with some codewords stay in the second-level cache.
   Tile(const VqAssignKernel& kernel, int64_t count, int64_t d)
-      : kernel(kernel), rows(std::min<int64_t>(count, kernel.rows)), d(d), y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
+      : kernel(kernel),
+        rows(std::min({count, int64_t{kernel.rows}, std::max<int64_t>(64, (1 << 15) / d / 64 * 64)})),
+        d(d),
+        y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
 
   void load(const Rows& x, const int64_t* row, int64_t count, int64_t column, const float* mean) {
     const char* source[kMaxRows];
@@ -109,10 +125,6 @@ void Search::pack(Segment& segment) const {
   }
   segment.panels.assign(blocks_ * lines, Line{});
   segment.half_squares.assign(blocks_ * lanes, std::numeric_limits<float>::infinity());
-  // A NaN (from a mean that overflowed) must survive: the bound is then infinite and every row is evaluated by the definition.
-  const auto raise = [](double& largest, double value) {
-    if (!(value <= largest)) largest = value;
-  };
   segment.half_square = segment.radius = segment.rest_radius = 0;
   std::vector<float> code(d_);
   for (int64_t k = 0; k < k_; ++k) {
@@ -131,63 +143,62 @@ void Search::pack(Segment& segment) const {
   }
 }
 
-double Search::error_bound(const VqAssignKernel& kernel, const Segment& segment, const RowSize& row) const {
+double Search::error_bound(const Segment& segment, const RowSize& row) const {
   const bool euclidean = metric_ == Metric::l2;
-  switch (kernel.arithmetic) {
-    case Arithmetic::f32:
-      return score_error(d_, segment.half_square, segment.radius, row.square, euclidean);
-    case Arithmetic::bf16x3:
-      return score_error_bf16x3(d_, segment.half_square, segment.radius, row.square, euclidean);
-    case Arithmetic::bf16:
-      break;
-  }
-  return score_error_bf16(d_, segment.half_square, segment.radius, segment.rest_radius, row.square, row.rest, euclidean);
+  if (plan_.kernel->arithmetic == Arithmetic::f32) return score_error(d_, segment.half_square, segment.radius, row.square, euclidean);
+  return score_error_bf16x3(d_, segment.half_square, segment.radius, segment.rest_radius, row.square, row.rest, euclidean);
 }
 
 void Search::assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const {
-  std::vector<int64_t> rows;
   for (int64_t s = 0; s < x.dim / d_; ++s) {
-    rows.resize(hi - lo);
-    std::iota(rows.begin(), rows.end(), lo);
-    if (plan_.quick && exact_) certify(*plan_.quick, x, s, rows, indices);
-    certify(*plan_.kernel, x, s, rows, indices);
-    if (exact_) rescore(x, s, rows, indices);
+    Tile tile(*plan_.kernel, std::max(hi - lo, kRescored), d_);
+    std::vector<int64_t> uncertain;
+    for (int64_t start = lo; start < hi; start += tile.rows) {
+      certify(tile, x, s, start, std::min(start + tile.rows, hi), indices, uncertain);
+      if (static_cast<int64_t>(uncertain.size()) >= kRescored) rescore(tile, x, s, uncertain, indices);
+    }
+    rescore(tile, x, s, uncertain, indices);
   }
 }
 
-// Steps 1 and 2: the winner of each row; leaves in `rows` those whose winner is not certain.
-void Search::certify(const VqAssignKernel& kernel, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const {
-  const int64_t segments = x.dim / d_, total = static_cast<int64_t>(rows.size());
+// Steps 1 and 2 for rows [start, end), of which those whose winner is not certain go to `uncertain`.
+void Search::certify(Tile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
+                     std::vector<int64_t>& uncertain) const {
+  const int64_t segments = x.dim / d_, count = end - start;
   const Segment& segment = this->segment(s);
-  Tile tile(kernel, total, d_);
-  int64_t flagged = 0;
-  for (int64_t start = 0; start < total; start += tile.rows) {
-    const int64_t count = std::min(tile.rows, total - start);
-    tile.load(x, &rows[start], count, s * d_, segment.mean.data());
-    kernel.top_two(tile.y.get(), count, segment.panels.data(), segment.half_squares.data(), blocks_, d_, tile.best, tile.second,
-                   tile.index);
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t n = rows[start + r];
-      indices[n * segments + s] = tile.index[r];
-      const double gap = static_cast<double>(tile.second[r]) - tile.best[r];
-      if (!(gap > 2 * error_bound(kernel, segment, tile.size[r]))) rows[flagged++] = n;
-    }
+  int64_t rows[Tile::kMaxRows];
+  std::iota(rows, rows + count, start);
+  tile.load(x, rows, count, s * d_, segment.mean.data());
+  const bool in_one_piece = x.inner == 1 && x.dim_stride == 1 && x.outer_stride == d_;
+  const int64_t next = in_one_piece ? std::min(end + tile.rows, x.outer * x.inner) : end;  // the likely end of the next tile
+  const Ahead ahead{element(x, end, s * d_), element(x, next, s * d_)};
+  tile.kernel.top_two(tile.y.get(), count, segment.panels.data(), segment.half_squares.data(), blocks_, d_, ahead, tile.best, tile.second,
+                      tile.index);
+  // The bound of the largest row, which mostly suffices for all, saves two square roots for each.
+  RowSize largest{0, 0};
+  for (int64_t r = 0; r < count; ++r) {
+    raise(largest.square, tile.size[r].square);
+    raise(largest.rest, tile.size[r].rest);
   }
-  rows.resize(flagged);
+  const double bound = exact_ ? error_bound(segment, largest) : 0;
+  for (int64_t r = 0; r < count; ++r) {
+    indices[rows[r] * segments + s] = tile.index[r];
+    const double gap = static_cast<double>(tile.second[r]) - tile.best[r];
+    if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(segment, tile.size[r]))) uncertain.push_back(rows[r]);
+  }
 }
 
 // Step 3.
-void Search::rescore(const Rows& x, int64_t s, const std::vector<int64_t>& rows, int64_t* indices) const {
-  constexpr int64_t kMostRows = 32;  // whose scores are kept
-  const VqAssignKernel& kernel = *plan_.kernel;
+void Search::rescore(Tile& tile, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const {
+  const VqAssignKernel& kernel = tile.kernel;
   const int64_t segments = x.dim / d_, padded = blocks_ * kernel.lanes, total = static_cast<int64_t>(rows.size());
+  const int64_t together = std::min<int64_t>(kernel.rows, kRescored);
   if (total == 0) return;
   const Segment& segment = this->segment(s);
-  Tile tile(kernel, std::min(total, kMostRows), d_);
-  std::vector<float> scores(std::min<int64_t>(kernel.rows, kMostRows) * padded);
+  std::vector<float> scores(together * padded);
   std::vector<double> values(d_);
-  for (int64_t start = 0; start < total; start += tile.rows) {
-    const int64_t count = std::min(tile.rows, total - start);
+  for (int64_t start = 0; start < total; start += together) {
+    const int64_t count = std::min(together, total - start);
     tile.load(x, &rows[start], count, s * d_, segment.mean.data());
     kernel.scores(tile.y.get(), count, segment.panels.data(), segment.half_squares.data(), blocks_, d_, scores.data());
     for (int64_t r = 0; r < count; ++r) {
@@ -198,7 +209,7 @@ void Search::rescore(const Rows& x, int64_t s, const std::vector<int64_t>& rows,
         for (int64_t j = 0; j < d_; ++j) values[j] = static_cast<double>(widen(reinterpret_cast<const T*>(source)[j * x.dim_stride]));
       });
       // NaN or infinity, here or in a score, leaves no codeword out: hence the negated comparison.
-      const double limit = *std::min_element(score, score + k_) + 2 * error_bound(kernel, segment, tile.size[r]);
+      const double limit = least(score, padded) + 2 * error_bound(segment, tile.size[r]);
       double best = std::numeric_limits<double>::infinity();
       int64_t index = 0;
       for (int64_t k = 0; k < k_; ++k) {
@@ -209,6 +220,7 @@ void Search::rescore(const Rows& x, int64_t s, const std::vector<int64_t>& rows,
       indices[n * segments + s] = index;
     }
   }
+  rows.clear();
 }
 
 // The definition. This file is compiled without contraction: a fused multiply-add would round differently.

@@ -30,11 +30,10 @@ struct Codebook {
 struct VqAssignKernel;
 struct RowSize;
 
-// What searches codewords of d elements among k: the variant in use, or a simpler one where that is faster. `quick`, where it
-// pays, sees all rows first, and `kernel` what it could not certify.
+// What searches codewords of d elements among k: the variant in use, or a simpler one where that is faster.
 struct Plan {
   Isa isa;
-  const VqAssignKernel *kernel, *quick;
+  const VqAssignKernel* kernel;
 };
 Plan plan(int64_t d, int64_t k);
 
@@ -48,7 +47,8 @@ class Search {
   // not finite.
   Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign");
 
-  // Rows [lo, hi) of x, whose dim is S * d, into indices[n * S + s]. Safe to call from several threads.
+  // Rows [lo, hi) of x, whose dim is S * d, into indices[n * S + s]. Safe to call from several threads. Long runs of rows are faster:
+  // uncertain ones are scored again together.
   void assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const;
 
   // The codewords in float64, [segments, k, d].
@@ -75,9 +75,9 @@ class Search {
 
   void pack(Segment& segment) const;
   const Segment& segment(int64_t s) const { return segments_[segments_.size() == 1 ? 0 : s]; }
-  void certify(const VqAssignKernel& kernel, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const;
-  void rescore(const Rows& x, int64_t s, const std::vector<int64_t>& rows, int64_t* indices) const;
-  double error_bound(const VqAssignKernel& kernel, const Segment& segment, const RowSize& row) const;
+  void certify(Tile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices, std::vector<int64_t>& uncertain) const;
+  void rescore(Tile& tile, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const;
+  double error_bound(const Segment& segment, const RowSize& row) const;
   double canonical(const double* row, const double* target) const;
 
   Metric metric_;

@@ -10,11 +10,16 @@
 namespace uefl::cpu {
 
 // What the scores are computed in, which decides how far to trust them (common/certificate.h).
-enum class Arithmetic { f32, bf16x3, bf16 };
+enum class Arithmetic { f32, bf16x3 };
 
-// Upper bounds for the certificate: |y|^2, and |y - y1|^2 where the arithmetic keeps y1 only.
+// Upper bounds for the certificate: |y|^2, and |y - y1|^2 of the first part where the arithmetic has parts.
 struct RowSize {
   double square, rest;
+};
+
+// The rows that will be loaded next, where they lie in one piece; a kernel may ask the memory for them while it computes.
+struct Ahead {
+  const char *next, *end;
 };
 
 // The entry points of one instruction set. A tile holds up to `rows` rows; a block holds `lanes` codewords.
@@ -24,18 +29,18 @@ struct VqAssignKernel {
   // Memory for a tile of `count` rows and for a block of codewords: multiples of 64, and so aligned.
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
-  // Puts one centred codeword into its lane of a block, which was zero. Returns |b - b1|^2 where a part b1 can be used alone.
+  // Puts one centred codeword into its lane of a block, which was zero. Returns |b - b1|^2 where there are parts.
   double (*pack)(const float* code, int64_t d, int64_t lane, void* block);
   // y = row - mean for the rows that start at source[0 .. count), and the size of each; both have room for all rows of the tile.
   void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y, RowSize* size);
   // Best and second-best score of each row over all blocks, and the codeword of the best.
-  void (*top_two)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* best,
-                  float* second, int64_t* index);
+  void (*top_two)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, Ahead ahead,
+                  float* best, float* second, int64_t* index);
   // All scores, [rows][blocks * lanes].
   void (*scores)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out);
 };
 
-extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512, vq_assign_amx, vq_assign_amx_quick;
+extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512, vq_assign_amx;
 
 namespace {
 
@@ -109,7 +114,7 @@ void square_rows(const float* y, int64_t d, RowSize* size) {
       add_squares(values + 8, odd);
     }
     const Double8 sum = even + odd;
-    size[r].square = ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+    size[r] = {((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7])), 0};
   }
 }
 
@@ -123,13 +128,13 @@ void load(const char* const* source, int64_t count, Dtype dtype, int64_t stride,
   square_rows(tile, d, size);
 }
 
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kLine = 64;  // of the cache, and the alignment of panels
 
 int64_t tile_bytes(int64_t, int64_t d) { return (d + kChunk - 1) / kChunk * kChunk * kRows * static_cast<int64_t>(sizeof(float)); }
 
 int64_t block_bytes(int64_t d) {
   const int64_t bytes = d * kLanes * static_cast<int64_t>(sizeof(float));
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + kLine - 1) / kLine * kLine;
 }
 
 double pack(const float* code, int64_t d, int64_t lane, void* block) {
@@ -140,7 +145,9 @@ double pack(const float* code, int64_t d, int64_t lane, void* block) {
 // Scores of all rows of the tile against each block of codewords in turn, handed to sink(block, scores) in registers.
 template <class Sink>
 inline __attribute__((always_inline)) void score_blocks(const void* y, const void* panels, const float* half_squares, int64_t blocks,
-                                                        int64_t d, const Sink& sink) {
+                                                        int64_t d, Ahead ahead, const Sink& sink) {
+  const int64_t steps = blocks * ((d + kChunk - 1) / kChunk);
+  const int64_t lines = ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;  // to ask for in a step
   for (int64_t block = 0; block < blocks; ++block) {
     const Float* codes = reinterpret_cast<const Float*>(static_cast<const char*>(panels) + block * block_bytes(d));
     Float score[kRows][kPanels];
@@ -152,6 +159,7 @@ inline __attribute__((always_inline)) void score_blocks(const void* y, const voi
     for (int64_t start = 0; start < d; start += kChunk) {
       const int64_t n = d - start < kChunk ? d - start : kChunk;
       const float* tile = static_cast<const float*>(y) + start * kRows;
+      for (int64_t i = 0; i < lines && ahead.next < ahead.end; ++i, ahead.next += kLine) __builtin_prefetch(ahead.next, 0, 2);
       for (int64_t j = 0; j < n; ++j, codes += kPanels) {
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
@@ -165,26 +173,27 @@ inline __attribute__((always_inline)) void score_blocks(const void* y, const voi
   }
 }
 
-void top_two(const void* y, int64_t, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* best, float* second,
-             int64_t* index) {
+void top_two(const void* y, int64_t, const void* panels, const float* half_squares, int64_t blocks, int64_t d, Ahead ahead, float* best,
+             float* second, int64_t* index) {
   Float best_lanes[kRows], second_lanes[kRows];
   Int panel_lanes[kRows];
   for (int r = 0; r < kRows; ++r) {
     best_lanes[r] = second_lanes[r] = Simd::broadcast(kInfinity);
     panel_lanes[r] = Int{};
   }
-  score_blocks(y, panels, half_squares, blocks, d, [&](int64_t block, const Float(&score)[kRows][kPanels]) __attribute__((always_inline)) {
+  score_blocks(y, panels, half_squares, blocks, d, ahead,
+               [&](int64_t block, const Float(&score)[kRows][kPanels]) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
+                 for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-      for (int p = 0; p < kPanels; ++p) {
-        const Float s = score[r][p];
-        panel_lanes[r] = s < best_lanes[r] ? Int{} + static_cast<int32_t>(block * kPanels + p) : panel_lanes[r];
-        second_lanes[r] = Simd::min(Simd::max(s, best_lanes[r]), second_lanes[r]);
-        best_lanes[r] = Simd::min(s, best_lanes[r]);
-      }
-    }
-  });
+                   for (int p = 0; p < kPanels; ++p) {
+                     const Float s = score[r][p];
+                     panel_lanes[r] = s < best_lanes[r] ? Int{} + static_cast<int32_t>(block * kPanels + p) : panel_lanes[r];
+                     second_lanes[r] = Simd::min(Simd::max(s, best_lanes[r]), second_lanes[r]);
+                     best_lanes[r] = Simd::min(s, best_lanes[r]);
+                   }
+                 }
+               });
   for (int r = 0; r < kRows; ++r) {
     best[r] = Simd::min_across(best_lanes[r]);
     const int lane = Simd::first_equal(best_lanes[r], best[r]);
@@ -195,11 +204,12 @@ void top_two(const void* y, int64_t, const void* panels, const float* half_squar
 }
 
 void scores(const void* y, int64_t, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out) {
-  score_blocks(y, panels, half_squares, blocks, d, [&](int64_t block, const Float(&score)[kRows][kPanels]) __attribute__((always_inline)) {
-    for (int r = 0; r < kRows; ++r) {
-      __builtin_memcpy(out + r * blocks * kLanes + block * kLanes, score[r], sizeof score[r]);
-    }
-  });
+  score_blocks(y, panels, half_squares, blocks, d, {},
+               [&](int64_t block, const Float(&score)[kRows][kPanels]) __attribute__((always_inline)) {
+                 for (int r = 0; r < kRows; ++r) {
+                   __builtin_memcpy(out + r * blocks * kLanes + block * kLanes, score[r], sizeof score[r]);
+                 }
+               });
 }
 
 constexpr VqAssignKernel kKernel{Arithmetic::f32, kRows, kLanes, tile_bytes, block_bytes, pack, load, top_two, scores};

@@ -67,9 +67,8 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   const cpu::Rows rows = search.flatten_segments(input.rows);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim);
   int64_t* out = static_cast<int64_t*>(indices.mutable_data_ptr());
-  torch::stable::parallel_for(0, (n + step - 1) / step, 1, [&](int64_t lo, int64_t hi) {
-    for (int64_t block = lo; block < hi; ++block) search.assign(rows, block * step, std::min(n, (block + 1) * step), out);
-  });
+  torch::stable::parallel_for(0, (n + step - 1) / step, 1,
+                              [&](int64_t lo, int64_t hi) { search.assign(rows, lo * step, std::min(n, hi * step), out); });
   return indices;
 }
 

@@ -112,7 +112,7 @@ def test_errors(case):
 def test_plan_and_features():
     plan = _host.plan(n=100_000, d=64, k=256)
     assert plan["variant"] == _host.variant()
-    assert plan["passes"][-1] == ("three bfloat16 products" if plan["variant"] == "amx" else "float32")
+    assert plan["arithmetic"] == ("three bfloat16 products" if plan["variant"] == "amx" else "float32")
     assert plan["blocks"] * plan["block_rows"] >= 100_000
     assert _host.plan(0, 1, 1)["blocks"] == 0
     assert _host.plan(1, 1, 1)["threads"] == 1
