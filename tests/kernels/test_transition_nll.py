@@ -103,7 +103,7 @@ def test_invariances(name):
         permuted = transition_nll(logits, torch.where(targets < 0, targets, order.argsort()[targets.clamp(min=0)]), matrix[order])
     for other in (shifted, scaled, permuted):
         torch.testing.assert_close(other, loss, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradient.sum(1), torch.zeros(50, dtype=torch.float64), rtol=0, atol=1e-14)
+    torch.testing.assert_close(gradient.sum(1), torch.zeros(30, dtype=torch.float64), rtol=0, atol=1e-14)
     assert gradient.abs().max() <= 1
 
 
@@ -185,7 +185,7 @@ def test_logits_of_minus_infinity_are_classes_ruled_out(name):
 def test_strides():
     logits, targets, matrix, groups = transition_case("groups")
     expected = loss_and_gradient(logits, targets, matrix, groups=groups)
-    for view in (logits.T.contiguous().T, normal(40, 25)[:, ::2][:, :10].copy_(logits), normal(10, 80)[:, ::2].T.copy_(logits)):
+    for view in (logits.T.contiguous().T, normal(20, 25)[:, ::2][:, :10].copy_(logits), normal(10, 40)[:, ::2].T.copy_(logits)):
         twice = torch.stack([targets, targets], 1)[:, 0], matrix.mT.contiguous().mT
         found = transition_nll(view, *twice, groups=torch.stack([groups, groups], 1)[:, 1])
         assert torch.equal(found, expected[0])
@@ -214,7 +214,7 @@ def test_compile_fullgraph():
         return transition_nll(z * 2, targets[: len(z)], matrix).mean()
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
-    for rows in (50, 20):
+    for rows in (30, 20):
         gradients = []
         for function in (step, compiled):
             z = normal(rows, 10).requires_grad_()
@@ -226,7 +226,7 @@ def test_compile_fullgraph():
 def test_autocast():
     layer, (_, targets, matrix, _) = torch.nn.Linear(8, 10), transition_case("small")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = layer(normal(50, 8))
+        logits = layer(normal(30, 8))
         loss = transition_nll(logits, targets, matrix)
     assert logits.dtype == torch.bfloat16
     assert loss.dtype == torch.float32

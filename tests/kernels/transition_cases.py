@@ -20,14 +20,14 @@ def equal(found, expected):
 CASES = {
     "one": (1, 1, 1, None, 1.0),
     "no rows": (0, 4, 3, None, 1.0),
-    "classes fill a vector": (33, 16, 16, None, 3.0),
-    "small": (50, 10, 10, None, 3.0),
+    "classes fill a vector": (18, 16, 16, None, 3.0),
+    "small": (30, 10, 10, None, 3.0),
     "odd": (7, 13, 17, None, 3.0),
-    "groups": (40, 10, 6, 3, 3.0),
+    "groups": (20, 10, 6, 3, 3.0),
     "many classes": (9, 131, 5, 2, 3.0),
-    "more sets than rows": (3, 5, 70, 2, 1.0),
-    "confident": (40, 10, 8, 2, 40.0),
-    "extreme": (40, 10, 8, None, 1e4),
+    "more sets than rows": (3, 5, 30, 2, 1.0),
+    "confident": (20, 10, 8, 2, 40.0),
+    "extreme": (20, 10, 8, None, 1e4),
 }
 
 
@@ -63,8 +63,8 @@ def proportion_case(dtype=torch.float32, n=100, k=7, scale=3.0, seed=0):
     return logits, torch.tensor([0, 1, n // 3, n // 2, n]), proportions
 
 
-def assert_near(found, expected, dtype, terms=1.0):
+def assert_near(found, expected, dtype, terms=1.0, units=1):
     """Within some ulp of the largest of the terms that were added in float32, rounded to the dtype that the result is stored in."""
     epsilon = torch.finfo(found.dtype).eps
     atol = terms * (1e-12 if dtype == torch.float64 else 2e-6)
-    torch.testing.assert_close(found, expected, rtol=max(epsilon, atol), atol=atol, equal_nan=True)
+    torch.testing.assert_close(found, expected, rtol=max(units * epsilon, atol), atol=atol, equal_nan=True)

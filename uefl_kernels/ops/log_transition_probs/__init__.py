@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..._checks import check_transition
-from ..._library import define, once_differentiable, resolve
+from ..._library import define, define_triton, once_differentiable, resolve
 from ..transition_nll.reference import loss_dtype
 from . import reference
 
@@ -49,6 +49,8 @@ define(
     reference=reference.log_transition_probs_backward,
     fake=_fake_backward,
 )
+define_triton("log_transition_probs", f"{__name__}.triton")
+define_triton("log_transition_probs_backward", f"{__name__}.triton")
 
 
 def log_transition_probs(

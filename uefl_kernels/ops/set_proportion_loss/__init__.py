@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..._checks import check_sets
-from ..._library import define, once_differentiable, resolve
+from ..._library import define, define_triton, once_differentiable, resolve
 from ..transition_nll.reference import loss_dtype
 from . import reference
 
@@ -40,6 +40,7 @@ define(
     reference=reference.set_proportion_loss,
     fake=_fake,
 )
+define_triton("set_proportion_loss", f"{__name__}.triton")
 
 
 def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor) -> torch.Tensor:

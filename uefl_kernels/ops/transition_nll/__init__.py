@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..._checks import check_transition
-from ..._library import define, once_differentiable, resolve
+from ..._library import define, define_triton, once_differentiable, resolve
 from . import reference
 
 
@@ -47,6 +47,7 @@ define(
     reference=reference.transition_nll,
     fake=_fake,
 )
+define_triton("transition_nll", f"{__name__}.triton")
 
 
 def transition_nll(

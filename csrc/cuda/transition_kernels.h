@@ -1,0 +1,271 @@
+// The transition ops and set_proportion_loss on CUDA, in log space like their definitions. Not run on a GPU yet.
+//
+// A warp works on a row, or on a set: lanes stride over the classes and combine what they found by shuffles. float32 (float64 for
+// float64 logits); the largest logit is taken off first, which costs large logits no digits. A group or a target out of range reads
+// nothing and gives NaN.
+#pragma once
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+#include <cstdint>
+#include <type_traits>
+
+namespace uefl::cuda {
+namespace transition {
+namespace {
+
+constexpr int kWarp = 32, kThreads = 128;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// What a type of logits is computed in.
+template <class T>
+using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class T>
+struct Problem {
+  const T* logits;  // [b, k]
+  int64_t b, k, stride_b, stride_k;
+  const Wide<T>*matrix, *marginal;  // [g, m, k], [g, k]
+  const int64_t* groups;            // [b], or null: all 0
+  int64_t g, m;
+};
+
+__device__ inline float widen(float value) { return value; }
+__device__ inline double widen(double value) { return value; }
+__device__ inline void narrow(float value, float& out) { out = value; }
+__device__ inline void narrow(double value, double& out) { out = value; }
+#if defined(__CUDACC__)
+__device__ inline float widen(__half value) { return __half2float(value); }
+__device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline void narrow(float value, __half& out) { out = __float2half_rn(value); }
+__device__ inline void narrow(float value, __nv_bfloat16& out) { out = __float2bfloat16_rn(value); }
+#endif
+
+__device__ inline float exponential(float x) { return expf(x); }
+__device__ inline double exponential(double x) { return exp(x); }
+__device__ inline float logarithm(float x) { return logf(x); }
+__device__ inline double logarithm(double x) { return log(x); }
+
+// NaN is larger than everything and stays.
+template <class W>
+__device__ W larger(W a, W b) {
+  return a > b || a != a ? a : b;
+}
+
+template <class W>
+__device__ W warp_sum(W value) {
+  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+
+template <class W>
+__device__ W warp_max(W value) {
+  for (int step = kWarp / 2; step > 0; step /= 2) value = larger(value, __shfl_xor_sync(kAllLanes, value, step));
+  return value;
+}
+
+// The largest of a row where weights (if any) are finite; NaN where any is NaN or +inf, 0 where all are -inf.
+template <class T>
+__device__ Wide<T> largest(const T* z, const Wide<T>* weights, int64_t k, int64_t stride, int lane) {
+  using W = Wide<T>;
+  W most = -W(INFINITY);
+  for (int64_t j = lane; j < k; j += kWarp) {
+    const W value = widen(z[j * stride]);
+    if (!(value < W(INFINITY))) most = W(NAN);
+    if (!weights || weights[j] > -W(INFINITY)) most = larger(value, most);
+  }
+  most = warp_max(most);
+  return most == -W(INFINITY) ? W(0) : most;
+}
+
+// log of the sum over k of exp(z_k - off + weights_k); -inf where all are -inf, NaN where one is.
+template <class T>
+__device__ Wide<T> log_sum_exp(const T* z, int64_t k, int64_t stride, Wide<T> off, const Wide<T>* weights, int lane) {
+  using W = Wide<T>;
+  W most = -W(INFINITY), total = 0;
+  for (int64_t j = lane; j < k; j += kWarp) most = larger(W(widen(z[j * stride])) - off + weights[j], most);
+  most = warp_max(most);
+  if (most == -W(INFINITY)) return off == off ? most : W(NAN);
+  for (int64_t j = lane; j < k; j += kWarp) total += exponential(W(widen(z[j * stride])) - off + weights[j] - most);
+  return most + logarithm(warp_sum(total));
+}
+
+__device__ inline int64_t first_warp() { return (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kWarp; }
+__device__ inline int64_t warps() { return gridDim.x * int64_t{blockDim.x} / kWarp; }
+
+// loss [b], gradient [b, k] or null.
+template <class T>
+__global__ void nll(Problem<T> problem, const int64_t* targets, int64_t ignore_index, Wide<T>* loss, T* gradient) {
+  using W = Wide<T>;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t k = problem.k;
+  for (int64_t n = first_warp(); n < problem.b; n += warps()) {
+    const T* z = problem.logits + n * problem.stride_b;
+    const int64_t target = targets[n], group = problem.groups ? problem.groups[n] : 0;
+    const bool ignored = target == ignore_index;
+    const bool inside = target >= 0 && target < problem.m && group >= 0 && group < problem.g;
+    W value = ignored ? W(0) : W(NAN), off = 0, every = 0, own = 0;
+    const W *all_weights = nullptr, *own_weights = nullptr;
+    if (!ignored && inside) {
+      all_weights = problem.marginal + group * k, own_weights = problem.matrix + (group * problem.m + target) * k;
+      off = largest(z, all_weights, k, problem.stride_k, lane);
+      every = log_sum_exp(z, k, problem.stride_k, off, all_weights, lane);
+      own = log_sum_exp(z, k, problem.stride_k, off, own_weights, lane);
+      value = every - own;
+    }
+    if (lane == 0) loss[n] = value;
+    for (int64_t j = lane; gradient && j < k; j += kWarp) {
+      W slope = ignored ? W(0) : W(NAN);
+      if (!ignored && value < W(INFINITY)) {
+        const W shifted = W(widen(z[j * problem.stride_k])) - off;
+        slope = exponential(shifted + all_weights[j] - every) - exponential(shifted + own_weights[j] - own);
+      }
+      narrow(slope, gradient[n * k + j]);
+    }
+  }
+}
+
+// log_g [b, m].
+template <class T>
+__global__ void probs(Problem<T> problem, Wide<T>* log_g) {
+  using W = Wide<T>;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t k = problem.k;
+  for (int64_t n = first_warp(); n < problem.b; n += warps()) {
+    const T* z = problem.logits + n * problem.stride_b;
+    const int64_t group = problem.groups ? problem.groups[n] : 0;
+    const bool inside = group >= 0 && group < problem.g;
+    const W* marginal = problem.marginal + (inside ? group : 0) * k;
+    const W off = largest(z, marginal, k, problem.stride_k, lane);
+    const W every = inside ? log_sum_exp(z, k, problem.stride_k, off, marginal, lane) : W(NAN);
+    for (int64_t m = 0; m < problem.m; ++m) {
+      const W* weights = problem.matrix + ((inside ? group : 0) * problem.m + m) * k;
+      const W own = log_sum_exp(z, k, problem.stride_k, off, weights, lane);
+      if (lane == 0) log_g[n * problem.m + m] = own - every;
+    }
+  }
+}
+
+// From grad and log_g [b, m] to gradient [b, k]: a lane has the classes lane, lane + 32, ... and adds the sets up for each.
+template <class T>
+__global__ void probs_backward(Problem<T> problem, const Wide<T>* grad, const Wide<T>* log_g, T* gradient) {
+  using W = Wide<T>;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t k = problem.k;
+  for (int64_t n = first_warp(); n < problem.b; n += warps()) {
+    const T* z = problem.logits + n * problem.stride_b;
+    const int64_t group = problem.groups ? problem.groups[n] : 0;
+    const bool inside = group >= 0 && group < problem.g;
+    const W* marginal = problem.marginal + (inside ? group : 0) * k;
+    const W off = largest(z, marginal, k, problem.stride_k, lane);
+    const W every = inside ? log_sum_exp(z, k, problem.stride_k, off, marginal, lane) : W(NAN);
+    for (int64_t j = lane; j < k; j += kWarp) {
+      const W shifted = W(widen(z[j * problem.stride_k])) - off;
+      W slope = 0, counted = 0;
+      for (int64_t m = 0; m < problem.m; ++m) {
+        const W own = log_g[n * problem.m + m] + every, weight = grad[n * problem.m + m];
+        if (own == -W(INFINITY)) continue;  // a set that is not there
+        slope += weight * exponential(shifted + problem.matrix[((inside ? group : 0) * problem.m + m) * k + j] - own);
+        counted += weight;
+      }
+      narrow(slope - counted * exponential(shifted + marginal[j] - every), gradient[n * k + j]);
+    }
+  }
+}
+
+template <class T>
+struct SetProblem {
+  const T* logits;  // [n, k]
+  int64_t n, k, stride_n, stride_k;
+  const int64_t* offsets;      // [sets + 1]
+  const Wide<T>* proportions;  // [sets, k]
+  int64_t sets;
+  Wide<T>*row_total, *class_total;  // [n] and [sets, k], workspace
+};
+
+// What is not a range of rows is taken to be one: nothing outside is read.
+template <class T>
+__device__ void range(const SetProblem<T>& problem, int64_t s, int64_t& begin, int64_t& end) {
+  begin = problem.offsets[s], end = problem.offsets[s + 1];
+  begin = begin < 0 ? 0 : begin > problem.n ? problem.n : begin;
+  end = end < begin ? begin : end > problem.n ? problem.n : end;
+}
+
+// row_total[n] = log of the sum over k of exp(z_nk), a warp to a row.
+template <class T>
+__global__ void row_totals(SetProblem<T> problem) {
+  using W = Wide<T>;
+  const int lane = threadIdx.x % kWarp;
+  for (int64_t n = first_warp(); n < problem.n; n += warps()) {
+    const T* z = problem.logits + n * problem.stride_n;
+    const W off = largest<T>(z, nullptr, problem.k, problem.stride_k, lane);
+    W total = 0;
+    for (int64_t j = lane; j < problem.k; j += kWarp) total += exponential(W(widen(z[j * problem.stride_k])) - off);
+    total = off + logarithm(warp_sum(total));
+    if (lane == 0) problem.row_total[n] = total;
+  }
+}
+
+// class_total[s, k] = log of the sum over the rows of set s of p_nk, a warp to a class of a set.
+template <class T>
+__global__ void class_totals(SetProblem<T> problem) {
+  using W = Wide<T>;
+  const int lane = threadIdx.x % kWarp;
+  for (int64_t i = first_warp(); i < problem.sets * problem.k; i += warps()) {
+    int64_t begin, end;
+    range(problem, i / problem.k, begin, end);
+    const T* z = problem.logits + i % problem.k * problem.stride_k;
+    W most = -W(INFINITY), total = 0;
+    for (int64_t n = begin + lane; n < end; n += kWarp) most = larger(W(widen(z[n * problem.stride_n])) - problem.row_total[n], most);
+    most = warp_max(most);
+    const W shift = most == -W(INFINITY) ? W(0) : most;
+    for (int64_t n = begin + lane; n < end; n += kWarp) {
+      total += exponential(W(widen(z[n * problem.stride_n])) - problem.row_total[n] - shift);
+    }
+    total = shift + logarithm(warp_sum(total));
+    if (lane == 0) problem.class_total[i] = begin == end ? W(NAN) : total;
+  }
+}
+
+// loss [sets], a warp to a set, and gradient [n, k] or null, a warp to a row; gradient was zeroed.
+template <class T>
+__global__ void proportion(SetProblem<T> problem, Wide<T>* loss, T* gradient) {
+  using W = Wide<T>;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t k = problem.k;
+  for (int64_t s = blockIdx.x; s < problem.sets; s += gridDim.x) {
+    int64_t begin, end;
+    range(problem, s, begin, end);
+    const W *share = problem.proportions + s * k, *total = problem.class_total + s * k;
+    const int64_t warp = threadIdx.x / kWarp;
+    if (warp == 0) {
+      W value = 0;
+      for (int64_t j = lane; j < k; j += kWarp) {
+        if (share[j] != 0 || total[j] != total[j]) value -= share[j] * (total[j] - logarithm(W(end - begin)));
+      }
+      value = warp_sum(value);
+      if (lane == 0) loss[s] = value;
+    }
+    for (int64_t n = begin + warp; gradient && n < end; n += blockDim.x / kWarp) {
+      const T* z = problem.logits + n * problem.stride_n;
+      const W row = problem.row_total[n];
+      W pull = 0;
+      for (int64_t j = lane; j < k; j += kWarp) {
+        if (share[j] != 0) pull += share[j] * exponential(W(widen(z[j * problem.stride_k])) - row - total[j]);
+      }
+      pull = warp_sum(pull);
+      for (int64_t j = lane; j < k; j += kWarp) {
+        const W log_p = W(widen(z[j * problem.stride_k])) - row;
+        const W own = share[j] != 0 ? share[j] * exponential(log_p - total[j]) : W(0);
+        narrow(exponential(log_p) * pull - own, gradient[n * k + j]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace transition
+}  // namespace uefl::cuda

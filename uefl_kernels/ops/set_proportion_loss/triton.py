@@ -1,0 +1,80 @@
+"""``set_proportion_loss`` in Triton: a program for a set. Compiled and interpreted in the tests; not run on a GPU yet.
+
+Everything stays in log space, in float32 (float64 for float64 logits). Each row's log-sum-exp, each class's log-sum-exp over the
+rows, then the gradient: rows are read three times, from the cache but for the first.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# No postponed annotations here: Triton reads the types of the arguments.
+import torch
+import triton
+import triton.language as tl
+
+from ..transition_nll.reference import loss_dtype
+
+_ELEMENTS = 2048  # of a tile of rows and all classes
+
+
+@triton.jit
+def _log_probabilities(logits, row, end, j, k, stride_n, stride_k, WIDE: tl.constexpr):
+    """log softmax of a tile of rows; -inf outside; NaN in a row that holds NaN or +inf."""
+    inside = (row < end)[:, None] & (j < k)[None, :]
+    z = tl.load(logits + row[:, None] * stride_n + j[None, :].to(tl.int64) * stride_k, mask=inside, other=float("-inf")).to(WIDE)
+    most = tl.max(z, 1)
+    shifted = z - tl.where(most == float("-inf"), 0.0, most)[:, None]
+    shifted = tl.where(z == float("inf"), float("nan"), shifted)
+    result = shifted - tl.log(tl.sum(tl.exp(shifted), 1))[:, None]
+    return tl.where(inside, result, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["n", "k"])
+def _loss(
+    logits, offsets, proportions, loss, gradient,
+    n: tl.int64, k, stride_n: tl.int64, stride_k: tl.int64,
+    GRADIENT: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    s, j = tl.program_id(0).to(tl.int64), tl.arange(0, CLASSES)
+    # What is not a range of rows is taken to be one: nothing outside is read.
+    begin = tl.minimum(tl.maximum(tl.load(offsets + s), 0), n)
+    end = tl.minimum(tl.maximum(tl.load(offsets + s + 1), begin), n)
+    share = tl.load(proportions + s * k + j, mask=j < k, other=0.0)
+    most = tl.full((CLASSES,), float("-inf"), WIDE)
+    total = tl.zeros((CLASSES,), WIDE)
+    for start in range(begin, end, ROWS):
+        row = start + tl.arange(0, ROWS).to(tl.int64)
+        log_p = _log_probabilities(logits, row, end, j, k, stride_n, stride_k, WIDE)
+        highest = tl.maximum(most, tl.max(log_p, 0))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        total = total * tl.exp(most - shift) + tl.sum(tl.exp(log_p - shift[None, :]), 0)
+        most = highest
+    log_total = tl.where(most == float("-inf"), 0.0, most) + tl.log(total)
+    rows = (end - begin).to(WIDE)
+    term = tl.where(share == 0, 0.0, share * (log_total - tl.log(rows)))
+    broken = tl.sum(tl.where((total != total) & (j < k), 1.0, 0.0), 0) > 0
+    tl.store(loss + s, tl.where(broken | (end == begin), float("nan"), -tl.sum(term, 0)))
+    if GRADIENT:
+        for start in range(begin, end, ROWS):
+            row = start + tl.arange(0, ROWS).to(tl.int64)
+            log_p = _log_probabilities(logits, row, end, j, k, stride_n, stride_k, WIDE)
+            pull = tl.where((share == 0)[None, :], 0.0, share[None, :] * tl.exp(log_p - log_total[None, :]))
+            slope = tl.exp(log_p) * tl.sum(pull, 1)[:, None] - pull
+            at = gradient + row[:, None] * k + j[None, :]
+            tl.store(at, slope.to(gradient.dtype.element_ty), mask=(row < end)[:, None] & (j < k)[None, :])
+
+
+def set_proportion_loss(
+    logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor, with_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The contract of ``reference.py``, without its errors; rows that belong to no set have gradient 0."""
+    n, k = logits.shape
+    wide = loss_dtype(logits)
+    loss = logits.new_empty(proportions.shape[0], dtype=wide)
+    gradient = torch.zeros(logits.shape if with_gradient else (0,), dtype=logits.dtype, device=logits.device)
+    classes = triton.next_power_of_2(k)
+    computed_in = tl.float64 if wide == torch.float64 else tl.float32
+    with torch.cuda.device_of(logits):
+        _loss[(proportions.shape[0],)](
+            logits, offsets.contiguous(), proportions.to(wide).contiguous(), loss, gradient,
+            n, k, *logits.stride(), with_gradient, computed_in, max(1, _ELEMENTS // classes), classes,
+        )  # fmt: skip
+    return loss, gradient

@@ -1,0 +1,111 @@
+"""The transition ops in Triton: a program for a row and, for ``log_transition_probs``, one set after the other.
+
+Log-sum-exps over tiles of classes, accumulated online in float32 (float64 for float64 logits), so that K is bounded by memory only. A
+target or a group out of range reads nothing and gives NaN. Compiled and interpreted in the tests; not run on a GPU yet.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# No postponed annotations here: Triton reads the types of the arguments.
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .reference import loss_dtype
+
+CLASSES = 128  # to a tile, at most
+SHAPE = ["m", "k", "ignore_index"]
+
+
+@triton.jit
+def largest(z, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
+    """The largest of z where weights are finite, to be taken off before anything is added: large logits then lose no digits.
+
+    NaN where any of z is NaN or +inf.
+    """
+    most = tl.full((), float("-inf"), WIDE)
+    wrong = tl.full((), 0.0, WIDE)
+    for start in range(0, k, CLASSES):
+        j = start + tl.arange(0, CLASSES)
+        value = tl.load(z + j.to(tl.int64) * stride, mask=j < k, other=float("-inf")).to(WIDE)
+        wrong += tl.sum(tl.where(value < float("inf"), 0.0, 1.0), 0)
+        there = tl.load(weights + j, mask=j < k, other=float("-inf")) > float("-inf")
+        most = tl.maximum(most, tl.max(tl.where(there, value, float("-inf")), 0))
+    return tl.where(wrong > 0, float("nan"), tl.where(most == float("-inf"), 0.0, most))
+
+
+@triton.jit
+def log_sum_exp(z, off, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
+    """log of the sum over k of exp(z[k * stride] - off + weights[k]); -inf where all are -inf, NaN where off is."""
+    most = tl.full((), float("-inf"), WIDE)
+    total = tl.full((), 0.0, WIDE)
+    for start in range(0, k, CLASSES):
+        j = start + tl.arange(0, CLASSES)
+        value = tl.load(z + j.to(tl.int64) * stride, mask=j < k, other=float("-inf")).to(WIDE) - off
+        value += tl.load(weights + j, mask=j < k, other=float("-inf"))
+        highest = tl.maximum(most, tl.max(value, 0))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        total = total * tl.exp(most - shift) + tl.sum(tl.exp(value - shift), 0)
+        most = highest
+    return tl.where(off == off, tl.where(most == float("-inf"), 0.0, most) + tl.log(total), float("nan"))
+
+
+@triton.jit(do_not_specialize=SHAPE)
+def _nll(
+    logits, targets, matrix, marginal, groups, loss, gradient,
+    g: tl.int64, m: tl.int64, k, ignore_index: tl.int64, stride_b: tl.int64, stride_k: tl.int64,
+    GROUPED: tl.constexpr, GRADIENT: tl.constexpr, WIDE: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    z, target = logits + row * stride_b, tl.load(targets + row)
+    group = tl.load(groups + row) if GROUPED else tl.zeros((), tl.int64)
+    ignored = target == ignore_index
+    inside = (target >= 0) & (target < m) & (group >= 0) & (group < g)
+    group, target = tl.where(inside, group, 0), tl.where(inside, target, 0)
+    all_weights, own_weights = marginal + group * k, matrix + (group * m + target) * k
+    off = largest(z, all_weights, k, stride_k, WIDE, CLASSES)
+    every = log_sum_exp(z, off, all_weights, k, stride_k, WIDE, CLASSES)
+    own = log_sum_exp(z, off, own_weights, k, stride_k, WIDE, CLASSES)
+    value = tl.where(inside, every - own, float("nan"))
+    tl.store(loss + row, tl.where(ignored, 0.0, value))
+    if GRADIENT:
+        bad = (value != value) | (value == float("inf"))
+        for start in range(0, k, CLASSES):
+            j = start + tl.arange(0, CLASSES)
+            score = tl.load(z + j.to(tl.int64) * stride_k, mask=j < k, other=0.0).to(WIDE) - off
+            with_all = score + tl.load(all_weights + j, mask=j < k, other=0.0)
+            with_own = score + tl.load(own_weights + j, mask=j < k, other=0.0)
+            slope = tl.where(bad, float("nan"), tl.exp(with_all - every) - tl.exp(with_own - own))
+            tl.store(gradient + row * k + j, tl.where(ignored, 0.0, slope).to(gradient.dtype.element_ty), mask=j < k)
+
+
+def transition_nll(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    log_transition: torch.Tensor,
+    log_marginal: torch.Tensor,
+    groups: torch.Tensor | None,
+    ignore_index: int,
+    with_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The contract of ``reference.py``, without its errors."""
+    b, k = logits.shape
+    wide = loss_dtype(logits)
+    loss = logits.new_empty(b, dtype=wide)
+    gradient = torch.empty(logits.shape if with_gradient else (0,), dtype=logits.dtype, device=logits.device)
+    if b:
+        matrix, marginal = log_transition.to(wide).contiguous(), log_marginal.to(wide).contiguous()
+        of_row = targets if groups is None else groups.contiguous()
+        with torch.cuda.device_of(logits):
+            _nll[(b,)](
+                logits, targets.contiguous(), matrix, marginal, of_row, loss, gradient,
+                matrix.shape[0], matrix.shape[1], k, ignore_index, *logits.stride(), groups is not None, with_gradient, *tile(logits),
+            )  # fmt: skip
+    return loss, gradient
+
+
+def tile(logits: torch.Tensor) -> tuple[Any, int]:
+    """The type that is computed in, and the classes to a tile: a power of two, so that a new K rarely compiles anew."""
+    wide = tl.float64 if logits.dtype == torch.float64 else tl.float32
+    return wide, min(CLASSES, triton.next_power_of_2(logits.shape[1]))
