@@ -200,3 +200,14 @@ def test_direct_calls_are_guarded(case):
         arguments[position] = value
     with pytest.raises(RuntimeError, match=message):
         torch.ops.uefl.vq_backward(*arguments)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("namespace", ["uefl_cuda", "uefl_triton"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_on_a_gpu(dtype, namespace):
+    """Written before one was at hand."""
+    for x in (normal(300, 24, dtype=dtype), normal(4, 24, 5, 6, dtype=dtype).permute(0, 2, 3, 1)):
+        arguments = [t.cuda() for t in inputs(x, normal(3, 20, 8, seed=1))]
+        compare(getattr(torch.ops, namespace).vq_backward, *arguments)

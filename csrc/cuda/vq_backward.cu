@@ -1,0 +1,89 @@
+// Launches of vq_backward_kernels.h, and what torch sees of them. Not run on a GPU yet.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "common/check_backward.h"
+#include "common/check_search.h"
+#include "cuda/stream.h"
+#include "cuda/vq_backward_kernels.h"
+
+namespace uefl::cuda {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// x as [outer, inner, D]: a view, or a copy of what two strides cannot describe; the tensor becomes what is viewed.
+View view(Tensor& tensor) {
+  if (tensor.dim() > 2) tensor = torch::stable::flatten(tensor, 1, -2);
+  const int64_t last = tensor.dim() - 1;
+  return {last > 0 ? tensor.size(last - 1) : 1, last > 1 ? tensor.stride(0) : 0, last > 0 ? tensor.stride(last - 1) : 0,
+          tensor.stride(last)};
+}
+
+template <class T, class Wide>
+void launch(const Tensor& x, const Tensor& codes, const Tensor& indices, const std::optional<Tensor>& g, const Tensor& pull,
+            const BackwardShape& shape, Tensor& out) {
+  const Tensor strength = torch::stable::to(pull, ScalarType::Double);
+  const int64_t blocks = std::min<int64_t>((shape.outputs * kWarp + kThreads - 1) / kThreads, 0x7fffffff);
+  backward<<<static_cast<unsigned>(blocks), kThreads, 0, current_stream(x)>>>(
+      static_cast<const T*>(x.const_data_ptr()), static_cast<const Wide*>(codes.const_data_ptr()),
+      static_cast<const int64_t*>(indices.const_data_ptr()), g ? static_cast<const T*>(g->const_data_ptr()) : nullptr,
+      static_cast<const double*>(strength.const_data_ptr()), shape, static_cast<T*>(out.mutable_data_ptr()));
+  check_launch("vq_backward");
+}
+
+Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indices, std::optional<Tensor> grad_quantized, const Tensor& pull,
+                   bool rotation) {
+  const SearchSizes sizes = check_search("vq_backward", x, codebook, "l2");
+  check_backward(x, indices, grad_quantized ? &*grad_quantized : nullptr, pull, sizes);
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  Tensor grad_x = torch::stable::empty_like(x), rows = x, out = grad_x;
+  const bool rotated = rotation && grad_quantized;
+  const bool wide = rotated || x.scalar_type() == ScalarType::Double || codebook.scalar_type() == ScalarType::Double;
+  BackwardShape shape{.outputs = indices.numel(),
+                      .segments = sizes.segments,
+                      .books = sizes.books,
+                      .k = sizes.k,
+                      .d = sizes.d,
+                      .x = view(rows),
+                      .g = {},
+                      .out = view(out),
+                      .rotation = rotated};
+  if (shape.outputs == 0) return grad_x;
+  if (grad_quantized) shape.g = view(*grad_quantized);
+  const Tensor chosen = torch::stable::contiguous(indices);
+  const Tensor codes = torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
+  const auto with = [&](auto type) {
+    using T = decltype(type);
+    if constexpr (sizeof(T) == sizeof(double)) {
+      launch<T, double>(rows, codes, chosen, grad_quantized, pull, shape, out);
+    } else {
+      (wide ? launch<T, double> : launch<T, float>)(rows, codes, chosen, grad_quantized, pull, shape, out);
+    }
+  };
+  switch (x.scalar_type()) {
+    case ScalarType::Float:
+      with(float{});
+      break;
+    case ScalarType::Double:
+      with(double{});
+      break;
+    case ScalarType::Half:
+      with(__half{});
+      break;
+    default:  // check_search has seen the others off
+      with(__nv_bfloat16{});
+  }
+  if (out.const_data_ptr() != grad_x.const_data_ptr()) torch::stable::copy_(grad_x, torch::stable::reshape(out, grad_x.sizes()));
+  return grad_x;
+}
+
+}  // namespace
+}  // namespace uefl::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(uefl_cuda, CUDA, m) { m.impl("vq_backward", TORCH_BOX(&uefl::cuda::vq_backward)); }

@@ -1,0 +1,93 @@
+// vq_backward on CUDA: the gradient of vq with respect to x, a warp per segment of a row. Not run on a GPU yet.
+//
+// Elementwise but for the five dot products of the rotation (common/rotation.h), so a warp reads its segment once, or twice: the second
+// reading finds it in the first-level cache. Wide, in which it computes, is float unless x or the codebook is float64 or it rotates.
+#pragma once
+
+#include <cstdint>
+
+#include "common/rotation.h"
+#include "cuda/vq_assign_kernels.h"
+
+namespace uefl::cuda {
+namespace {
+
+struct View {
+  int64_t inner, outer_stride, inner_stride, stride;  // [outer, inner, segments * d], strides in elements
+
+  __device__ int64_t begin(int64_t row, int64_t column) const {
+    return row / inner * outer_stride + row % inner * inner_stride + column * stride;
+  }
+};
+
+struct BackwardShape {
+  int64_t outputs, segments, books, k, d;  // as in Shape
+  View x, g, out;
+  bool rotation;
+};
+
+template <class Wide>
+__device__ inline void narrow(Wide value, Wide& out) {
+  out = value;
+}
+__device__ inline void narrow(double value, float& out) { out = static_cast<float>(value); }
+#if defined(__CUDACC__)
+template <class Wide>
+__device__ inline void narrow(Wide value, __half& out) {
+  out = __float2half_rn(static_cast<float>(value));
+}
+template <class Wide>
+__device__ inline void narrow(Wide value, __nv_bfloat16& out) {
+  out = __float2bfloat16_rn(static_cast<float>(value));
+}
+// Rounded, where nvcc would contract a product and a sum: the reference rounds both.
+__device__ inline float multiply(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double multiply(double a, double b) { return __dmul_rn(a, b); }
+#else
+template <class Wide>
+inline Wide multiply(Wide a, Wide b) {
+  return a * b;
+}
+#endif
+
+__device__ inline double sum_of_warp(double value) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) value += __shfl_xor_sync(kAllLanes, value, mask);
+  return value;
+}
+
+// g: null where there is no gradient of `quantized`; codes: in Wide.
+template <class T, class Wide>
+__global__ void __launch_bounds__(kThreads)
+    backward(const T* x, const Wide* codes, const int64_t* indices, const T* g, const double* pull, BackwardShape shape, T* out) {
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const Wide strength = static_cast<Wide>(*pull);
+  for (int64_t output = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp; output < shape.outputs; output += warps) {
+    const int64_t row = output / shape.segments, segment = output % shape.segments, column = segment * shape.d;
+    const T* value = x + shape.x.begin(row, column);
+    const T* gradient = g ? g + shape.g.begin(row, column) : nullptr;
+    const Wide* code = codes + ((shape.books == 1 ? 0 : segment) * shape.k + indices[output]) * shape.d;
+    T* target = out + shape.out.begin(row, column);
+    Rotation turn{};
+    if (g && shape.rotation) {
+      RotationDots dots{};
+      for (int64_t j = lane; j < shape.d; j += kWarp) {
+        const double a = widen(value[j * shape.x.stride]), q = code[j], b = widen(gradient[j * shape.g.stride]);
+        dots.xx += a * a, dots.qq += q * q, dots.xq += a * q, dots.xg += a * b, dots.qg += q * b;
+      }
+      turn = rotation({sum_of_warp(dots.xx), sum_of_warp(dots.qq), sum_of_warp(dots.xq), sum_of_warp(dots.xg), sum_of_warp(dots.qg)});
+    }
+    for (int64_t j = lane; j < shape.d; j += kWarp) {
+      const Wide a = widen(value[j * shape.x.stride]), q = code[j];
+      Wide result = multiply(a - q, strength);
+      if (g) {
+        const Wide b = widen(gradient[j * shape.g.stride]);
+        result = (shape.rotation ? static_cast<Wide>(b * turn.scale + (a * turn.along + q * turn.towards)) : b) + result;
+      }
+      narrow(result, target[j * shape.out.stride]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace uefl::cuda

@@ -1,0 +1,56 @@
+// The CUDA kernel of vq_backward, run on the CPU thread by thread, against the kernel of the CPU. The emulation comes before the kernels.
+#include <cmath>
+
+#include "check.h"
+#include "cpu/vq_backward.h"
+#include "cuda/emulation.h"
+#include "cuda/vq_backward_kernels.h"
+
+namespace cuda = uefl::cuda;
+namespace cpu = uefl::cpu;
+
+template <class Wide>
+static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) {
+  std::mt19937 random(static_cast<unsigned>(d));
+  const int64_t n = 19, s = 2, k = 5, dim = s * d;
+  const auto x = normal<float>(n * dim, random), g = normal<float>(n * dim, random);
+  const auto codes = normal<Wide>(s * k * d, random);
+  std::vector<int64_t> indices(n * s);
+  for (int64_t& index : indices) index = std::uniform_int_distribution<int64_t>(0, k - 1)(random);
+  const int64_t row_stride = channels_first ? 1 : dim, stride = channels_first ? n : 1;
+  std::vector<float> expected(n * dim), found(n * dim, NAN);
+  const auto rows = [&](const float* data) { return cpu::Rows{data, cpu::Dtype::f32, n, 1, dim, row_stride, 0, stride}; };
+  cpu::vq_backward({.x = rows(x.data()),
+                    .grad_quantized = rows(with_g ? g.data() : nullptr),
+                    .grad_x = rows(expected.data()),
+                    .wide = sizeof(Wide) == sizeof(double),
+                    .rotation = rotation,
+                    .d = d,
+                    .codebook_step = k,
+                    .indices = indices.data(),
+                    .codes = codes.data(),
+                    .pull = 0.25},
+                   0, n);
+  const cuda::View view{n, 0, row_stride, stride};
+  const cuda::BackwardShape shape{n * s, s, s, k, d, view, view, view, rotation};
+  const double pull = 0.25;
+  emulation::launch(2, 64, cuda::backward<float, Wide>, x.data(), codes.data(), indices.data(), with_g ? g.data() : nullptr, &pull, shape,
+                    found.data());
+  for (int64_t i = 0; i < n * dim; ++i) {
+    const double tolerance = rotation && with_g ? 1.3e-7 * std::fabs(expected[i]) : 0;
+    CHECK(std::fabs(found[i] - expected[i]) <= tolerance, "d %ld, element %ld: %g, expected %g", static_cast<long>(d), static_cast<long>(i),
+          found[i], expected[i]);
+  }
+}
+
+void run() {
+  for (const int64_t d : {1, 7, 40}) {
+    for (const bool channels_first : {false, true}) {
+      for (const bool with_g : {false, true}) {
+        compare<float>(d, channels_first, false, with_g);
+        compare<double>(d, channels_first, false, with_g);
+        compare<double>(d, channels_first, true, with_g);
+      }
+    }
+  }
+}
