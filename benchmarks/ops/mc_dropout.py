@@ -1,0 +1,147 @@
+"""Monte-Carlo dropout of a classifier's head (``mc_dropout_mlp``) beside the loops that it replaces.
+
+No two providers draw the same masks, so the gate compares ours with the definition in float64 on the same seed, and each peer's
+figure is how far its mean probabilities are from the definition's: sampling noise, of order 1 / sqrt(passes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from uefl_kernels import MCStats, backend, mc_dropout_mlp
+
+from ..registry import Call, Case, Gate, Op, needs
+
+Inputs = tuple["Head", torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
+CHECKED_ROWS = 200
+
+
+@dataclass(frozen=True)
+class Head(Case):
+    """B rows, Linear to H units, GELU, dropout 0.1, Linear to C classes, T passes."""
+
+    batch: int
+    inputs: int
+    hidden: int
+    classes: int
+    passes: int
+
+    @property
+    def bytes(self) -> int:
+        """Rows and weights read once, statistics written once, in float32."""
+        weights = self.hidden * (self.inputs + 1) + self.classes * (self.hidden + 1)
+        return 4 * (self.batch * self.inputs + weights + self.batch * (2 * self.classes + 3))
+
+    @property
+    def flops(self) -> int:
+        """The first layer once, the second for every pass; random bits come on top."""
+        return 2 * self.batch * self.hidden * (self.inputs + self.passes * self.classes)
+
+
+def gaussian(case: Head, device: str) -> Inputs:
+    """Rows and weights of a head, the same numbers on every device."""
+    generator = torch.Generator().manual_seed(0)
+    fans = ((case.inputs, case.hidden), (case.hidden, case.classes))
+    x = torch.randn(case.batch, case.inputs, generator=generator)
+    weights = [torch.randn(fan_out, fan_in, generator=generator) * fan_in**-0.5 for fan_in, fan_out in fans]
+    biases = [torch.zeros(fan_out) for _, fan_out in fans]
+    return case, x.to(device), [weight.to(device) for weight in weights], [bias.to(device) for bias in biases]
+
+
+def against(inputs: Inputs) -> Callable[[MCStats], float]:
+    """Largest deviation of the mean probabilities of the first rows from the definition's."""
+    case, x, weights, biases = inputs
+    hidden = F.gelu(F.linear(x[:CHECKED_ROWS], weights[0], biases[0]))
+    with backend("reference"):
+        truth = mc_dropout_mlp(hidden, weights[1:], biases[1:], p=0.1, passes=case.passes, input_dropout=True, seed=0).mean_probs
+    return lambda found: float((found.mean_probs[:CHECKED_ROWS].double() - truth.double()).abs().max())
+
+
+def ours(consistent: bool = False) -> Callable[[Inputs], Call]:
+    """Ours, with a mask for each row or one for all."""
+
+    def prepare(inputs: Inputs) -> Call:
+        case, x, weights, biases = inputs
+        return lambda: mc_dropout_mlp(x, weights, biases, p=0.1, passes=case.passes, consistent=consistent, seed=0)
+
+    return prepare
+
+
+def deterministic(inputs: Inputs) -> Call:
+    """The ruler: one pass of the head with dropout off, and its softmax."""
+    _, x, weights, biases = inputs
+
+    def call() -> None:
+        F.linear(F.gelu(F.linear(x, weights[0], biases[0])), weights[1], biases[1]).softmax(-1)
+
+    return call
+
+
+def _statistics(probs: list[torch.Tensor]) -> MCStats:
+    stack = torch.stack(probs)
+    mean = stack.mean(0)
+    entropy, expected = torch.special.entr(mean).sum(-1), torch.special.entr(stack).sum(-1).mean(0)
+    return MCStats(mean, entropy, expected, entropy - expected, stack.var(0, correction=0))
+
+
+def shared_prefix(inputs: Inputs) -> Call:
+    """A torch loop that computes the part before the dropout once."""
+    case, x, weights, biases = inputs
+
+    def call() -> MCStats:
+        hidden = F.gelu(F.linear(x, weights[0], biases[0]))
+        return _statistics([F.linear(F.dropout(hidden, 0.1), weights[1], biases[1]).softmax(-1) for _ in range(case.passes)])
+
+    return call
+
+
+def whole_passes(inputs: Inputs) -> Call:
+    """A torch loop over whole passes, as it is usually written."""
+    case, x, weights, biases = inputs
+
+    def head() -> torch.Tensor:
+        return F.linear(F.dropout(F.gelu(F.linear(x, weights[0], biases[0])), 0.1), weights[1], biases[1]).softmax(-1)
+
+    return lambda: _statistics([head() for _ in range(case.passes)])
+
+
+def on_gpu(name: str) -> Callable[[Inputs], Call]:
+    """Ours on one backend of the GPU."""
+
+    def prepare(inputs: Inputs) -> Call:
+        needs("cuda", inputs[1])
+        call = ours()(inputs)
+
+        def forced() -> MCStats:
+            with backend(name):
+                return call()
+
+        return forced
+
+    return prepare
+
+
+OPS = {
+    "mc_dropout_mlp": Op(
+        cases=(Head(10_000, 512, 512, 10, 100), Head(10_000, 512, 512, 10, 20), Head(2_000, 4_608, 512, 10, 20)),
+        smoke=Head(40, 16, 24, 10, 4),
+        inputs=gaussian,
+        providers={
+            "uefl": ours(),
+            "uefl-consistent": ours(consistent=True),
+            "uefl-triton": on_gpu("triton"),
+            "one-deterministic-pass": deterministic,
+            "torch-shared-prefix": shared_prefix,
+            "torch-whole-passes": whole_passes,
+        },
+        gate=Gate("largest error of mean_probs", limit=1e-5, against=against),
+        loose=("uefl-consistent",),
+        covers=("dropout_mask", "mc_dropout_mlp_backward"),
+        bytes=lambda case: case.bytes,
+        flops=lambda case: case.flops,
+    )
+}
