@@ -17,25 +17,41 @@ constexpr int64_t kTileBytes = kTile * kDepth;
 
 inline int64_t padded(int64_t d) { return (d + kDepth - 1) / kDepth * kDepth; }
 
-// A row: its high digits, then its low ones. A group: for each 64 elements a tile [16 runs of 4 elements][16 columns][4].
+// 16 rows: for each 64 elements a tile of their high digits, then one of their low ones, in the order in which they are read. A group:
+// for each 64 elements a tile [16 runs of 4 elements][16 columns][4].
 int64_t row_bytes(int64_t d) { return 2 * padded(d); }
 int64_t group_bytes(int64_t d) { return padded(d) / kDepth * kTileBytes; }
 
-void store(const int16_t* values, int64_t d, char* row) {
-  int8_t* high = reinterpret_cast<int8_t*>(row);
-  int8_t* low = high + padded(d);
-  for (int64_t j = 0; j < d; ++j) {
-    low[j] = static_cast<int8_t>(values[j]);
-    high[j] = static_cast<int8_t>((values[j] - low[j]) >> 8);
-  }
-  for (int64_t j = d; j < padded(d); ++j) high[j] = low[j] = 0;
+// Where the high digit of element j of a row lies; the low one follows a tile later.
+inline int64_t place(int64_t row, int64_t d, int64_t j) {
+  return row / kTile * kTile * row_bytes(d) + j / kDepth * 2 * kTileBytes + row % kTile * kDepth + j % kDepth;
 }
 
-void pack(const char* row, int64_t d, int64_t lane, char* group) {
-  for (int64_t j = 0; j < d; j += 4) {
-    char* target = group + j / 4 * kDepth + lane * 4;
-    __builtin_memcpy(target, row + j, 4);
-    __builtin_memcpy(target + kGroup * 4, row + padded(d) + j, 4);
+inline int8_t low_digit(int16_t value) { return static_cast<int8_t>(value); }
+inline int8_t high_digit(int16_t value) { return static_cast<int8_t>((value - low_digit(value)) >> 8); }
+
+void store(const int16_t* values, int64_t d, int64_t row, char* rows) {
+  for (int64_t start = 0; start < d; start += kDepth) {
+    int8_t* high = reinterpret_cast<int8_t*>(rows + place(row, d, start));
+    int8_t* low = high + kTileBytes;
+    const int64_t n = d - start < kDepth ? d - start : kDepth;
+    for (int64_t j = 0; j < n; ++j) high[j] = high_digit(values[start + j]), low[j] = low_digit(values[start + j]);
+    for (int64_t j = n; j < kDepth; ++j) high[j] = low[j] = 0;
+  }
+}
+
+void load(const char* rows, int64_t d, int64_t row, int16_t* values) {
+  for (int64_t j = 0; j < d; ++j) {
+    const int8_t* high = reinterpret_cast<const int8_t*>(rows + place(row, d, j));
+    values[j] = static_cast<int16_t>(high[0] * 256 + high[kTileBytes]);
+  }
+}
+
+void pack(const int16_t* values, int64_t d, int64_t lane, char* group) {
+  for (int64_t j = 0; j < d; ++j) {
+    int8_t* target = reinterpret_cast<int8_t*>(group + j / 4 * kDepth + lane * 4 + j % 4);
+    target[0] = high_digit(values[j]);
+    target[kGroup * 4] = low_digit(values[j]);
   }
 }
 
@@ -66,28 +82,28 @@ inline __attribute__((always_inline)) __m512i combine(const Products& products, 
   return _mm512_add_epi64(_mm512_add_epi64(_mm512_slli_epi64(high_high, 16), _mm512_slli_epi64(mixed, 8)), low_low);
 }
 
-void distances(const char* rows, const int64_t* norms, int64_t count, int64_t d, const char* group, const int64_t* group_norms,
-               int64_t* distances) {
+void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_t count, int64_t d, const char* group,
+               const int64_t* group_norms, int64_t* distances) {
   const ConfiguredTiles configured;
-  const int64_t depth = padded(d), stride = row_bytes(d);
+  const int64_t bytes = kTile * row_bytes(d);
   const __m512i others = _mm512_loadu_si512(group_norms);
   Products products[2];
   for (int64_t start = 0; start < count; start += 2 * kTile) {
     // A second tile of rows repeats the first one where there is none.
-    const char* first = rows + start * stride;
-    const char* second = start + kTile < count ? first + kTile * stride : first;
+    const char* first = rows + first_row * row_bytes(d) + start / kTile * bytes;
+    const char* second = start + kTile < count ? first + bytes : first;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t j = 0; j < depth; j += kDepth) {
-      _tile_loadd(6, group + j / kDepth * kTileBytes, kDepth);
-      _tile_loadd(4, first + j, stride);
-      _tile_loadd(5, first + depth + j, stride);
+    for (int64_t j = 0; j < bytes; j += 2 * kTileBytes) {
+      _tile_loadd(6, group + j / 2, kDepth);
+      _tile_loadd(4, first + j, kDepth);
+      _tile_loadd(5, first + j + kTileBytes, kDepth);
       _tile_dpbssd(0, 4, 6);
       _tile_dpbssd(1, 5, 6);
-      _tile_loadd(4, second + j, stride);
-      _tile_loadd(5, second + depth + j, stride);
+      _tile_loadd(4, second + j, kDepth);
+      _tile_loadd(5, second + j + kTileBytes, kDepth);
       _tile_dpbssd(2, 4, 6);
       _tile_dpbssd(3, 5, 6);
     }
@@ -97,7 +113,7 @@ void distances(const char* rows, const int64_t* norms, int64_t count, int64_t d,
     _tile_stored(3, products[1].low, kDepth);
     for (int64_t i = start; i < count && i < start + 2 * kTile; ++i) {
       const __m512i product = combine(products[(i - start) / kTile], (i - start) % kTile);
-      const __m512i norm = _mm512_add_epi64(_mm512_set1_epi64(norms[i]), others);
+      const __m512i norm = _mm512_add_epi64(_mm512_set1_epi64(norms[first_row + i]), others);
       _mm512_storeu_si512(distances + i * kGroup, _mm512_sub_epi64(norm, _mm512_slli_epi64(product, 1)));
     }
   }
@@ -105,7 +121,7 @@ void distances(const char* rows, const int64_t* norms, int64_t count, int64_t d,
 
 }  // namespace
 
-const GridKernel grid_amx{row_bytes, group_bytes, store, pack, distances};
+const GridKernel grid_amx{row_bytes, group_bytes, store, load, pack, distances};
 
 }  // namespace uefl::cpu
 #endif

@@ -52,8 +52,7 @@ Grid::Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, cons
       bits_(bits),
       parallel_(parallel),
       kernel_(grid_kernel(d)),
-      row_bytes_(kernel_.row_bytes(d)),
-      rows_(((n + 15) / 16 * 16 * row_bytes_ + 63) / 64),
+      rows_(((n + 15) / 16 * 16 * kernel_.row_bytes(d) + 63) / 64),
       norms_(n),
       weights_(std::move(weights)),
       masses_(weights_.size()) {
@@ -66,7 +65,7 @@ Grid::Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, cons
 }
 
 void Grid::store(int64_t row, const int16_t* values) {
-  kernel_.store(values, d_, reinterpret_cast<char*>(rows_.data()) + row * row_bytes_);
+  kernel_.store(values, d_, row, reinterpret_cast<char*>(rows_.data()));
   int64_t norm = 0;
   for (int64_t j = 0; j < d_; ++j) norm += int32_t{values[j]} * values[j];
   norms_[row] = norm;
@@ -86,9 +85,11 @@ Grid::Candidates::Candidates(const Grid& grid, const std::vector<int64_t>& chose
     : groups((static_cast<int64_t>(chosen.size()) + kGroup - 1) / kGroup),
       packed(groups * grid.kernel_.group_bytes(grid.d_) / static_cast<int64_t>(sizeof(GridLine))),
       norms(groups * kGroup) {
+  std::vector<int16_t> values(grid.d_);
   for (int64_t c = 0; c < static_cast<int64_t>(chosen.size()); ++c) {
     char* group = reinterpret_cast<char*>(packed.data()) + c / kGroup * grid.kernel_.group_bytes(grid.d_);
-    grid.kernel_.pack(grid.row(chosen[c]), grid.d_, c % kGroup, group);
+    grid.kernel_.load(grid.rows(), grid.d_, chosen[c], values.data());
+    grid.kernel_.pack(values.data(), grid.d_, c % kGroup, group);
     norms[c] = grid.norms_[chosen[c]];
   }
 }
@@ -157,7 +158,7 @@ std::vector<int64_t> Grid::plus_plus(int64_t k, uint64_t seed, int64_t restart, 
         const int64_t first = block * kBlock, count = block_end(block) - first;
         for (int64_t g = 0; g < candidates.groups; ++g) {
           int64_t* distance = &distances[(g * n_ + first) * kGroup];
-          kernel_.distances(row(first), &norms_[first], count, d_,
+          kernel_.distances(rows(), norms_.data(), first, count, d_,
                             reinterpret_cast<const char*>(candidates.packed.data()) + g * kernel_.group_bytes(d_),
                             &candidates.norms[g * kGroup], distance);
           kmeans_kernel().improve(&nearest[first], weights ? weights + first : nullptr, shift, count, distance,
@@ -196,7 +197,7 @@ std::vector<int64_t> Grid::oversampled(int64_t k, uint64_t seed, int64_t restart
       for (int64_t block = lo; block < hi; ++block) {
         const int64_t first = block * kBlock, count = block_end(block) - first;
         for (int64_t g = 0; g < candidates.groups; ++g) {
-          kernel_.distances(row(first), &norms_[first], count, d_,
+          kernel_.distances(rows(), norms_.data(), first, count, d_,
                             reinterpret_cast<const char*>(candidates.packed.data()) + g * kernel_.group_bytes(d_),
                             &candidates.norms[g * kGroup], distances);
           const int64_t lanes = std::min(kGroup, static_cast<int64_t>(fresh.size()) - g * kGroup);
@@ -221,9 +222,10 @@ std::vector<int64_t> Grid::oversampled(int64_t k, uint64_t seed, int64_t restart
   std::vector<double> weights(owned.begin(), owned.end());
   normalise(weights);
   Grid few(static_cast<int64_t>(drawn.size()), d_, bits_, std::move(weights), parallel_);
+  std::vector<int16_t> values(d_);
   for (size_t i = 0; i < drawn.size(); ++i) {
-    std::copy_n(row(drawn[i]), row_bytes_, reinterpret_cast<char*>(few.rows_.data()) + static_cast<int64_t>(i) * row_bytes_);
-    few.norms_[i] = norms_[drawn[i]];
+    kernel_.load(rows(), d_, drawn[i], values.data());
+    few.store(static_cast<int64_t>(i), values.data());
   }
   std::vector<int64_t> chosen = few.plus_plus(k, seed, restart, kDrawn);
   for (int64_t& row : chosen) row = drawn[row];

@@ -56,7 +56,7 @@ class Grid {
   template <class Mass>
   std::vector<int64_t> running_sums(const Mass& mass) const;
 
-  const char* row(int64_t i) const { return reinterpret_cast<const char*>(rows_.data()) + i * row_bytes_; }
+  const char* rows() const { return reinterpret_cast<const char*>(rows_.data()); }
   int64_t blocks() const { return (n_ + kBlock - 1) / kBlock; }
   int64_t block_end(int64_t block) const { return block * kBlock + kBlock < n_ ? block * kBlock + kBlock : n_; }
   int64_t mass(int64_t i) const { return masses_.empty() ? int64_t{1} << mass_bits(n_) : masses_[i]; }
@@ -67,7 +67,6 @@ class Grid {
   const int64_t n_, d_, bits_;
   const Parallel& parallel_;
   const GridKernel& kernel_;
-  const int64_t row_bytes_;
   std::vector<GridLine> rows_;
   std::vector<int64_t> norms_;
   std::vector<double> weights_;  // those of the potentials: weight * 2^shift
