@@ -38,7 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Federated learning with extensible codebooks (UEFL), against FedAvg, on your own silos.",
+    help="Federated learning: extensible codebooks (UEFL) against FedAvg, and learning from unlabeled sets (FedUL).",
 )
 
 
@@ -109,7 +109,7 @@ def train(
         )
         raise typer.Exit(130) from None
     run = report.read_run(folder)
-    console.print(report.arm_table(run).rich(), report.client_table(run).rich())
+    console.print(*(table.rich() for table in report.tables(run)))
     typer.echo(f"report:   {folder / 'report.md'}\npictures: {folder / 'plots'}")
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
@@ -136,7 +136,7 @@ def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Ru
     for run in read:
         console.print(reports.arm_table(run).rich())
     if len(read) == 1:
-        console.print(reports.client_table(read[0]).rich())
+        console.print(*(table.rich() for table in reports.tables(read[0])[1:]))
         return
     console.print(reports.spread_table(read).rich())
     unfinished = [str(run.path) for run in read if not run.finished]

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from tests.federated.tiny import settings
+from uefl import config
 from uefl.config import from_table
 from uefl.errors import UserError
 from uefl.models.flat import FlatModule
@@ -80,3 +81,34 @@ def test_flat_module_set_changes_the_module_in_place():
     assert [p.data_ptr() for p in net.parameters()] == pointers
     assert all(bool((p == 2).all()) for p in net.parameters())
     assert all(bool((b == 3).all()) for b in net.buffers() if b.is_floating_point())
+
+
+def fedul_net(image_shape, **keys):
+    table = {"arms": ["fedul"], "rotations": [], "rounds": [1], "encoder": "cnn5x5"} | keys
+    return Net(config.from_table(table), image_shape, 10)
+
+
+def test_fedul_networks_have_their_published_sizes():
+    for image_shape in ((1, 28, 28), (3, 28, 28)):
+        net = fedul_net(image_shape, width=64)
+        assert sum(p.numel() for p in net.parameters()) == 14_219_210
+        assert sum(b.numel() for b in net.buffers() if b.is_floating_point()) == 5_632
+    assert sum(p.numel() for p in fedul_net((3, 32, 32), encoder="resnet18_nopool").parameters()) == 11_181_642
+
+
+def test_a_grey_image_is_three_equal_channels_at_the_cost_of_one():
+    net = fedul_net((1, 28, 28), width=4).double().train()
+    grey = torch.randn(5, 1, 28, 28, dtype=torch.float64)
+    results = []
+    for x in (grey, grey.expand(-1, 3, -1, -1)):
+        net.zero_grad()
+        logits, _ = net(x, None, 0.0)
+        logits.square().sum().backward()
+        results.append([logits.detach(), *(p.grad.clone() for p in net.parameters())])
+    for one, three in zip(*results, strict=True):
+        torch.testing.assert_close(one, three, atol=1e-9, rtol=1e-9)
+
+
+def test_resnet_without_pool_keeps_small_images_large():
+    net = fedul_net((3, 32, 32), encoder="resnet18_nopool")
+    assert net.tokens(torch.zeros(2, 3, 32, 32)).shape == (2, 2, 2, 512)

@@ -2,8 +2,9 @@ import math
 
 import pytest
 import torch
+from torchvision.transforms.v2 import InterpolationMode, functional
 
-from uefl.data.rotate import resize, rotate
+from uefl.data.rotate import augment, resize, rotate, rotate_each
 
 
 def random_images(*shape):
@@ -79,3 +80,31 @@ def test_gpu_agrees_to_one_grey_level():
 def test_resize_gives_a_square_of_bytes(shape):
     images = torch.full(shape, 77, dtype=torch.uint8)
     assert torch.equal(resize(images, 5), torch.full((*shape[:-2], 5, 5), 77, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("size", [(28, 28), (7, 9)])
+def test_each_image_by_its_own_angle(size):
+    images = torch.randint(1, 256, (6, 3, *size), dtype=torch.uint8)
+    degrees = torch.tensor([0.0, 11.3, -17.9, 5.5, 19.99, -0.4])
+    turned = rotate_each(images, degrees)
+    for image, angle, result in zip(images, degrees.tolist(), turned, strict=True):
+        expected = functional.rotate(image, angle, InterpolationMode.NEAREST)
+        assert (result != expected).float().mean() < 0.02  # where a source lies half way between two pixels
+    square = torch.randint(0, 256, (1, 1, 8, 8), dtype=torch.uint8)
+    assert torch.equal(rotate_each(square, torch.tensor([90.0])), square.rot90(1, (2, 3)))
+
+
+def test_augmentation_is_drawn_per_image_and_repeats_with_its_seed():
+    images = torch.randint(0, 256, (64, 1, 10, 10), dtype=torch.uint8)
+    assert augment(images, "none") is images
+    torch.manual_seed(0)
+    flipped = augment(images, "flip")
+    mirrored = (flipped == images.flip(3)).flatten(1).all(1)
+    assert 20 < int(mirrored.sum()) < 44
+    assert torch.equal(flipped[~mirrored], images[~mirrored])
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(augment(images, "rotate"))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])

@@ -3,7 +3,7 @@
 from .events import EventWriter, open_event_writer
 from .folder import Run, read_run, summarize
 from .markdown import write_report
-from .tables import Table, arm_table, client_table, differing_keys, spread_table
+from .tables import Table, arm_table, client_table, differing_keys, spread_table, tables
 
 __all__ = [
     "EventWriter",
@@ -16,5 +16,6 @@ __all__ = [
     "read_run",
     "spread_table",
     "summarize",
+    "tables",
     "write_report",
 ]

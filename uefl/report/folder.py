@@ -87,9 +87,19 @@ def summarize(records: list[Record]) -> dict[str, Record]:
             **{key: _mean(last, key) for key in ("accuracy", "entropy", "perplexity", "nll", "ece")},
             "accuracy_last4": {"mean": statistics.fmean(recent), "sd": statistics.stdev(recent) if len(recent) > 1 else 0.0},
             "rounds": len(rounds),
+            **_selected(rounds),
             "clients": {r["client"]: {key: r[key] for key in ("accuracy", "entropy", "codewords")} for r in last},
         }
     return arms
+
+
+def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
+    """The first of the rounds whose model is best on the server's validation images, and its accuracy; empty without validation."""
+    scores = [float(chunk[0]["validation_accuracy"]) for chunk in rounds if chunk[0].get("validation_accuracy") is not None]
+    if len(scores) < len(rounds):
+        return {}
+    best = scores.index(max(scores))
+    return {"selected": {"round": best + 1, "accuracy": _mean(rounds[best], "accuracy")}}
 
 
 def _mean(records: list[Record], key: str) -> float | None:

@@ -8,6 +8,16 @@ from .folder import Run, read_run
 from .plots import write_plots
 from .tables import arm_table, client_table
 
+_SILOS_LEGEND = (
+    "Accuracy, entropy (nats, of the mean over the passes), perplexity, NLL and ECE are means over the clients' test splits at the "
+    "last round; the third column is the mean and the standard deviation of the accuracy over the last four rounds.\n"
+)
+_SETS_LEGEND = (
+    "Accuracy, entropy (nats), NLL and ECE are of the one model on the test images, which are dealt to the clients, at the last round; "
+    "the third column is the mean and the standard deviation of the accuracy over the last four rounds. Selected: accuracy of the model "
+    "that was best on the server's validation images, and its round.\n"
+)
+
 
 def write_report(path: Path) -> Run:
     """Read the run folder ``path`` and write its ``plots/*.png`` and ``report.md``; returns what was read.
@@ -22,13 +32,10 @@ def write_report(path: Path) -> Run:
         *(f"> {note}\n" for note in _warnings(run)),
         _facts(run),
         arm_table(run).markdown(),
-        "Accuracy, entropy (nats, of the mean over the passes), perplexity, NLL and ECE are means over the clients' test splits at the "
-        "last round; the third column is the mean and the standard deviation of the accuracy over the last four rounds.\n",
+        _SETS_LEGEND if run.config.on_sets else _SILOS_LEGEND,
         *(f"![{alt}](plots/{name})\n\n{caption}\n" for name, alt, caption in pictures),
-        "## Extensions\n",
-        *(_extensions(run) or ["No client was given further codewords.\n"]),
-        "## Clients\n",
-        client_table(run).markdown(),
+        *([] if run.config.on_sets else ["## Extensions\n", *(_extensions(run) or ["No client was given further codewords.\n"])]),
+        *([] if run.config.on_sets else ["## Clients\n", client_table(run).markdown()]),
     ]
     (path / "report.md").write_text("\n".join(parts), encoding="utf-8")
     return run
@@ -47,6 +54,8 @@ def _warnings(run: Run) -> list[str]:
 
 def _facts(run: Run) -> str:
     c = run.config
+    if c.on_sets:
+        return _set_facts(run)
     rounds, dropout = " + ".join(map(str, c.iterations())), "off" if c.mode == "legacy" else "on"
     facts = {
         "data": f"{c.data}, {len(run.clients)} clients",
@@ -54,6 +63,19 @@ def _facts(run: Run) -> str:
         "model": f"{c.encoder}{f' of width {c.width}' if c.encoder == 'cnn' else ''}, {c.codewords} codewords in {c.segments} segment(s)",
         "extension": f"entropy above {1 + c.gamma:g} x {c.reference}, {c.passes} passes, dropout {dropout}, {c.threshold} threshold",
         "seed": f"{c.seed}, mode {c.mode}",
+    }
+    return "".join(f"- {key}: {value}\n" for key, value in facts.items()) + "- every key: [config.toml](config.toml)\n"
+
+
+def _set_facts(run: Run) -> str:
+    c = run.config
+    own = "your own sets" if Path(c.data).is_dir() else f"{c.sets} sets each, split {c.split}, {c.labeled} labeled images"
+    inexact = f", noise {c.prior_noise:g}, smoothing {c.prior_smoothing:g}" if c.prior_noise or c.prior_smoothing else ""
+    facts = {
+        "data": f"{c.data}, {len(run.clients)} clients, {own}; priors {c.priors}{inexact}",
+        "training": f"{c.rounds[0]} rounds of {c.local_epochs} local epoch(s), batch {c.batch_size}, learning rate {c.lr:g}, loss {c.loss}",
+        "model": f"{c.encoder} of width {c.width}" if "cnn" in c.encoder else c.encoder,
+        "seed": f"{c.seed}",
     }
     return "".join(f"- {key}: {value}\n" for key, value in facts.items()) + "- every key: [config.toml](config.toml)\n"
 

@@ -22,6 +22,15 @@ _ARM_STYLE: dict[str, dict[str, Any]] = {
     "fedavg": {"color": "#0072B2", "linestyle": (0, (4, 1.2))},
     "fedavg-vq": {"color": "#009E73", "linestyle": (0, (1, 1))},
     "uefl": {"color": "#D55E00", "linestyle": "-"},
+    "fedul": {"color": "#D55E00", "linestyle": "-"},
+    "fedul-m1": {"color": "#0072B2", "linestyle": "-"},
+    "fedul-m2": {"color": "#009E73", "linestyle": "-"},
+    "fedpl": {"color": "#CC79A7", "linestyle": (0, (4, 1.2))},
+    "fedllp": {"color": "#56B4E9", "linestyle": (0, (4, 1.2))},
+    "fedllp-vat": {"color": "#56B4E9", "linestyle": (0, (1, 1))},
+    "supervised": {"color": "#777777", "linestyle": (0, (1, 1))},
+    "fedavg-labeled": {"color": "#000000", "linestyle": (0, (4, 1.2))},
+    "fedavg-labeled-10": {"color": "#E69F00", "linestyle": (0, (4, 1.2))},
 }
 _RC: dict[Any, Any] = {
     "font.size": 9,
@@ -62,6 +71,10 @@ def write_plots(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
+    if run.config.on_sets:  # one model, and test images dealt at random: the clients do not differ
+        caption = "Lines: all test images; bands: 10 % to 90 % quantile of the clients' parts of them."
+        yield "arms.png", "Arms side by side", caption, _draw_arms(run)
+        return
     few = len(run.clients) <= _MOST_PANELS
     band = "Lines: mean over the clients; bands: from the 10 % to the 90 % quantile of the clients."
     marks = "Triangles: codewords added before this round (decided on held-out training images; shown here: the test split)."

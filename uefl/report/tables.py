@@ -45,13 +45,15 @@ class Table:
 
 
 def arm_table(run: Run) -> Table:
-    """One row per arm: means over its clients at the last round, and its accuracy over the last four rounds."""
-    header = ["arm", "accuracy", "last 4 rounds", "entropy", "perplexity", "NLL", "ECE", "left out", "rounds", "seconds"]
+    """One row per arm: means over its clients at the last round, its accuracy over the last four rounds and, where there are validation
+    images, at the round that is best on them. Columns that no arm has are left out."""
+    header = ["arm", "accuracy", "last 4 rounds", "selected", "entropy", "perplexity", "NLL", "ECE", "left out", "rounds", "seconds"]
     rows = [
         [
             name,
             number(arm["accuracy"]),
             plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
+            f"{number(arm['selected']['accuracy'])} @ {arm['selected']['round']}" if "selected" in arm else "-",
             number(arm["entropy"]),
             number(arm["perplexity"], 1),
             number(arm["nll"]),
@@ -62,7 +64,15 @@ def arm_table(run: Run) -> Table:
         ]
         for name, arm in run.arms.items()
     ]
+    optional = {i for i, name in enumerate(header) if name in ("selected", "perplexity")}
+    kept = [i for i in range(len(header)) if i not in optional or any(row[i] != "-" for row in rows)]
+    header, rows = [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows)
+
+
+def tables(run: Run) -> list[Table]:
+    """What a report shows: the arms, and the clients where they differ. On unlabeled sets all share one model and one test set."""
+    return [arm_table(run)] if run.config.on_sets else [arm_table(run), client_table(run)]
 
 
 def client_table(run: Run) -> Table:

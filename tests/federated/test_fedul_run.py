@@ -1,0 +1,123 @@
+"""Runs on unlabeled sets through their folder: interruptions change nothing, and what an arm lacks is said before anything is written."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from uefl import config, run
+from uefl.data.sets import build_sets
+from uefl.errors import UserError
+from uefl.models import saved
+
+from .test_own_sets import write
+from .test_run import Watcher, go_on, outcome
+
+KEYS = [
+    'arms=["fedul-m2", "fedul", "fedllp-vat"]', "clients=2", "train_per_client=120", "test_per_client=30", "sets=4", "labeled=60",
+    "validation=50", "width=2", "rounds=[3]", "batch_size=32", "threads=1", "select=validation",
+]  # fmt: skip
+
+
+def start(out: Path, *keys: str, observer: Watcher | None = None):
+    cfg = config.load("fedul-demo", [*KEYS, *keys])
+    return run.train(cfg, preset="fedul-demo", out=out, device="cpu", data_root=None, observer=observer or Watcher())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out, observer = tmp_path_factory.mktemp("runs") / "whole", Watcher()
+    start(out, observer=observer)
+    return out, observer
+
+
+def test_the_folder_of_a_finished_run(finished):
+    out, observer = finished
+    assert {f"model-{arm}.safetensors" for arm in ("fedul", "fedul-m2", "fedllp-vat")} <= {path.name for path in out.iterdir()}
+    assert observer.rounds == [(arm, r) for arm in ("fedul-m2", "fedul", "fedllp-vat") for r in range(3)]
+    assert observer.notices[0].startswith("2 clients: 240 unlabeled images of 1 x 28 x 28 in 8 sets")
+    assert "note: client 'client-0': 4 sets for 10 classes" in observer.notices[1]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 3 * 3 * 2
+    for arm, values in json.loads((out / "summary.json").read_text())["arms"].items():
+        mine = [r for r in lines if r["arm"] == arm]
+        best = max(mine, key=lambda r: r["validation_accuracy"])["round"]  # the first of equals
+        assert values["selected"]["round"] == best + 1
+        assert values["selected"]["accuracy"] == pytest.approx(sum(r["accuracy"] for r in mine if r["round"] == best) / 2)
+    report = (out / "report.md").read_text()
+    assert "2 clients, 4 sets each" in report
+    assert "codewords" not in report
+
+
+def test_the_saved_model_is_the_selected_one(finished):
+    out, _ = finished
+    model = saved.load(out / "model-fedul-m2.safetensors")
+    validation = build_sets(config.load("fedul-demo", KEYS)).validation
+    hits = (model.predict(validation.images).argmax(1) == validation.labels).double().mean()
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    best = max(r["validation_accuracy"] for r in lines if r["arm"] == "fedul-m2")
+    assert float(hits) == pytest.approx(best, abs=0.05)  # float32 here, bfloat16 there
+
+
+@pytest.mark.parametrize("calls", [0, 3, 6, 13, 22])
+def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", observer=Watcher(stop_after=calls))
+    go_on(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(finished[0])
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from tests.federated.test_fedul_run import Watcher, start
+class Loud(Watcher):
+    def client(self, arm, round, client):
+        print(arm, round, client, flush=True)
+start(Path(sys.argv[1]), observer=Loud())
+"""
+
+
+def test_kill_9_loses_at_most_a_round(finished, tmp_path):
+    root = Path(__file__).parents[2]
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, cwd=root)
+    for line in child.stdout:
+        if line.startswith("fedul-m2 2"):
+            break
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    child.stdout.close()
+    go_on(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(finished[0])
+    for path in tmp_path.joinpath("run").glob("model-*.safetensors"):
+        assert {k: v.tolist() for k, v in load_file(path).items()} == {k: v.tolist() for k, v in load_file(finished[0] / path.name).items()}
+
+
+def test_own_sets_through_the_command(tmp_path):
+    keys = [f"data={write(tmp_path / 'sets')}", 'arms=["fedul", "fedul-m1"]', "width=2", "rounds=[2]", "batch_size=8"]
+    cfg = config.load("own-sets", keys)
+    run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+    arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]
+    assert set(arms["fedul"]["clients"]) == {"berlin", "madrid"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["arms=['fedul-m1']"], "arm 'fedul-m1' needs labeled images of the server; add the folder labeled"),
+        (["arms=['fedavg-labeled']"], "arm 'fedavg-labeled' needs labels of the clients' images"),
+        (["select=validation"], "select = 'validation' needs validation images of the server"),
+        (["priors=estimated"], "estimated priors need labeled images of the server"),
+    ],
+)
+def test_what_an_arm_lacks_is_said_before_anything_is_written(tmp_path, keys, message):
+    cfg = config.load("own-sets", [f"data={write(tmp_path / 'sets', server=('test',))}", *keys])
+    with pytest.raises(UserError, match=message):
+        run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,155 @@
+"""The user's own unlabeled sets: folders and .npz files, tables in CSV and JSON, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from uefl import config
+from uefl.data.sets import build_sets
+from uefl.errors import UserError
+
+ROWS = {"berlin": {"a": (0.75, 0.25), "b": (0.25, 0.75)}, "madrid": {"9": (0.5, 0.5), "10": (0.75, 0.25)}}
+
+
+def write(root, rows=ROWS, table="csv", npz=True, server=("test", "labeled", "validation")):
+    """Two clients, one a folder and one an .npz; bright cats, dark dogs; the shares of the table are true."""
+    rng = np.random.default_rng(0)
+
+    def pictures(cats, dogs):
+        return np.concatenate([rng.integers(150, 256, (cats, 12, 12)), rng.integers(0, 100, (dogs, 12, 12))]).astype(np.uint8)
+
+    for name, (cat, dog) in ROWS["berlin"].items():
+        folder = root / "clients" / "berlin" / name
+        folder.mkdir(parents=True)
+        for i, image in enumerate(pictures(int(16 * cat), int(16 * dog))):
+            Image.fromarray(image).save(folder / f"{i}.png")
+    images = np.concatenate([pictures(int(16 * cat), int(16 * dog)) for cat, dog in ROWS["madrid"].values()])
+    np.savez(root / "clients" / "madrid.npz", images=images, set=np.repeat([9, 10], 16))
+    if table == "csv":
+        lines = [f"{c},{s},{','.join(map(str, row))}" for c, sets in rows.items() for s, row in sets.items()]
+        (root / "priors.csv").write_text("\n".join(["client,set,cat,dog", *lines]))
+    elif table == "json":
+        named = {c: {s: dict(zip(("cat", "dog"), row, strict=True)) for s, row in sets.items()} for c, sets in rows.items()}
+        (root / "priors.json").write_text(json.dumps(named))
+    for part in server:
+        if npz and part == "test":
+            np.savez(root / "test.npz", images=pictures(10, 10), labels=np.repeat([0, 1], 10))
+            continue
+        for name, image in zip(["cat"] * 10 + ["dog"] * 10, pictures(10, 10), strict=True):
+            folder = root / part / name
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{len(list(folder.iterdir()))}.png")
+    return root
+
+
+def build(root, **keys):
+    return build_sets(config.from_table({"arms": ["fedul"], "rotations": [], "rounds": [1], "data": str(root), "encoder": "cnn5x5"} | keys))
+
+
+@pytest.mark.parametrize("table", ["csv", "json"])
+@pytest.mark.parametrize("npz", [True, False])
+def test_own_sets_are_read(tmp_path, table, npz):
+    fed = build(write(tmp_path, table=table, npz=npz))
+    assert [silo.name for silo in fed.silos] == ["berlin", "madrid"]
+    assert fed.classes == ("cat", "dog")
+    assert [silo.sizes.tolist() for silo in fed.silos] == [[16, 16], [16, 16]]
+    assert fed.silos[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
+    assert fed.silos[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]  # by number: 9 before 10
+    assert all(silo.labels is None for silo in fed.silos)
+    assert [len(silo.test) for silo in fed.silos] == [10, 10]
+    bright = fed.silos[1].images[fed.silos[1].sets == 1].float().mean((1, 2, 3)) > 125
+    assert int(bright.sum()) == 12
+    assert (len(fed.labeled), len(fed.validation)) == (20, 20)
+    assert fed.image_shape == (1, 12, 12)
+    assert build(tmp_path, image_size=8).image_shape == (1, 8, 8)
+
+
+def test_a_missing_table_is_estimated(tmp_path):
+    root = write(tmp_path, table="none", npz=False)
+    fed = build(root, priors="estimated", labeled=1)
+    assert fed.classes == ("cat", "dog")
+    np.testing.assert_allclose(fed.silos[0].priors, [[0.75, 0.25], [0.25, 0.75]], atol=0.02)
+    with pytest.raises(UserError, match=r"no priors given; add priors.csv or priors.json, or set priors = 'estimated'"):
+        build(root)
+
+
+def edited(**sets):
+    return {client: dict(rows) for client, rows in ROWS.items()} | sets
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (edited(berlin={"a": (0.75, 0.25)}), r"client 'berlin', set 1 \('b'\): no priors given; add its row to the table"),
+        (edited(berlin=ROWS["berlin"] | {"c": (1, 0)}), "client 'berlin': priors are given for set 'c', which has no image"),
+        (edited(paris={"a": (1, 0)}), "the priors name client 'paris', which is not in"),
+        (edited(madrid={"9": (0.5, 0.4), "10": (1, 0)}), "client 'madrid', set 0: priors do not sum to 1"),
+        (edited(madrid={"9": (1.5, -0.5), "10": (1, 0)}), "client 'madrid', set 0: a prior is negative"),
+        (edited(madrid={"9": ("x", 0.4), "10": (1, 0)}), "priors.csv, line 4: 'x' is not a number"),
+        (edited(madrid={"9": (0.5,), "10": (1, 0)}), "priors.csv, line 4: 3 cells, expected 4"),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path, rows, message):
+    with pytest.raises(UserError, match=message):
+        build(write(tmp_path, rows=rows))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "expected the header client,set,CLASS,CLASS,...; got nothing"),
+        ("a,b,c,d\n", "expected the header client,set,CLASS,CLASS,...; got a,b,c,d"),
+        ("client,set,cat,dog\nberlin,a,1,0\nberlin,a,1,0\n", "line 3: client 'berlin', set 'a' is there twice"),
+    ],
+)
+def test_csv_that_is_no_table(tmp_path, content, message):
+    (write(tmp_path) / "priors.csv").write_text(content)
+    with pytest.raises(UserError, match=message):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"berlin": 1}', '{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}'])
+def test_json_that_is_no_table(tmp_path, content):
+    (write(tmp_path, table="none") / "priors.json").write_text(content)
+    with pytest.raises(UserError, match=r"priors.json: (expected|client 'berlin', set 'b' names dog; expected cat)"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": np.zeros((4, 12, 12), np.uint8)}, "madrid.npz holds images; expected images and set"),
+        ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(4)}, "client 'madrid': expected set as one name or integer per image"),
+        ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(3, int)}, "client 'madrid': 3 entries in set for 4 images"),
+        ({"images": np.zeros((4, 12, 12)), "set": np.zeros(4, int)}, "expected images as uint8"),
+        ({"images": np.zeros((4, 9, 9), np.uint8), "set": np.array([9, 9, 10, 10])}, "set image_size to resize"),
+    ],
+)
+def test_files_of_a_client_that_are_refused(tmp_path, arrays, message):
+    write(tmp_path)
+    np.savez(tmp_path / "clients" / "madrid.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        build(tmp_path)
+
+
+def test_parts_that_are_missing_or_strange(tmp_path):
+    with pytest.raises(UserError, match="has no folder clients; expected clients/NAME/SET"):
+        build(tmp_path)
+    write(tmp_path, server=())
+    with pytest.raises(UserError, match="has no test images"):
+        build(tmp_path)
+    np.savez(tmp_path / "test.npz", images=np.zeros((4, 12, 12), np.uint8), labels=np.array([0, 1, 2, 0]))
+    with pytest.raises(UserError, match=r"labels must lie in \[0, 2\), the classes of the priors in their order"):
+        build(tmp_path)
+    np.savez(tmp_path / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
+    with pytest.raises(UserError, match="has 1 test images for 2 clients"):
+        build(tmp_path)
+    (tmp_path / "test.npz").unlink()
+    (tmp_path / "test" / "bird").mkdir(parents=True)
+    Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "test" / "bird" / "1.png")
+    with pytest.raises(UserError, match="class 'bird' is not one of cat, dog"):
+        build(tmp_path)
