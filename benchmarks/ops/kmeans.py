@@ -104,9 +104,8 @@ def lloyd_faiss(inputs: Inputs) -> Call:
     rows, start = x.numpy(), centres.numpy()
 
     def call() -> torch.Tensor:
-        model = faiss.Kmeans(
-            rows.shape[1], len(start), niter=ITERATIONS, max_points_per_centroid=len(rows), check_input_data_for_NaNs=False
-        )
+        points = {"min_points_per_centroid": 1, "max_points_per_centroid": len(rows)}
+        model = faiss.Kmeans(rows.shape[1], len(start), niter=ITERATIONS, check_input_data_for_NaNs=False, **points)
         model.train(rows, init_centroids=start)
         return torch.from_numpy(model.centroids)
 
