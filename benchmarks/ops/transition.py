@@ -1,0 +1,136 @@
+"""Learning from sets: the transition loss, the set probabilities and the label-proportion loss, each forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from uefl_kernels import backend, log_transition_probs, set_proportion_loss, transition_nll
+
+from ..registry import Call, Case, Gate, Op
+
+Inputs = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Batch(Case):
+    """B logits of K classes, M sets."""
+
+    b: int
+    k: int
+    m: int
+
+    @property
+    def bytes(self) -> int:
+        """float32 logits read and their gradient written once, targets and losses; the matrix."""
+        return 8 * self.b * self.k + 12 * self.b + 4 * self.m * self.k
+
+    @property
+    def flops(self) -> int:
+        """An exponential, and a product and an addition with each of two rows, per logit; as much for the gradient."""
+        return 8 * self.b * self.k
+
+
+def inputs(case: Batch, device: str) -> Inputs:
+    """Logits (a leaf), targets, log_transition, log_marginal, its weights in the mean, offsets of M sets of like size."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(case.b, case.k, generator=generator)
+    targets = torch.randint(case.m, (case.b,), generator=generator)
+    matrix = torch.rand(case.m, case.k, generator=generator).log()
+    offsets = torch.arange(case.m + 1) * case.b // case.m
+    tensors = logits, targets, matrix, matrix.logsumexp(0), matrix.softmax(1), offsets
+    moved = tuple(tensor.to(device) for tensor in tensors)
+    moved[0].requires_grad_()
+    return moved
+
+
+def step(loss: Callable[..., torch.Tensor], compiled: bool = False) -> Callable[[Inputs], Call]:
+    """The mean of a loss and the gradient of the logits: what a training step does."""
+
+    def prepare(given: Inputs) -> Call:
+        function = torch.compile(loss, fullgraph=True) if compiled else loss
+
+        def call() -> torch.Tensor:
+            (gradient,) = torch.autograd.grad(function(*given).mean(), given[0])
+            return gradient
+
+        return call
+
+    return prepare
+
+
+def largest_error(loss: Callable[..., torch.Tensor]) -> Callable[[Inputs], Callable[[torch.Tensor], float]]:
+    """The largest error of a gradient, in units of the largest gradient, against the reference."""
+
+    def against(given: Inputs) -> Callable[[torch.Tensor], float]:
+        with backend("reference"):
+            (truth,) = torch.autograd.grad(loss(*given).mean(), given[0])
+        return lambda found: float((found - truth).abs().max() / truth.abs().max())
+
+    return against
+
+
+def nll(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    return transition_nll(z, y, matrix, log_marginal=marginal)
+
+
+def eager_nll(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    """As stable as ours, and as few steps as we know."""
+    return (z + marginal).logsumexp(1) - (z + matrix[y]).logsumexp(1)
+
+
+def published_nll(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    """Through probabilities, as the method is written down: infinite where they underflow."""
+    g = z.softmax(1) @ matrix.exp().T
+    return torch.nn.functional.nll_loss((g / g.sum(1, keepdim=True)).log(), y, reduction="none")
+
+
+def probs(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    return log_transition_probs(z, matrix, log_marginal=marginal).square()
+
+
+def eager_probs(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    """The product of probabilities: fast, infinite where they underflow."""
+    g = z.softmax(1) @ matrix.exp().T
+    return (g / g.sum(1, keepdim=True)).log().square()
+
+
+def sets(z: torch.Tensor, y: torch.Tensor, m: torch.Tensor, s: torch.Tensor, shares: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return set_proportion_loss(z, offsets, shares)
+
+
+def eager_sets(
+    z: torch.Tensor, y: torch.Tensor, m: torch.Tensor, s: torch.Tensor, shares: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """All sets at once, by a segmented sum."""
+    sizes = offsets.diff()
+    owner = torch.repeat_interleave(sizes, output_size=len(z))
+    totals = torch.zeros_like(shares).index_add(0, owner, z.softmax(1))
+    return -(shares * (totals / sizes[:, None]).log()).sum(1)
+
+
+def row(
+    ours: Callable[..., torch.Tensor], peers: dict[str, Callable[..., torch.Tensor]], *cases: Batch, covers: tuple[str, ...] = ()
+) -> Op[Batch]:
+    providers = {"uefl": step(ours)} | {name: step(peer) for name, peer in peers.items()}
+    return Op(
+        cases=cases,
+        smoke=Batch(40, 7, 3),
+        inputs=inputs,
+        providers=providers | {"compiled": step(next(iter(peers.values())), compiled=True)},
+        gate=Gate("gradient error", limit=1e-5, against=largest_error(ours)),
+        bytes=lambda case: case.bytes,
+        flops=lambda case: case.flops,
+        covers=covers,
+    )
+
+
+TRAINING = Batch(128, 10, 10), Batch(128, 10, 40), Batch(4096, 10, 40), Batch(100_000, 10, 10), Batch(1024, 1000, 100)
+
+OPS = {
+    "transition_nll": row(nll, {"eager": eager_nll, "published": published_nll}, *TRAINING),
+    "log_transition_probs": row(probs, {"eager": eager_probs}, *TRAINING[:3], covers=("log_transition_probs_backward",)),
+    "set_proportion_loss": row(sets, {"eager": eager_sets}, Batch(720, 10, 1), Batch(7200, 10, 10), Batch(36_000, 10, 50)),
+}
