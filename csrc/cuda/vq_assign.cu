@@ -1,15 +1,17 @@
-// Launches of vq_assign_kernels.h, and what torch sees of them.
+// Launches of vq_assign_kernels.h and vq_assign_tensor.h, and what torch sees of them.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "common/check_search.h"
 #include "cuda/stream.h"
 #include "cuda/vq_assign_kernels.h"
+#include "cuda/vq_assign_tensor.h"
 
 namespace uefl::cuda {
 namespace {
@@ -47,6 +49,61 @@ Packed carve(const Shape& shape, const Tensor& x, Tensor& workspace) {
   packed.half_norms = packed.codes + codes;
   packed.mean = packed.half_norms + norms;
   return packed;
+}
+
+// UEFL_CUDA_SEARCH=float32 keeps the search off the tensor cores: to compare, and a way out should they prove wrong on some GPU.
+bool tensor_cores_allowed() {
+  const char* value = std::getenv("UEFL_CUDA_SEARCH");
+  const std::string choice = value ? value : "";
+  STD_TORCH_CHECK(choice.empty() || choice == "auto" || choice == "float32", "UEFL_CUDA_SEARCH=", choice,
+                  " is not known; use auto or float32");
+  return choice != "float32";
+}
+
+constexpr unsigned kListBlocks = 1024;
+
+// The longest codeword that fits the registers of a row's fragments.
+constexpr int64_t kLongestTensor = 256;
+
+// Elements of a codeword for the tensor cores: 16 times a power of two.
+int width_of(int64_t d) {
+  int width = 16;
+  while (width < d) width *= 2;
+  return width;
+}
+
+PackedHalves carve_halves(const Shape& shape, int width, const Tensor& x, Tensor& workspace) {
+  const int64_t codes = shape.books * shape.padded_k;
+  const int64_t bytes = 16 * shape.books + 8 * shape.outputs + codes * (4 + 2 * width) + 16;
+  workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
+  PackedHalves halves{};
+  halves.codes = static_cast<uint16_t*>(workspace.mutable_data_ptr());  // first, and a multiple of 32 bytes: copied 16 at a time
+  halves.rest = reinterpret_cast<double*>(halves.codes + codes * width);
+  halves.counts = reinterpret_cast<long long*>(halves.rest + shape.books);
+  halves.listed = reinterpret_cast<int64_t*>(halves.counts + shape.books);
+  halves.half_norms = reinterpret_cast<float*>(halves.listed + shape.outputs);
+  return halves;
+}
+
+template <class T>
+void launch_tensor(const T* x, const Shape& shape, const Packed& packed, const PackedHalves& halves, int width, bool exact,
+                   int64_t* indices, cudaStream_t stream) {
+  const auto launch = [&](auto kernel, int64_t rows) {
+    const int64_t tiles = (shape.outputs / shape.books + rows - 1) / rows * shape.books;
+    kernel<<<blocks(tiles * kThreads), kThreads, 0, stream>>>(x, shape, packed, halves, exact, indices);
+  };
+  switch (width) {
+    case 16:
+      return launch(search_tensor<T, 1>, Tiling<1>::kBlockRows);
+    case 32:
+      return launch(search_tensor<T, 2>, Tiling<2>::kBlockRows);
+    case 64:
+      return launch(search_tensor<T, 4>, Tiling<4>::kBlockRows);
+    case 128:
+      return launch(search_tensor<T, 8>, Tiling<8>::kBlockRows);
+    default:
+      return launch(search_tensor<T, 16>, Tiling<16>::kBlockRows);
+  }
 }
 
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
@@ -91,10 +148,25 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
 
   int64_t* target = static_cast<int64_t*>(indices.mutable_data_ptr());
   const int64_t count = shape.outputs / shape.books, tiles = (count + kRows - 1) / kRows * shape.books;
+  const bool tensor = tensor_cores_allowed() && shape.d <= kLongestTensor;
+  Tensor tensor_workspace;
+  PackedHalves halves{};
+  const int width = tensor ? width_of(shape.d) : 0;
+  if (tensor) {
+    halves = carve_halves(shape, width, x, tensor_workspace);
+    const cudaError_t error = cudaMemsetAsync(halves.rest, 0, 16 * shape.books, stream);  // and the counts
+    STD_TORCH_CHECK(error == cudaSuccess, "vq_assign: ", cudaGetErrorString(error));
+    pack_halves<<<blocks(shape.books * shape.padded_k * kWarp), kThreads, 0, stream>>>(shape, packed, halves, width);
+    check_launch("vq_assign (pack for tensor cores)");
+  }
   with_type(rows.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
-    search<<<blocks(tiles * kThreads), kThreads, 0, stream>>>(data, shape, packed, exact, target);
+    if (tensor) launch_tensor(data, shape, packed, halves, width, exact, target, stream);
+    const Selection selection = tensor ? Selection{halves.listed, halves.counts} : Selection{};
+    // The list is short as a rule: few blocks, which walk it.
+    const unsigned grid = tensor ? std::min(blocks(tiles * kThreads), kListBlocks) : blocks(tiles * kThreads);
+    if (exact || !tensor) search<<<grid, kThreads, 0, stream>>>(data, shape, packed, exact, target, selection);
     if (exact) rescore<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, packed, target);
   });
   check_launch("vq_assign");

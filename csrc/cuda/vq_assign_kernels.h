@@ -4,6 +4,7 @@
 //   pack     the codebook, once per call: float64 codewords for the definition, b = c - mu and |b|^2 / 2 for the scores
 //   search   tiles of rows against all codewords in float32, best and second best kept in registers, never a score in memory;
 //            a row whose gap is not above twice the error bound gets -1
+//            (vq_assign_tensor.h takes this pass to the tensor cores where it can, and leaves to this one what it is not sure of)
 //   rescore  each -1 by the definition, in float64 without contraction to FMA
 // There is nothing to wait for between them: the flags are in the output. So a call may be captured in a CUDA graph.
 //
@@ -170,21 +171,34 @@ __device__ void load_rows(const T* x, const Shape& shape, const int64_t* begin, 
   }
 }
 
+// All outputs, or those on the list of a first pass: listed [books, outputs / books], of which counts [books] are there.
+struct Selection {
+  const int64_t* listed = nullptr;
+  const long long* counts = nullptr;
+
+  __device__ int64_t count(const Shape& shape, int64_t book) const { return counts ? counts[book] : shape.outputs / shape.books; }
+  __device__ int64_t output(const Shape& shape, int64_t book, int64_t m) const {
+    return listed ? listed[book * (shape.outputs / shape.books) + m] : m * shape.books + book;
+  }
+};
+
 template <class T>
-__global__ void __launch_bounds__(kThreads) search(const T* x, Shape shape, Packed packed, bool exact, int64_t* indices) {
+__global__ void __launch_bounds__(kThreads)
+    search(const T* x, Shape shape, Packed packed, bool exact, int64_t* indices, Selection selection) {
   __shared__ __align__(16) float rows[kElements][kRows + 4];  // + 4: fewer bank conflicts, still aligned
   __shared__ __align__(16) float codes[kElements][kCodes];
   __shared__ int64_t begin[kRows];
   __shared__ double squares[kRows];
   const int thread = threadIdx.x, column = thread % 16 * kThreadCodes;
-  const int64_t count = shape.outputs / shape.books, tiles = (count + kRows - 1) / kRows * shape.books;
+  const int64_t tiles = (shape.outputs / shape.books + kRows - 1) / kRows * shape.books;
 
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int64_t book = tile % shape.books, first_row = tile / shape.books * kRows;
+    const int64_t book = tile % shape.books, first_row = tile / shape.books * kRows, count = selection.count(shape, book);
+    if (first_row >= count) continue;
     const float* mean = packed.mean + book * shape.d;
     if (thread < kRows) {
       const int64_t m = first_row + thread;
-      begin[thread] = m < count ? shape.begin(m * shape.books + book) : -1;
+      begin[thread] = m < count ? shape.begin(selection.output(shape, book, m)) : -1;
     }
     TopTwo top[kThreadRows];
     double square = 0;
@@ -236,7 +250,7 @@ __global__ void __launch_bounds__(kThreads) search(const T* x, Shape shape, Pack
       if (thread % 16 == r && first_row + row < count) {
         const double error = score_error(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], squares[row], shape.euclidean);
         const bool certain = static_cast<double>(top[r].second) - top[r].best > 2 * error;
-        indices[(first_row + row) * shape.books + book] = certain || !exact ? top[r].index : -1;
+        indices[selection.output(shape, book, first_row + row)] = certain || !exact ? top[r].index : -1;
       }
     }
     __syncthreads();

@@ -1,13 +1,45 @@
-// The CUDA kernels of vq_assign, run on the CPU thread by thread, against the definition. The emulation comes before the kernels.
+// The CUDA kernels of vq_assign, tensor cores and all, run on the CPU thread by thread, against the definition. The emulation comes before
+// the kernels.
 #include "check.h"
 #include "cuda/emulation.h"
-#include "cuda/vq_assign_kernels.h"
+#include "cuda/emulation_mma.h"
+#include "cuda/vq_assign_tensor.h"
 
 namespace cuda = uefl::cuda;
 
 struct Answer {
   std::vector<int64_t> scored, indices;  // before and after the second pass
 };
+
+// Rows that the tensor cores scored and left open, over all the tests: both must be some.
+static int64_t tensor_rows = 0, tensor_open = 0;
+
+template <class T, int kSteps>
+static void check_tensor(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected) {
+  constexpr int kWidth = cuda::Tiling<kSteps>::kWidth;
+  const int64_t codes = shape.books * shape.padded_k, count = shape.outputs / shape.books;
+  std::vector<__uint128_t> halves((codes * kWidth + 7) / 8);  // aligned to 16 bytes
+  std::vector<float> half_norms(codes, NAN);
+  std::vector<double> rest(shape.books);
+  std::vector<long long> counts(shape.books);
+  std::vector<int64_t> listed(shape.outputs, -1), indices(shape.outputs, -2);
+  const cuda::PackedHalves arrays{reinterpret_cast<uint16_t*>(halves.data()), half_norms.data(), rest.data(), counts.data(), listed.data()};
+  emulation::launch(static_cast<unsigned>((codes * 32 + 63) / 64), 64, cuda::pack_halves, shape, packed, arrays, kWidth);
+  emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, kSteps>, x, shape, packed, arrays, true, indices.data());
+  std::vector<bool> open(shape.outputs);
+  for (int64_t book = 0; book < shape.books; ++book) {
+    for (int64_t i = 0; i < counts[book]; ++i) open[listed[book * count + i]] = true;
+    tensor_open += counts[book];
+  }
+  tensor_rows += shape.outputs;
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < shape.outputs; ++i) wrong += !open[i] && indices[i] != expected[i];
+  CHECK(wrong == 0, "tensor cores, %d steps: %ld rows are wrong and not on the list", kSteps, static_cast<long>(wrong));
+  emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(),
+                    cuda::Selection{listed.data(), counts.data()});
+  emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
+  CHECK(indices == expected, "tensor cores, %d steps: the passes after the first", kSteps);
+}
 
 // What cuda/vq_assign.cu does, with few blocks, so that the loops over the grid turn.
 template <class T>
@@ -22,9 +54,24 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebo
   emulation::launch(blocks(32 * shape.books * shape.d), 64, cuda::pack_centred, shape, packed);
   emulation::launch(blocks(shape.books * shape.padded_k), 64, cuda::pack_norms, shape, packed);
   Answer answer{std::vector<int64_t>(shape.outputs, -2), {}};
-  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, answer.scored.data());
+  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, answer.scored.data(), cuda::Selection{});
   answer.indices = answer.scored;
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, answer.indices.data());
+
+  // The same with the tensor cores first: they leave a list, and what they do not list must be right already.
+  switch (shape.d <= 16 ? 1 : shape.d <= 32 ? 2 : shape.d <= 64 ? 4 : 16) {
+    case 1:
+      check_tensor<T, 1>(x, shape, packed, answer.indices);
+      break;
+    case 2:
+      check_tensor<T, 2>(x, shape, packed, answer.indices);
+      break;
+    case 4:
+      check_tensor<T, 4>(x, shape, packed, answer.indices);
+      break;
+    default:
+      check_tensor<T, 16>(x, shape, packed, answer.indices);
+  }
   return answer;
 }
 
@@ -131,7 +178,18 @@ static void cosine() {
   }
 }
 
+// Data of no malice: the first pass must settle most of it.
+static void tensor_cores_settle_most_rows() {
+  std::mt19937 random(7);
+  tensor_rows = tensor_open = 0;
+  compare("32 elements", normal<float>(300 * 32, random), 1, 1, normal<float>(70 * 32, random), 32);
+  compare("200 elements, rounded up", normal<float>(40 * 200, random), 1, 1, normal<float>(40 * 200, random), 200);
+  CHECK(0 < tensor_open && tensor_open < tensor_rows / 10, "%ld of %ld open", static_cast<long>(tensor_open),
+        static_cast<long>(tensor_rows));
+}
+
 void run() {
+  tensor_cores_settle_most_rows();
   shapes();
   offsets_and_scales();
   flags();

@@ -11,19 +11,24 @@ from uefl_kernels._library import cuda_architecture_built, has_kernel, triton_av
 from .search_cases import CASES, codebook_with
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
-BACKENDS = {
-    "cuda": lambda: has_kernel("uefl_cuda", "vq_assign", "CUDA") and cuda_architecture_built(torch.device("cuda")),
-    "triton": triton_available,
-}
+
+
+def cuda_built():
+    return has_kernel("uefl_cuda", "vq_assign", "CUDA") and cuda_architecture_built(torch.device("cuda"))
+
+
+BACKENDS = {"cuda": cuda_built, "cuda, float32": cuda_built, "triton": triton_available}
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
-def forced(request):
+def forced(request, monkeypatch):
     if not BACKENDS[request.param]():
         pytest.skip(f"the {request.param} kernels are not built here")
     torch.manual_seed(0)
-    with backend(request.param):
-        yield request.param
+    name, _, search = request.param.partition(", ")
+    monkeypatch.setenv("UEFL_CUDA_SEARCH", search or "auto")
+    with backend(name):
+        yield name
 
 
 def reference(x, codebook, metric="l2"):
@@ -56,11 +61,36 @@ def test_small_codeword_that_is_not_finite_never_wins(value, metric):
     assert torch.equal(found.cpu(), finite[reference(x, codebook[finite], metric)])
 
 
-@pytest.mark.parametrize(("n", "d", "k"), [(9216, 512, 64), (20_000, 64, 256), (5_000, 64, 5_000), (3_000, 700, 33)])
+@pytest.mark.parametrize(
+    ("n", "d", "k"), [(9216, 512, 64), (20_000, 64, 256), (5_000, 64, 5_000), (4_000, 128, 1000), (4_000, 200, 70), (3_000, 700, 33)]
+)
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 def test_full_tiles(n, d, k, offset):
     x, codebook = torch.randn(n, d, device="cuda") + offset, torch.randn(k, d, device="cuda") + offset
     assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
+
+
+def test_small_path_that_is_not_known_is_refused(forced, monkeypatch):
+    monkeypatch.setenv("UEFL_CUDA_SEARCH", "fastest")
+    if forced != "cuda":
+        pytest.skip("read by the CUDA C++ kernels only")
+    with pytest.raises(RuntimeError, match="UEFL_CUDA_SEARCH=fastest is not known"):
+        vq_assign(torch.randn(4, 6, device="cuda"), torch.randn(5, 6, device="cuda"))
+
+
+def test_small_graph_replays_with_new_data():
+    """Neither a wait for the host nor a launch that depends on the data: the list of open rows is new at every replay."""
+    x, codebook = torch.randn(700, 12, device="cuda"), torch.randn(50, 12, device="cuda")
+    vq_assign(x, codebook)  # compiled before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = vq_assign(x, codebook)
+    for scale in (1.0, 1e3):
+        x.copy_(torch.randn_like(x) * scale)
+        codebook.copy_(torch.randn_like(codebook))
+        graph.replay()
+        assert torch.equal(found, reference(x, codebook))
 
 
 WRONG = {

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #define __global__
@@ -106,6 +107,20 @@ inline long long __double_as_longlong(double value) {
   long long bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
+}
+inline float __int_as_float(int bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline unsigned long long atomicAdd(unsigned long long* target, unsigned long long value) {
+  const std::lock_guard lock(emulation::atomic);
+  return std::exchange(*target, *target + value);
 }
 inline void atomicMax(unsigned long long* target, unsigned long long value) {
   const std::lock_guard lock(emulation::atomic);

@@ -1,0 +1,51 @@
+// The instructions of a tensor-core pass, for sm_80 and later: asynchronous copies, fragments from shared memory, the product.
+// tests/cpp/cuda/emulation_mma.h has the same functions for the CPU, written from the layouts of the PTX manual.
+#pragma once
+
+#if defined(__CUDACC__)
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace uefl::cuda {
+namespace {
+
+__device__ inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+
+// 16 bytes from global to shared memory, not waited for.
+__device__ inline void copy_async(void* target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most kPending groups of this thread are under way.
+template <int kPending>
+__device__ inline void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Two float16, the first in the low half.
+__device__ inline uint32_t to_halves(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ inline uint16_t to_half(float value) { return __half_as_ushort(__float2half_rn(value)); }
+__device__ inline float from_half(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+
+// Four 8 x 8 matrices of float16; lane 8 i + r gives the address of row r of matrix i.
+__device__ inline void load_matrices(uint32_t (&parts)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(parts[0]), "=r"(parts[1]), "=r"(parts[2]), "=r"(parts[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// c [16, 8] += a [16, 16] b [16, 8], float16 into float32.
+__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace
+}  // namespace uefl::cuda
+#endif

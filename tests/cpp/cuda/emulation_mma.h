@@ -1,0 +1,65 @@
+// csrc/cuda/mma.h on the CPU: the layouts of the PTX manual, written out lane by lane.
+#pragma once
+
+#include "cuda/emulation.h"
+
+namespace uefl::cuda {
+namespace {
+
+inline void copy_async(void* target, const void* source) { std::memcpy(target, source, 16); }
+inline void commit_copies() {}
+template <int kPending>
+void wait_copies() {}
+
+inline uint16_t to_half(float value) {
+  const _Float16 narrow = static_cast<_Float16>(value);
+  uint16_t bits;
+  std::memcpy(&bits, &narrow, sizeof bits);
+  return bits;
+}
+inline float from_half(uint16_t bits) {
+  _Float16 narrow;
+  std::memcpy(&narrow, &bits, sizeof bits);
+  return static_cast<float>(narrow);
+}
+inline uint32_t to_halves(float low, float high) { return to_half(low) | uint32_t{to_half(high)} << 16; }
+
+// Part i of lane 4 r + c: elements 2 c and 2 c + 1 of row r of matrix i.
+inline void load_matrices(uint32_t (&parts)[4], const void* row) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int i = 0; i < 4; ++i) {
+    parts[i] = emulation::exchange(reinterpret_cast<uint64_t>(row), [&](auto at) {
+      uint32_t pair;
+      std::memcpy(&pair, reinterpret_cast<const char*>(at(8 * i + lane / 4)) + 4 * (lane % 4), sizeof pair);
+      return pair;
+    });
+  }
+}
+
+// a: {row g, columns 2t..}, {row g + 8, 2t..}, {row g, 2t + 8..}, {row g + 8, 2t + 8..}; b: {rows 2t.., column g}, {rows 2t + 8.., g};
+// c: {row g, columns 2t, 2t + 1}, {row g + 8, the same}; g = lane / 4, t = lane % 4.
+inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  float left[16][16], right[16][8];
+  const auto gather = [](uint64_t value, auto&& put) {
+    emulation::exchange(value, [&](auto at) {
+      for (int lane = 0; lane < 32; ++lane) put(lane / 4, lane % 4, static_cast<uint64_t>(at(lane)));
+      return 0;
+    });
+  };
+  const auto half = [](uint64_t bits, int i) { return from_half(static_cast<uint16_t>(bits >> 16 * i)); };
+  for (int part = 0; part < 2; ++part) {
+    gather(a[2 * part] | uint64_t{a[2 * part + 1]} << 32, [&](int g, int t, uint64_t bits) {
+      for (int i = 0; i < 4; ++i) left[g + i / 2 * 8][2 * t + part * 8 + i % 2] = half(bits, i);
+    });
+  }
+  gather(b0 | uint64_t{b1} << 32, [&](int g, int t, uint64_t bits) {
+    for (int i = 0; i < 4; ++i) right[2 * t + i / 2 * 8 + i % 2][g] = half(bits, i);
+  });
+  const int g = static_cast<int>(threadIdx.x % 32) / 4, t = static_cast<int>(threadIdx.x % 4);
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 16; ++j) c[i] += left[g + i / 2 * 8][j] * right[j][2 * t + i % 2];
+  }
+}
+
+}  // namespace
+}  // namespace uefl::cuda
