@@ -14,11 +14,14 @@ import torch
 import uefl_kernels
 from uefl_kernels import backend, vq, vq_assign
 
-from .search_cases import CASES, codebook_with
+from .search_cases import CASES, FLOATS, codebook_with
 
 if torch.cuda.is_available():
     pytest.skip("the kernel runs natively here (test_cuda.py)", allow_module_level=True)
 pytest.importorskip("triton")
+
+import uefl_kernels.ops.vq.reference as vq_reference
+import uefl_kernels.ops.vq.triton as vq_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
 
@@ -130,6 +133,24 @@ def test_vq_and_its_gradients(shape):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("value", [0.0, 1e30, float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("layout", ["rows", "channels first", "per segment"])
+def test_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, value):
+    """quantized, counts and the fixed-point sums; the loss adds in another order."""
+    x = torch.randn(2, 12, 70).transpose(1, 2) if layout == "channels first" else torch.randn(140, 12)
+    x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
+    x[(0,) * x.dim()] = value
+    indices = torch.randint(0, 9, (*x.shape[:-1], 3))
+    indices[..., 0] %= 8  # a codeword that gets no row
+    found, expected = (module.compose(x, codebook, indices, True, 1.0, 0.25) for module in (vq_triton, vq_reference))
+    for name, one, other in zip(("quantized", "indices", "loss", "counts", "sums"), found, expected, strict=True):
+        assert one.dtype == other.dtype, name
+        assert one.shape == other.shape, name
+        tolerance = 1e-6 if name == "loss" else 0
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=0, equal_nan=True, msg=name)
+
+
 COMPILE = """
 import json, re, subprocess, sys, triton
 from pathlib import Path
@@ -137,9 +158,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import uefl_kernels.ops.vq_assign.triton as kernels
 import uefl_kernels.ops.vq_assign.triton_pack as packing
+import uefl_kernels.ops.vq.triton as after
 
 TYPES = {"mu": "*fp32", "codes": "*fp16", "half_norms": "*fp32", "header": "*i64", "indices": "*i64", "listed": "*i64",
-         "exact": "*fp64", "codebook": "*fp32", "k": "i32"}
+         "exact": "*fp64", "codebook": "*fp32", "k": "i32", "quantized": "*fp16", "errors": "*fp64", "counts": "*i64",
+         "largest": "*i64", "scales": "*fp64", "fixed": "*i64"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 report = []
 for name, dtype, d, architectures in (
@@ -152,12 +175,14 @@ for name, dtype, d, architectures in (
     ("_rescore", "*fp32", 64, (80, 90, 100)),
     ("_centre", None, 64, (90,)),
     ("_pack", None, 64, (80, 90, 100)),
+    ("_replace", "*fp16", 64, (80, 90)),
+    ("_add", "*fp32", 64, (80, 90)),
 ):
-    kernel, width = getattr(packing if name in ("_centre", "_pack") else kernels, name), packing._width(d)
+    kernel, width = next(getattr(m, name) for m in (kernels, packing, after) if hasattr(m, name)), packing._width(d)
     for architecture in architectures:
         config = kernels.config((architecture // 10, 0), width) if name == "_search" else kernels.config_listed(width)
         constants = {"EXACT": True, "L2": True, "FLAT": True, "D": d, "WIDTH": width, "ROWS": config.rows, "CODES": config.codes,
-                     "CHUNK": config.chunk, "SCAN": kernels._SCAN, "ELEMENTS": 16, "stride_d": 1}
+                     "CHUNK": config.chunk, "SCAN": kernels._SCAN, "ELEMENTS": 16, "stride_d": 1, "SUMS": True}
         if not name.startswith("_search"):
             constants["CODES"] = kernels._CANDIDATES if name == "_rescore" else 16
         constants = {name: value for name, value in constants.items() if name in kernel.arg_names}

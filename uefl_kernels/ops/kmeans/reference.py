@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from ..._philox import uniforms
-from ..vq.reference import _power_of_two as power_of_two
+from ..vq.reference import power_of_two
 from ..vq_assign.reference import _sqrt as square_root
 from ..vq_assign.reference import search
 

@@ -5,12 +5,14 @@ It is also what runs on a GPU, around the search kernel of that GPU: no step syn
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 
 import torch
 
 from ..._gather import flat_indices, gather
+from ..._library import triton_available
 from ..vq_assign.reference import require_finite, search
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -60,15 +62,25 @@ def code_sums(x: torch.Tensor, codebook: torch.Tensor, flat: torch.Tensor) -> to
         return sums.double().reshape(codebook.shape)
     peaks = rows.abs().amax(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
     largest = peaks.new_zeros(sums.shape[0]).scatter_reduce(0, flat, peaks, "amax")
+    finite, shift = fixed_point(largest, rows.shape[0])
+    rows = torch.where(finite[flat, None], rows, 0.0)
+    sums.index_add_(0, flat, (rows * power_of_two(shift)[flat, None]).round().long())
+    return from_fixed_point(sums, finite, shift).reshape(codebook.shape)
+
+
+def fixed_point(largest: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the largest |x| of each codeword: whether it is finite, and the power of two of the units in 1.0."""
     finite = largest.isfinite()
     exponent = torch.frexp(torch.where(finite, largest, 0.0)).exponent.clamp(min=-900).long()
-    shift = 62 - math.ceil(math.log2(rows.shape[0])) - exponent
-    rows = torch.where(finite[flat, None], rows, 0.0)
-    sums.index_add_(0, flat, (rows * _power_of_two(shift)[flat, None]).round().long())
-    return torch.where(finite[:, None], sums.double() * _power_of_two(-shift)[:, None], torch.nan).reshape(codebook.shape)
+    return finite, 62 - math.ceil(math.log2(rows)) - exponent
 
 
-def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+def from_fixed_point(sums: torch.Tensor, finite: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Sums [.., d] in units back to float64."""
+    return torch.where(finite[:, None], sums.double() * power_of_two(-shift)[:, None], torch.nan)
+
+
+def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
     """2^exponent in float64 by its bits: exact on every device, which pow is not, and no transfer from the host."""
     return (exponent + 1023).bitwise_left_shift(52).view(torch.float64)
 
@@ -89,5 +101,8 @@ def vq_around(
     commitment_weight: float,
     rotation: bool,
 ) -> Result:
-    """The same composition around another search kernel: what the Triton and CUDA backends run today."""
-    return compose(x, codebook, assign(x, codebook, metric, exact), with_sums, codebook_weight, commitment_weight)
+    """The same around another search kernel; in Triton where that runs, which reads x once or twice instead of a dozen times."""
+    indices = assign(x, codebook, metric, exact)
+    after = importlib.import_module(f"{__package__}.triton").compose if triton_available() else compose
+    result: Result = after(x, codebook, indices, with_sums, codebook_weight, commitment_weight)
+    return result
