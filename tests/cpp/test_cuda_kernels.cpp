@@ -59,7 +59,7 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebo
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, answer.indices.data());
 
   // The same with the tensor cores first: they leave a list, and what they do not list must be right already.
-  switch (shape.d <= 16 ? 1 : shape.d <= 32 ? 2 : shape.d <= 64 ? 4 : 16) {
+  switch (shape.d <= 16 ? 1 : shape.d <= 32 ? 2 : shape.d <= 64 ? 4 : shape.d <= 128 ? 8 : 16) {
     case 1:
       check_tensor<T, 1>(x, shape, packed, answer.indices);
       break;
@@ -68,6 +68,9 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebo
       break;
     case 4:
       check_tensor<T, 4>(x, shape, packed, answer.indices);
+      break;
+    case 8:
+      check_tensor<T, 8>(x, shape, packed, answer.indices);
       break;
     default:
       check_tensor<T, 16>(x, shape, packed, answer.indices);
@@ -183,6 +186,8 @@ static void tensor_cores_settle_most_rows() {
   std::mt19937 random(7);
   tensor_rows = tensor_open = 0;
   compare("32 elements", normal<float>(300 * 32, random), 1, 1, normal<float>(70 * 32, random), 32);
+  compare("64 elements", normal<float>(60 * 64, random), 1, 1, normal<float>(70 * 64, random), 64);
+  compare("100 elements, rounded up", normal<float>(60 * 100, random), 1, 1, normal<float>(70 * 100, random), 100);
   compare("200 elements, rounded up", normal<float>(40 * 200, random), 1, 1, normal<float>(40 * 200, random), 200);
   CHECK(0 < tensor_open && tensor_open < tensor_rows / 10, "%ld of %ld open", static_cast<long>(tensor_open),
         static_cast<long>(tensor_rows));

@@ -1,7 +1,7 @@
 // csrc/cuda/mma.h on the CPU: the layouts of the PTX manual, written out lane by lane.
 #pragma once
 
-#include "cuda/emulation.h"
+#include "emulation.h"
 
 namespace uefl::cuda {
 namespace {
