@@ -182,7 +182,7 @@ void Search::certify(Tile& tile, const Rows& x, int64_t s, int64_t start, int64_
   }
   const double bound = exact_ ? error_bound(segment, largest) : 0;
   for (int64_t r = 0; r < count; ++r) {
-    indices[rows[r] * segments + s] = tile.index[r];
+    indices[rows[r] * segments + s] = std::isnan(tile.size[r].square) ? 0 : tile.index[r];  // a NaN may round to a number in bfloat16
     const double gap = static_cast<double>(tile.second[r]) - tile.best[r];
     if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(segment, tile.size[r]))) uncertain.push_back(rows[r]);
   }

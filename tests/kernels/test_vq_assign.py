@@ -174,6 +174,16 @@ def test_fast_precision_is_close():
     assert torch.allclose(distance, torch.cdist(x, codebook).amin(1), rtol=1e-4)
 
 
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7FC00000, 0x7F800001])
+def test_row_with_any_nan_gets_index_0(bits, precision):
+    """0x7fffffff is the NaN of NVIDIA GPUs; rounded to bfloat16 as a number it would be zero."""
+    x, codebook = normal(40, 64), normal(64, 64, seed=1)
+    x[5:9].view(torch.int32)[[0, 1, 3], [3, 40, 63]] = bits
+    x[7].view(torch.int32)[:] = bits
+    assert vq_assign(x, codebook, precision=precision)[5:9].count_nonzero() == 0
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["auto", "reference"])
 def test_codebook_that_is_not_finite(name, value):

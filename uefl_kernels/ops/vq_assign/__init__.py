@@ -30,7 +30,8 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", pr
             device, a codeword with a NaN or an infinity is never chosen while another one is finite.
         metric: ``"l2"`` (squared Euclidean distance) or ``"cosine"`` (the codewords' scale does not matter).
         precision: ``"exact"`` as above, or ``"fast"``: the best score of the first pass, not certified. That pass is
-            float32 or better on the CPU and of float16 products, as accurate as TF32, on a GPU.
+            float32 on the CPU (three bfloat16 products with AMX, which keep some 16 bits) and one float16 product, as accurate
+            as TF32, on a GPU (float32 in CUDA C++ for codewords of more than 256 elements).
 
     Returns:
         indices ``[..., S]``, int64. No gradient.
