@@ -60,7 +60,7 @@ def define_autograd(name: str, backward: Callable[..., Any], setup_context: Call
 
 class _Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, op: str, gradient: torch.Tensor, *made_of: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, op: str, gradient: torch.Tensor, *made_of: torch.Tensor | None) -> torch.Tensor:
         ctx.op = op
         return gradient.view_as(gradient)
 
@@ -71,7 +71,7 @@ class _Once(torch.autograd.Function):
         )
 
 
-def once_differentiable(op: str, gradient: torch.Tensor, *made_of: torch.Tensor) -> torch.Tensor:
+def once_differentiable(op: str, gradient: torch.Tensor, *made_of: torch.Tensor | None) -> torch.Tensor:
     """A gradient, whose derivative by anything that it was made of is an error, not a silent zero."""
     if not torch.is_grad_enabled():  # without create_graph=True
         return gradient

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from ..._checks import check_search
-from ..._library import define, define_autograd, define_composed, resolve
+from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
 from .. import vq_backward as _defined_first  # noqa: F401
 from . import reference
 
@@ -57,18 +57,6 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
     ctx.save_for_backward(x, codebook, indices, counts, sums)
 
 
-class _Once(torch.autograd.Function):
-    """The identity on a gradient; its derivative by anything that the gradient was made of is an error, not a silent zero."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: torch.Tensor, *made_of: torch.Tensor | None) -> torch.Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError("vq: has no second derivative; take the first without create_graph=True, or compose the op from plain PyTorch")
-
-
 def _backward(
     vq_backward: Callable[..., torch.Tensor],
     ctx: Any,
@@ -82,9 +70,8 @@ def _backward(
         grad_x = _grad_x(vq_backward, ctx, grad_quantized, grad_loss) if ctx.needs_input_grad[0] else None
         grad_codebook = _grad_codebook(ctx, grad_loss) if ctx.needs_input_grad[1] else None
     gradients: tuple[torch.Tensor | None, ...] = (grad_x, grad_codebook)
-    if torch.is_grad_enabled():  # create_graph=True
-        made_of = (*ctx.saved_tensors[:2], grad_quantized, grad_loss)
-        gradients = tuple(None if gradient is None else _Once.apply(gradient, *made_of) for gradient in gradients)
+    made_of = (*ctx.saved_tensors[:2], grad_quantized, grad_loss)
+    gradients = tuple(None if gradient is None else once_differentiable("vq", gradient, *made_of) for gradient in gradients)
     return *gradients, None, None, None, None, None, None
 
 
