@@ -204,11 +204,12 @@ def flash_kmeans(inputs: Inputs) -> Call:
 
 
 def eager_vq(inputs: Inputs) -> Call:
+    """Around the fastest search of torch, ``addmm``; with ``cdist``, as most layers have it, it takes two to four times as long."""
     x, codebook = inputs
+    search = addmm(inputs)
 
     def call() -> torch.Tensor:
-        rows = rows_of(x, codebook)
-        indices = torch.cdist(rows, codebook).min(1).indices
+        rows, indices = rows_of(x, codebook), search()
         quantized = codebook[indices]
         torch.nn.functional.mse_loss(quantized, rows)
         torch.bincount(indices, minlength=codebook.shape[0])
