@@ -204,7 +204,7 @@ def flash_kmeans(inputs: Inputs) -> Call:
 
 
 def eager_vq(inputs: Inputs) -> Call:
-    """Around the fastest search of torch, ``addmm``; with ``cdist``, as most layers have it, it takes two to four times as long."""
+    """Around the fastest search of torch that we know, ``addmm``; benchmarks/NOTES.md has ``cdist`` beside it."""
     x, codebook = inputs
     search = addmm(inputs)
 
