@@ -76,6 +76,19 @@ class Transposed(nn.Module):
         return self.mix(self.drop(x.transpose(0, 1)).mean(0))
 
 
+class Coupled(nn.Module):
+    """Rows see each other after the dropout, in ways that a batch of copies does not show."""
+
+    def __init__(self, attention: bool) -> None:
+        super().__init__()
+        self.drop, self.mix = nn.Dropout(0.5), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2) if attention else None
+
+    def forward(self, x):
+        x = self.drop(x)
+        return 4 * self.mix(x - x.mean(0) if self.attention is None else self.attention(x, x, x)[0])
+
+
 def plain(model, x, passes):
     """Whole forward passes with the dropouts on, everything else in evaluation mode."""
     model.eval()
@@ -176,6 +189,26 @@ def test_passes_are_not_folded_where_the_batch_is_not_first(sequence):
     found = MCDropout(model, 1500)(x)
     for got, want in zip(found, plain(model, x, 1500), strict=True):
         torch.testing.assert_close(got, want, atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_passes_are_not_folded_where_rows_see_each_other(attention):
+    model, x = Coupled(attention), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        found = MCDropout(model, 1500)(x)
+    for got, want in zip(found, plain(model, x, 1500), strict=True):
+        torch.testing.assert_close(got, want, atol=0.04, rtol=0)
+
+
+def test_hooks_are_run():
+    """A tail whose layers have hooks is not fused: the weight of spectral_norm is made by one."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.utils.spectral_norm(nn.Linear(4, 3))), torch.randn(5, 4)
+    layer = MCDropout(model, 5)
+    assert not layer.fused
+    before = layer(x, seed=1).mean_probs
+    with torch.no_grad():
+        model[2].weight_orig[0] *= -1
+    assert not torch.equal(layer(x, seed=1).mean_probs, before)
 
 
 @pytest.mark.parametrize("make", [classifier, Functional, Residual])
