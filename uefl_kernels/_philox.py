@@ -1,33 +1,37 @@
-"""Philox4x32-10 on whole arrays of counters: the twin of ``csrc/common/philox.h``, for references."""
+"""Philox4x32-10 on whole arrays or tensors of counters: the twin of ``csrc/common/philox.h``, for references."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-_MASK = np.uint64(0xFFFFFFFF)
+WORD = 0xFFFFFFFF
 _ROUNDS = 10
 
 
-def philox(counters: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
-    """Counters [n, 4] of 32-bit words -> four random words each; the key is the low, then the high word of ``seed``.
+def philox(counter: Sequence[Any], seed: Any) -> list[Any]:
+    """Four words of counter -> four random words; the key is the low, then the high word of ``seed``, of any sign.
+
+    Words are in [0, 2^32), all in NumPy arrays of uint64, or all (and the seed) in torch tensors of int64, whose products wrap
+    as unsigned ones do.
 
     Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3.
     """
-    a, b, c, d = (counters[:, i] for i in range(4))
-    low, high = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+    a, b, c, d = counter
+    low, high = seed & WORD, seed >> 32 & WORD
     for _ in range(_ROUNDS):
-        first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
-        a, b = second >> np.uint64(32) ^ b ^ np.uint64(low), second & _MASK
-        c, d = first >> np.uint64(32) ^ d ^ np.uint64(high), first & _MASK
-        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
-    return np.stack([a, b, c, d], 1)
+        first, second = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b = second >> 32 & WORD ^ b ^ low, second & WORD
+        c, d = first >> 32 & WORD ^ d ^ high, first & WORD
+        low, high = (low + 0x9E3779B9) & WORD, (high + 0xBB67AE85) & WORD
+    return [a, b, c, d]
 
 
 def uniforms(count: int, second: int, third: int, fourth: int, seed: int) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1) of 53 bits, one for each counter (0 .. count - 1, second, third, fourth)."""
-    counters = np.empty((count, 4), np.uint64)
-    counters[:] = (0, second, third, fourth)
-    counters[:, 0] = np.arange(count)
-    words = philox(counters, seed)
-    return ((words[:, 0] >> np.uint64(5)) * np.uint64(1 << 26) + (words[:, 1] >> np.uint64(6))).astype(np.float64) * 2.0**-53
+    words = philox([np.arange(count, dtype=np.uint64), *(np.full(count, word, np.uint64) for word in (second, third, fourth))], seed)
+    numbers: npt.NDArray[np.float64] = ((words[0] >> 5) * (1 << 26) + (words[1] >> 6)).astype(np.float64) * 2.0**-53
+    return numbers

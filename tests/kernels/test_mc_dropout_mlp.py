@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from uefl_kernels import COMPILED, MCStats, backend, mc_dropout_mlp
+from uefl_kernels._philox import philox
 from uefl_kernels.ops.mc_dropout_mlp import reference
 
 from .conftest import normal
@@ -73,7 +75,9 @@ KNOWN_ANSWERS = [  # Random123, kat_vectors
 
 @pytest.mark.parametrize(("counter", "seed", "expected"), KNOWN_ANSWERS)
 def test_philox_known_answers(counter, seed, expected):
-    assert [int(word) for word in reference.philox([torch.tensor(word) for word in counter], torch.tensor(seed))] == expected
+    """On tensors, and on arrays, where k-means draws from it."""
+    assert [int(word) for word in philox([torch.tensor(word) for word in counter], torch.tensor(seed))] == expected
+    assert [int(word[0]) for word in philox([np.array([word], np.uint64) for word in counter], seed)] == expected
 
 
 @pytest.mark.parametrize("consistent", [False, True])

@@ -19,7 +19,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-WORD = 0xFFFFFFFF
+from ..._philox import philox
+
 UNITS = 8
 Stats = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Keep = Callable[[torch.Tensor, int, int, int, int, float, bool], torch.Tensor]
@@ -29,25 +30,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": nn.functional.silu,
     "tanh": torch.tanh,
 }
-
-
-def philox(counter: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:
-    """Four words of Philox4x32-10; all tensors int64, words in [0, 2^32), the seed of any sign.
-
-    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
-    """
-    words = list(counter)
-    low_key, high_key = seed & WORD, (seed >> 32) & WORD
-    for _ in range(10):
-        first, second = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57  # wraps as unsigned products do
-        words = [
-            ((second >> 32) & WORD) ^ words[1] ^ low_key,
-            second & WORD,
-            ((first >> 32) & WORD) ^ words[3] ^ high_key,
-            first & WORD,
-        ]
-        low_key, high_key = (low_key + 0x9E3779B9) & WORD, (high_key + 0xBB67AE85) & WORD
-    return words
 
 
 def threshold(p: float) -> int:
