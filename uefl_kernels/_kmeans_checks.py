@@ -32,8 +32,10 @@ def check_request(op: str, n: int, d: int, k: int, n_init: int | str, max_iter: 
         raise ValueError(f"{op}: metric {metric!r} is not known, expected one of {METRICS}")
 
 
-def check_method(op: str, init: str) -> None:
-    """Raise ValueError for a seeding that does not exist."""
+def check_method(op: str, init: object) -> None:
+    """Raise TypeError or ValueError for a seeding that does not exist."""
+    if not isinstance(init, str):
+        raise TypeError(f"{op}: init must be one of {INITS} or the centres themselves, [k, d], got {type(init).__name__}")
     if init not in INITS:
         raise ValueError(f"{op}: init {init!r} is not known, expected one of {INITS} or the centres themselves, [k, d]")
 

@@ -91,7 +91,11 @@ class KMeans:
                 metric=self.metric,
             )
         except RuntimeError as error:  # the op looks at the values while it works
+            if not str(error).startswith("kmeans: "):
+                raise
             raise ValueError(str(error)) from None
+        if bool(found.inertia.isnan()):  # on a GPU it does not look
+            raise ValueError("KMeans: X holds NaN or infinity; remove or replace those rows")
         self.cluster_centers_ = back(found.centres)
         self.labels_ = back(found.labels)
         self.inertia_ = float(found.inertia)

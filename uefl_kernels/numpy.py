@@ -94,7 +94,7 @@ def kmeans(
 
     Raises:
         TypeError, ValueError: arrays or numbers that do not fit.
-        RuntimeError: x is not finite, or weights are not valid.
+        RuntimeError: x, weights or given centres are not valid.
 
     Source: as :func:`uefl_kernels.kmeans`.
 
@@ -105,8 +105,12 @@ def kmeans(
             centres = np.stack([x[labels == i].mean(0, dtype=float) for i in range(k)]).astype(x.dtype)
     """
     for name, array in (("x", x), ("weights", weights), ("init", init)):
-        if array is not None and not isinstance(array, (np.ndarray, str)):
+        if (array is None and name != "x") or (isinstance(array, str) and name == "init"):
+            continue
+        if not isinstance(array, np.ndarray):
             raise TypeError(f"kmeans: {name} must be a NumPy array, got {type(array).__name__}")
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"kmeans: {name} has dtype {array.dtype}, expected real numbers")
     if x.dtype not in (np.float32, np.float64):
         raise TypeError(f"kmeans: x has dtype {x.dtype}, expected float32 or float64")
     if x.ndim != 2:
@@ -119,9 +123,10 @@ def kmeans(
         check_shape("kmeans", "weights", weights.shape, [n])
     method, centres = (init, None) if isinstance(init, str) else (None, init)
     if centres is None:
-        check_method("kmeans", str(method))
+        check_method("kmeans", method)
     else:
         check_shape("kmeans", "init", centres.shape, [k, d])
-        centres = centres.astype(x.dtype)
+        with np.errstate(over="ignore"):  # infinite then, which is refused
+            centres = centres.astype(x.dtype)
     runs = starts(n_init, method)
     return KMeansResult(*_host.kmeans(x, k, weights, centres, method or "", metric == "cosine", runs, max_iter, float(tol), seed, threads))

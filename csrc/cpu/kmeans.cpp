@@ -18,7 +18,9 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRowsOfWork = 256;  // of one portion, where a row costs little
+constexpr int64_t kRowsOfWork = 256;    // of one portion, where a row costs little
+constexpr double kLargest = 0x1p480;    // of an element: the squares of 2^60 of them add up in float64
+constexpr double kHeaviest = 0x1p1000;  // of a weight
 
 // Sum by halves: value i and value i + half, half a power of two.
 double tree_sum(std::vector<double> values) {
@@ -126,9 +128,9 @@ Data::Data(const KMeansProblem& problem, const KMeansOptions& options, const Par
   const int64_t n = dense_.n, d = dense_.d;
   if (problem.weights) {
     weights_.assign(problem.weights, problem.weights + n);
-    const auto valid = [](double weight) { return std::isfinite(weight) && weight >= 0; };
+    const auto valid = [](double weight) { return 0 <= weight && weight <= kHeaviest; };
     if (!std::all_of(weights_.begin(), weights_.end(), valid) || *std::max_element(weights_.begin(), weights_.end()) == 0) {
-      throw std::runtime_error("kmeans: weights must be finite, not negative and not all zero");
+      throw std::runtime_error("kmeans: weights must be finite (at most 2^1000), not negative and not all zero");
     }
     weight_unit_ = normalise(weights_);
     const double scale = power_of_two(mass_bits(n));
@@ -187,6 +189,9 @@ void Data::find_range() {
   for (int64_t j = 0; j < d; ++j) {
     middle_[j] = low[j] / 2 + high[j] / 2;
     reach_[j] = std::max(high[j] - middle_[j], middle_[j] - low[j]);
+    if (low[j] < -kLargest || high[j] > kLargest) {
+      throw std::runtime_error("kmeans: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
+    }
   }
 }
 
@@ -222,6 +227,7 @@ Centres Data::given(const void* init, int64_t k, bool spherical) const {
   for (int64_t i = 0; i < k; ++i) {
     for (int64_t j = 0; j < d; ++j) {
       values[j] = dense_.wide ? static_cast<const double*>(init)[i * d + j] : static_cast<const float*>(init)[i * d + j];
+      if (!(std::abs(values[j]) <= kLargest)) throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
     }
     if (spherical) to_unit(values.data(), d);
     centres.set(i, values.data());

@@ -37,7 +37,7 @@ struct KMeansProblem {
 // Calls work(lo, hi) for parts of [0, count), at the same time where it can.
 using Parallel = std::function<void(int64_t count, const std::function<void(int64_t lo, int64_t hi)>& work)>;
 
-// Throws std::runtime_error when x is not finite, or weights are not finite, negative or all zero.
+// Throws std::runtime_error when x, weights or given centres are not finite or too large, or weights are negative or all zero.
 void kmeans(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel);
 
 }  // namespace uefl::cpu

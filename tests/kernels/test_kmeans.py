@@ -232,6 +232,20 @@ def test_values_far_from_zero_and_far_apart():
     assert float(outlier.inertia) < 1.2 * float(near.inertia)
 
 
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_the_largest_values(metric):
+    """Squares of float64 overflow beyond; what is allowed has finite sums."""
+    x = blobs(40, 3, 4, dtype=torch.float64)
+    x = x / x.abs().max()
+    weights = torch.rand(40, dtype=torch.float64)
+    near, far = (kmeans(x * 2.0**power, 4, init=x[:4] * 2.0**power, metric=metric) for power in (0, 480))
+    assert torch.equal(near.labels, far.labels)
+    torch.testing.assert_close(far.inertia * 2.0 ** (-960 if metric == "l2" else 0), near.inertia, rtol=1e-12, atol=0)
+    light, heavy = (kmeans(x, 4, weights=weights * 2.0**power) for power in (0, 1000))
+    assert torch.equal(light.centres, heavy.centres)
+    assert torch.equal(light.inertia * 2.0**1000, heavy.inertia)
+
+
 X, W = torch.randn(6, 3), torch.ones(6)
 REFUSED = {
     "x not a tensor": (lambda: kmeans([[1.0]], 1), TypeError, r"^kmeans: x must be a torch.Tensor, got list; uefl_kernels.numpy"),
@@ -248,6 +262,7 @@ REFUSED = {
     "tol": (lambda: kmeans(X, 2, tol=-1e-4), ValueError, r"^kmeans: tol must be finite and not negative, got -0.0001; use 0"),
     "metric": (lambda: kmeans(X, 2, metric="l1"), ValueError, r"^kmeans: metric .l1. is not known, expected one of"),
     "init": (lambda: kmeans(X, 2, init="++"), ValueError, r"^kmeans: init '\+\+' is not known, expected one of .* or the centres"),
+    "init an array": (lambda: kmeans(X, 2, init=X[:2].numpy()), TypeError, r"^kmeans: init must be one of .* or the centres .*got ndarray"),
     "init of another shape": (lambda: kmeans(X, 2, init=X[:3]), ValueError, r"^kmeans: init must have shape \[2, 3\], got \[3, 3\]"),
     "init of integers": (lambda: kmeans(X, 2, init=X[:2].long()), TypeError, r"^kmeans: init has dtype torch.int64, expected float32"),
     "weights of another shape": (lambda: kmeans(X, 2, weights=W[:5]), ValueError, r"^kmeans: weights must have shape \[6\], got \[5\]"),
@@ -258,6 +273,7 @@ REFUSED = {
     "batch with too few k": (lambda: kmeans_batched([X, X], [1]), ValueError, r"^kmeans_batched: k has 1 entries for 2 problems"),
     "batch, one too small": (lambda: kmeans_batched([X, X[:1]], 2), ValueError, r"^kmeans_batched: 2 clusters need at least 2 rows, got 1"),
     "batch with weights": (lambda: kmeans_batched([X], 2, weights=[W[:3]]), ValueError, r"^kmeans_batched: weights\[0\] must have shape"),
+    "batch with weights in lists": (lambda: kmeans_batched([X], 2, weights=[[1.0]]), TypeError, r"weights\[0\] must be a torch.Tensor"),
     "batch with centres": (lambda: kmeans_batched([X], 2, init=[X]), ValueError, r"^kmeans_batched: init\[0\] must have shape \[2, 3\]"),
 }  # fmt: skip
 
@@ -277,12 +293,20 @@ def test_values_that_are_refused(name):
             x[299, 69] = value
             with pytest.raises(RuntimeError, match="kmeans: x holds NaN or infinity; remove or replace those rows"):
                 kmeans(x, 2)
-        for bad in (-1.0, float("nan"), float("inf")):
-            weights = torch.ones(6)
+        with pytest.raises(RuntimeError, match=r"kmeans: x holds values beyond 2\^480 \(3e144\), whose squares overflow; scale x down"):
+            kmeans(-X.double() * 1e150, 2)
+        for bad in (float("nan"), float("inf"), 1e300):
+            for dtype in (torch.float32, torch.float64):
+                init = X[:2].double()
+                init[1, 2] = bad
+                with pytest.raises(RuntimeError, match=r"kmeans: init must be finite, and at most 2\^480 \(3e144\)"):
+                    kmeans(X.to(dtype), 2, init=init)
+        for bad in (-1.0, float("nan"), float("inf"), 1e305):
+            weights = torch.ones(6).double()
             weights[5] = bad
-            with pytest.raises(RuntimeError, match="kmeans: weights must be finite, not negative and not all zero"):
+            with pytest.raises(RuntimeError, match=r"kmeans: weights must be finite \(at most 2\^1000\), not negative and not all zero"):
                 kmeans(X, 2, weights=weights)
-        with pytest.raises(RuntimeError, match="kmeans: weights must be finite, not negative and not all zero"):
+        with pytest.raises(RuntimeError, match=r"kmeans: weights must be .* not all zero"):
             kmeans_batched([X, X], 2, weights=[W, W * 0])
 
 

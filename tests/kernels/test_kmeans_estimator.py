@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from uefl_kernels import COMPILED, KMeans, kmeans, vq_assign
+from uefl_kernels import COMPILED, KMeans, backend, kmeans, vq_assign
 
 from .conftest import normal
 
@@ -123,7 +123,7 @@ REFUSED = {
     "no rows": (lambda: KMeans(2).fit(DATA[:0]), ValueError, r"Found array with 0 sample\(s\)"),
     "no columns": (lambda: KMeans(2).fit(DATA[:, :0]), ValueError, r"Found array with 0 feature\(s\)"),
     "not fitted": (lambda: KMeans(2).predict(DATA), AttributeError, "This KMeans instance is not fitted yet"),
-    "weights": (lambda: KMeans(2).fit(DATA, sample_weight=-np.ones(200)), ValueError, "weights must be finite, not negative"),
+    "weights": (lambda: KMeans(2).fit(DATA, sample_weight=-np.ones(200)), ValueError, "weights must be finite .*, not negative"),
     "shape of weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(3)), ValueError, r"sample_weight must have shape \[200\]"),
     "init by a function": (lambda: KMeans(2, init=max).fit(DATA), TypeError, "init must be a name or the centres, got a function"),
     "complex": (lambda: KMeans(2).fit(DATA * 1j), ValueError, "Complex data not supported"),
@@ -136,6 +136,12 @@ def test_refused(case):
     call, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_backend_that_is_absent_is_not_blamed_on_the_data(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with backend("triton"), pytest.raises(RuntimeError, match="backend 'triton' cannot run kmeans here"):
+        KMeans(2).fit(DATA)
 
 
 compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
@@ -184,6 +190,10 @@ def test_numpy_equals_the_op(dtype):
 NUMPY_REFUSED = {
     "list": (lambda front: front.kmeans([[1.0]], 1), TypeError, "^kmeans: x must be a NumPy array, got list"),
     "dtype": (lambda front: front.kmeans(DATA.astype(np.float16), 1), TypeError, "^kmeans: x has dtype float16, expected float32"),
+    "text": (lambda front: front.kmeans("x", 1), TypeError, "^kmeans: x must be a NumPy array, got str"),
+    "text as weights": (lambda front: front.kmeans(DATA, 1, weights="x"), TypeError, "^kmeans: weights must be a NumPy array, got str"),
+    "complex": (lambda front: front.kmeans(DATA, 4, init=DATA[:4] * 1j), TypeError, "^kmeans: init has dtype complex.*, expected real"),
+    "init not finite": (lambda front: front.kmeans(DATA, 1, init=np.full((1, 5), 1e300)), RuntimeError, "^kmeans: init must be finite"),
     "shape": (lambda front: front.kmeans(DATA[0], 1), ValueError, r"^kmeans: x must have shape \[N, d\], got \[5\]"),
     "k": (lambda front: front.kmeans(DATA[:3], 4), ValueError, "^kmeans: 4 clusters need at least 4 rows, got 3"),
     "threads": (lambda front: front.kmeans(DATA, 4, threads=0), ValueError, "^kmeans: threads must be at least 1, or None for all, got 0"),

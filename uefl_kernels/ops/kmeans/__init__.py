@@ -75,10 +75,12 @@ def kmeans(
     from the middle of the data to its edge; what differs by less counts as the same row there, and only there).
 
     Args:
-        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. It must be finite: checked on the CPU; on a GPU,
-            where a check would stall the device, the inertia becomes NaN.
+        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. It must be finite, and at most 2^480 in float64, so that no
+            sum of squares overflows: checked on the CPU; on a GPU, where a check would stall the device, the inertia becomes NaN (or
+            infinite). Differences below 1e-160, which only float64 has, count as none: their squares do.
         k: how many clusters, 1 <= k <= N.
-        weights: ``[N]``, not negative and not all zero; the same as repeating rows. Checked on the CPU. Default: ones.
+        weights: ``[N]``, not negative, not all zero, at most 2^1000; the same as repeating rows. Checked on the CPU. They are taken to
+            2^-(62 - log2 N) of the largest; what is less than half of that counts as zero. Default: ones.
         init: ``"k-means++"``: greedy, the best of 2 + ln k rows drawn by squared distance, k times. ``"k-means||"``: five rounds
             that draw 2 k rows each, then k-means++ among these; fewer passes over many rows. ``"random"``: different rows. Or the
             centres, ``[k, d]``.
@@ -90,16 +92,20 @@ def kmeans(
         metric: ``"l2"``; or ``"cosine"``: rows and centres are scaled to length 1 (spherical k-means), and inertia is that of the
             scaled rows. A row of zeros stays.
 
+    Centres are means up to their own rounding and, where that is more, 2^-(62 - log2 N) (at least 2^-52) of the reach of a column: half
+    the distance between its extremes. So one value of 1e20 costs the centres of all other rows their digits, as it does wherever
+    data are centred first.
+
     A cluster that loses all its rows takes the row that is farthest from its centre (compared to some 2^-(52 - log2 N) of the
     distance, then the lowest row); one for which no row is left at a distance keeps its centre.
 
     Returns:
         :class:`KMeansResult` ``(centres, labels, inertia, iterations)``. No gradient. On a GPU the host looks every 16 iterations
-        whether the fit has converged; what was launched in between changes nothing.
+        whether the fit has converged; what was launched in between changes nothing. It has not been run on a GPU yet.
 
     Raises:
         TypeError, ValueError: shapes, dtypes, devices or numbers that do not fit.
-        RuntimeError: x is not finite, weights are not valid, or a forced backend is absent.
+        RuntimeError: x, weights or given centres are not valid, or a forced backend is absent.
 
     Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy variant, section 4); Bahmani et al. 2012, "Scalable
     k-means++" (drawn with replacement: Bachem et al. 2017).
@@ -163,6 +169,8 @@ def kmeans_batched(
     for name, tensors in (("weights", weights), ("init", init)):
         if tensors is not None and not isinstance(tensors, str):
             for i, (tensor, x) in enumerate(zip(tensors, xs, strict=True)):
+                if not isinstance(tensor, torch.Tensor):
+                    raise TypeError(f"{op}: {name}[{i}] must be a torch.Tensor, got {type(tensor).__name__}")
                 expected = [x.shape[0]] if name == "weights" else [clusters[i], x.shape[1]]
                 check_shape(op, f"{name}[{i}]", tensor.shape, expected)
     given = init if isinstance(init, str) else torch.cat(list(init))

@@ -29,6 +29,8 @@ Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Assign = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _GRID_BITS = 14
+_LARGEST = 2.0**480  # of an element: the squares of 2^60 of them add up in float64
+_HEAVIEST = 2.0**1000  # of a weight
 _LANES = 8  # partial sums of a squared distance
 _BLOCK_ELEMENTS = 1 << 22  # of the float64 copies that are in memory at a time
 _PARALLEL_ROUNDS = 5  # of k-means||, with 2 k draws each
@@ -80,7 +82,7 @@ def _batch(
     tol: float,
 ) -> Result:
     if x.device.type == "cpu":
-        _require_valid(x, weights, sizes)
+        _require_valid(x, weights, init, sizes)
     x = x.to(centre_dtype(x))
     fits: list[Fit] = []
     row = centre = 0
@@ -308,12 +310,16 @@ def centre_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _require_valid(x: torch.Tensor, weights: torch.Tensor | None, sizes: Sequence[int]) -> None:
+def _require_valid(x: torch.Tensor, weights: torch.Tensor | None, init: torch.Tensor | None, sizes: Sequence[int]) -> None:
     if not bool(torch.isfinite(x).all()):
         raise RuntimeError("kmeans: x holds NaN or infinity; remove or replace those rows")
+    if bool((x.abs() > _LARGEST).any()):
+        raise RuntimeError("kmeans: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down")
     for mass in () if weights is None else weights.split(list(sizes)):
-        if not bool(torch.isfinite(mass).all() and (mass >= 0).all() and (mass > 0).any()):
-            raise RuntimeError("kmeans: weights must be finite, not negative and not all zero")
+        if not bool((mass >= 0).all() and (mass <= _HEAVIEST).all() and (mass > 0).any()):
+            raise RuntimeError("kmeans: weights must be finite (at most 2^1000), not negative and not all zero")
+    if init is not None and not bool((init.double().abs() <= _LARGEST).all()):
+        raise RuntimeError("kmeans: init must be finite, and at most 2^480 (3e144)")
 
 
 def unit_rows(rows: torch.Tensor) -> torch.Tensor:
