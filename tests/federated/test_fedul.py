@@ -318,6 +318,15 @@ def test_the_dropout_of_label_proportions_is_theirs_alone():
     assert len(dropouts) == 5
 
 
+def test_label_proportions_drop_no_logits():
+    algorithm, device = arm(settings("fedllp", encoder="cnn"))
+    head, rates = device.net.head, set()
+    hook = head.fc2.register_forward_hook(lambda *_: rates.add((head.drop.p, head.logit_drop.p)))
+    algorithm.turn()
+    hook.remove()
+    assert rates == {(0.1, 0.0), (0.2, 0.0)}  # measuring, training
+
+
 def test_smoothness_leaves_the_running_statistics_and_has_a_gradient():
     task = objective(SmoothProportions, "fedllp-vat", vat_epsilon=2.0)
     x, _ = batch_of(task)

@@ -19,7 +19,7 @@ from .tiny import split
 
 KEYS = {
     "rotations": [], "rounds": [3], "batch_size": 16, "lr": 5e-3, "local_epochs": 1, "encoder": "cnn5x5", "width": 4, "precision": "fp32",
-    "labeled": 1, "validation": 1,
+    "labeled": 2, "validation": 1,
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """What a client minimises on its sets: the batches of an epoch and the loss of one batch, an objective per class.
 
-All are means over images in nats. ``Transition`` is FedUL, the others are its baselines.
+All are in nats. ``Transition`` is FedUL, the others are its baselines.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Labels(Objective):
     """Cross-entropy with true labels, as labeled clients and the server have them."""
 
     def pick(self) -> torch.Tensor:
-        """Images in no set at all do not exist, so these are all that the client has."""
+        """All images of the client, whichever set they are in."""
         assert self.silo.labels is not None
         return super().pick()
 
@@ -147,7 +147,7 @@ class Proportions(Objective):
     dropout = _PROPORTION_DROPOUT
 
     def epoch(self) -> Iterator[torch.Tensor]:
-        """The sets in a random order."""
+        """The sets in a random order; one of a single image, which batch norm cannot take, is left out."""
         members = [(self.silo.sets == m).nonzero().flatten() for m in range(len(self.silo.priors))]
         yield from (members[m] for m in torch.randperm(len(members)).tolist() if len(members[m]) > 1)
 
@@ -206,11 +206,10 @@ class _FrozenStatistics:
         self._norms = [m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
 
     def __enter__(self) -> None:
+        self._hidden = [(norm.running_mean, norm.running_var) for norm in self._norms]
         for norm in self._norms:
-            norm.track_running_stats = False
-            self._hidden = getattr(self, "_hidden", [])
-            self._hidden.append((norm.running_mean, norm.running_var))
             norm.running_mean = norm.running_var = None
+            norm.track_running_stats = False
 
     def __exit__(self, *_: object) -> None:
         for norm, (mean, var) in zip(self._norms, self._hidden, strict=True):

@@ -70,6 +70,7 @@ class SetClient:
             moments = {name: request.tensors[name].clone() for name in ("exp_avg", "exp_avg_sq")}
             optimizer.state[flat.values] = {"step": torch.tensor(float(request.options["step"]), device=device.device), **moments}
         penalty = 0.0 if objective.coupled_decay else config.penalty
+        sign = torch.empty_like(flat.values.detach()) if penalty else None
         total, images, steps = torch.zeros((), device=device.device), 0, 0
         device.net.train()
         with _Dropout(device.net, objective.dropout):
@@ -79,9 +80,9 @@ class SetClient:
                     optimizer.zero_grad(set_to_none=False)
                     loss = objective.loss(x, batch)
                     loss.backward()
-                    if penalty:
+                    if sign is not None:
                         assert flat.values.grad is not None
-                        flat.values.grad.add_(flat.values.detach().sign(), alpha=penalty)
+                        flat.values.grad.add_(torch.sign(flat.values.detach(), out=sign), alpha=penalty)
                     optimizer.step()
                     total += loss.detach() * len(batch)
                     images, steps = images + len(batch), steps + 1
@@ -110,11 +111,13 @@ class SetClient:
 
 
 class _Dropout:
-    """Every dropout of the network at one rate, for as long as an objective trains; None: as they are."""
+    """Every dropout of the network but that on the logits at one rate, for as long as an objective trains; None: as they are."""
 
     def __init__(self, net: torch.nn.Module, rate: float | None) -> None:
         self._rate = rate
-        self._modules = [m for m in net.modules() if isinstance(m, torch.nn.Dropout)] if rate is not None else []
+        on_logits = getattr(net.head, "logit_drop", None)
+        dropouts = (m for m in net.modules() if isinstance(m, torch.nn.Dropout) and m is not on_logits)
+        self._modules = list(dropouts) if rate is not None else []
 
     def __enter__(self) -> None:
         self._before = [m.p for m in self._modules]
