@@ -20,6 +20,9 @@ else:
     import tomli as tomllib
 
 
+DATA_SETS = ("digits", "mnist", "fashion_mnist", "cifar10")
+
+
 @dataclass(frozen=True)
 class Config:
     """Every key of a run. A TOML file or ``--set key=value`` may name any of them and nothing else."""
@@ -153,6 +156,11 @@ class Config:
     """reject an update further than this from what was sent (L2 over parameters, statistics and codebook), 0: no bound"""
     deadline: float = 0.0
     """seconds after which the clients of a round that have not begun are given up (they count against the quorum), 0: none"""
+
+    @property
+    def path(self) -> Path | None:
+        """Of the user's own data; None for a data set that goes by its name, whatever lies in the working folder."""
+        return None if self.data in DATA_SETS else Path(self.data).expanduser()
 
     @property
     def on_sets(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import UserError
@@ -31,7 +30,8 @@ _SILO_ARMS = ("fedavg", "fedavg-vq", "uefl")
 SET_ARMS = ("fedul", "fedul-m1", "fedul-m2", "fedpl", "fedllp", "fedllp-vat", "fedavg-labeled", "fedavg-labeled-10", "supervised")
 """arms on unlabeled sets"""
 _ARMS = (*_SILO_ARMS, *SET_ARMS)
-_SERVER_ARMS = ("fedul-m1", "fedul-m2", "supervised")
+SERVER_ARMS = ("fedul-m1", "fedul-m2", "supervised")
+"""of these, the ones that learn from labeled images of the server"""
 _SET_ONLY = (
     "split",
     "sets",
@@ -56,6 +56,21 @@ _SET_ONLY = (
     "vat_xi",
     "vat_epsilon",
     "vat_legacy_ramp",
+)
+_SILO_ONLY = (
+    "holdout",
+    "logit_dropout",
+    "codewords",
+    "segments",
+    "commitment",
+    "codebook_init",
+    "usage_aware",
+    "gamma",
+    "reference",
+    "threshold",
+    "passes",
+    "ext_share",
+    "stop_when_certain",
 )
 _PAPER_ONLY = ("codebook_init", "usage_aware", "ext_share", "threshold", "holdout")
 _AT_LEAST_ONE = (
@@ -104,7 +119,11 @@ def check(c: Config) -> None:
         ("lr", 0 < c.lr < math.inf, "positive and finite"),
         ("rotations", all(map(math.isfinite, c.rotations)), "finite angles"),
         ("deadline", c.deadline >= 0, "0 or more"),
-        ("pretrained", not c.pretrained or c.encoder != "cnn", "false with encoder = 'cnn', which has no pretrained weights"),
+        (
+            "pretrained",
+            not c.pretrained or "cnn" not in c.encoder,
+            "false with encoder = 'cnn' and 'cnn5x5', which have no pretrained weights",
+        ),
         *(
             (key, c.mode == "paper" or getattr(c, key) == getattr(type(c), key), "its default: legacy mode does not use it")
             for key in _PAPER_ONLY
@@ -136,8 +155,8 @@ def _of_silos(c: Config) -> Rules:
 
 def _of_sets(c: Config) -> Rules:
     """Rules of the arms on unlabeled sets."""
-    dealt = not Path(c.data).is_dir()  # the user's own sets bring their own sizes
-    needs_labels = [arm for arm in c.arms if arm in _SERVER_ARMS]
+    dealt = c.path is None or not c.path.is_dir()  # the user's own sets bring their own sizes
+    needs_labels = [arm for arm in c.arms if arm in SERVER_ARMS]
     return [
         ("mode", c.mode == "paper", "paper: FedUL's published behaviour is chosen by loss, overlap and legacy_column_norm"),
         ("rounds", len(c.rounds) == 1, "one number: FedUL has one iteration"),
@@ -146,7 +165,7 @@ def _of_sets(c: Config) -> Rules:
         ("sets", c.sets >= 2, "2 or more"),
         ("batch_size", c.batch_size >= 2, "2 or more, for batch norm"),
         ("labeled", c.labeled >= 0, "0 or more"),
-        ("labeled", not (dealt and needs_labels and c.labeled == 0), f"1 or more for {', '.join(needs_labels)}"),
+        ("labeled", not (dealt and needs_labels and c.labeled < 2), f"2 or more for {', '.join(needs_labels)}"),
         ("labeled", not (dealt and c.priors == "estimated" and c.labeled == 0), "1 or more for estimated priors"),
         ("validation", c.validation >= 0, "0 or more"),
         ("validation", not (dealt and c.select == "validation" and c.validation == 0), "1 or more with select = 'validation'"),
@@ -156,6 +175,7 @@ def _of_sets(c: Config) -> Rules:
         ("test_prior", not c.test_prior or min(c.test_prior) > 0, "positive numbers"),
         ("test_prior", not c.test_prior or abs(sum(c.test_prior) - 1) <= 1e-4, "numbers that sum to 1"),
         ("h", 0 <= c.h <= 1, "in [0, 1]"),
+        *((key, getattr(c, key) == getattr(type(c), key), "its default: it is for arms on silos") for key in _SILO_ONLY),
         ("penalty", 0 <= c.penalty < math.inf, "0 or more"),
         ("vat_weight", 0 <= c.vat_weight < math.inf, "0 or more"),
         ("vat_xi", 0 < c.vat_xi < math.inf, "positive and finite"),

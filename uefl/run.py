@@ -33,6 +33,7 @@ from .data.silo import Federation
 from .engines.local import LocalEngine
 from .errors import UserError
 from .models import saved
+from .rules import SERVER_ARMS
 
 
 class Observer(Protocol):
@@ -62,8 +63,8 @@ def train(cfg: Config, *, preset: str, out: Path, device: str, data_root: Path |
         RunError: the run could not finish honestly; the folder holds what there is.
     """
     where = _device(device)
-    if Path(cfg.data).exists():  # the user's own silos, found again from any folder
-        cfg = dataclasses.replace(cfg, data=str(Path(cfg.data).resolve()))
+    if cfg.path is not None and cfg.path.exists():  # the user's own data, found again from any folder
+        cfg = dataclasses.replace(cfg, data=str(cfg.path.resolve()))
     if (out / "config.toml").exists():
         raise UserError(f"{out} is in use; choose another folder with --out, or go on with that run: --resume {out}")
     if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
@@ -247,8 +248,10 @@ def _check_rows(cfg: Config, federation: Federation, room: Device) -> None:
 def _check_sets(cfg: Config, federation: SetFederation) -> None:
     """What an arm needs must be there; a data set that is dealt has it by its configuration."""
     for arm in cfg.arms:
-        if arm in ("fedul-m1", "fedul-m2", "supervised") and federation.labeled is None:
+        if arm in SERVER_ARMS and federation.labeled is None:
             raise UserError(f"arm {arm!r} needs labeled images of the server; add the folder labeled, or leave out the arm")
+        if arm in SERVER_ARMS and len(federation.labeled or ()) < 2:
+            raise UserError(f"arm {arm!r}: the server has 1 labeled image; batch norm needs two or more in a step")
         if arm.startswith("fedavg-labeled") and any(silo.labels is None for silo in federation.silos):
             raise UserError(f"arm {arm!r} needs labels of the clients' images, which are not known; leave out the arm")
     if cfg.select == "validation" and federation.validation is None:
@@ -256,6 +259,9 @@ def _check_sets(cfg: Config, federation: SetFederation) -> None:
     few = min(federation.silos, key=lambda silo: len(silo.sets))
     if len(few.sets) < 2:
         raise UserError(f"client {few.name!r} has {len(few.sets)} image; batch norm needs two or more in a step")
+    small = min(federation.silos, key=lambda silo: int(silo.sizes.max()))
+    if {"fedllp", "fedllp-vat"} & set(cfg.arms) and int(small.sizes.max()) < 2:
+        raise UserError(f"client {small.name!r} has sets of one image only; fedllp takes a set per step, and batch norm needs two or more")
 
 
 def _digest(parts: Iterable[bytes]) -> str:

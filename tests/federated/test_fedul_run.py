@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -121,3 +122,18 @@ def test_what_an_arm_lacks_is_said_before_anything_is_written(tmp_path, keys, me
     with pytest.raises(UserError, match=message):
         run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
     assert not (tmp_path / "run").exists()
+
+
+def test_sets_that_allow_no_step_are_refused(tmp_path):
+    root = write(tmp_path / "sets")
+    for path in list((root / "labeled").glob("*/*"))[1:]:
+        path.unlink()
+    for name in ("cat", "dog"):
+        if not any((root / "labeled" / name).iterdir()):
+            (root / "labeled" / name).rmdir()
+    images = np.zeros((2, 12, 12), np.uint8)
+    np.savez(root / "clients" / "madrid.npz", images=images, set=np.array([9, 10]))
+    for arm, message in (("supervised", "the server has 1 labeled image"), ("fedllp", "client 'madrid' has sets of one image only")):
+        cfg = config.load("own-sets", [f"data={root}", f"arms=['{arm}']"])
+        with pytest.raises(UserError, match=message):
+            run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())

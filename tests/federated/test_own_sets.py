@@ -68,8 +68,41 @@ def test_own_sets_are_read(tmp_path, table, npz):
     assert build(tmp_path, image_size=8).image_shape == (1, 8, 8)
 
 
-def test_a_missing_table_is_estimated(tmp_path):
-    root = write(tmp_path, table="none", npz=False)
+def test_sets_keep_their_names_and_are_ordered_by_number(tmp_path):
+    root = write(tmp_path)
+    for old, new in (("a", "09"), ("b", "010")):
+        (root / "clients" / "berlin" / old).rename(root / "clients" / "berlin" / new)
+    pixels = np.load(root / "clients" / "madrid.npz")["images"]
+    np.savez(root / "clients" / "madrid.npz", images=pixels, set=np.repeat([b"09", b"010"], 16))
+    lines = [
+        "\ufeffclient, set, cat, dog",
+        "berlin,09, 0.75,0.25",
+        "berlin,010,0.25,0.75",
+        "",
+        "madrid,09,0.5,0.5",
+        "madrid,010,0.75,0.25",
+        ",,,",
+    ]
+    (root / "priors.csv").write_text("\r\n".join(lines), encoding="utf-8")  # as a spreadsheet saves it
+    fed = build(root)
+    assert fed.classes == ("cat", "dog")
+    assert fed.silos[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
+    assert fed.silos[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]
+    assert fed.silos[1].sets.tolist() == [0] * 16 + [1] * 16
+
+
+def test_a_data_set_goes_by_its_name_and_a_folder_by_its_path(tmp_path, monkeypatch):
+    write(tmp_path / "digits")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(build("digits", clients=2, train_per_client=100, test_per_client=10).classes) == 10
+    for path in ("./digits", "~/digits"):
+        assert build(path, arms=["fedul-m1"]).classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("npz", [True, False])
+def test_a_missing_table_is_estimated(tmp_path, npz):
+    root = write(tmp_path, table="none", npz=npz)
     fed = build(root, priors="estimated", labeled=1)
     assert fed.classes == ("cat", "dog")
     np.testing.assert_allclose(fed.silos[0].priors, [[0.75, 0.25], [0.25, 0.75]], atol=0.02)
@@ -87,7 +120,10 @@ def edited(**sets):
         (edited(berlin={"a": (0.75, 0.25)}), r"client 'berlin', set 1 \('b'\): no priors given; add its row to the table"),
         (edited(berlin=ROWS["berlin"] | {"c": (1, 0)}), "client 'berlin': priors are given for set 'c', which has no image"),
         (edited(paris={"a": (1, 0)}), "the priors name client 'paris', which is not in"),
-        (edited(madrid={"9": (0.5, 0.4), "10": (1, 0)}), "client 'madrid', set 0: priors do not sum to 1"),
+        (
+            edited(madrid={"9": (0.5, 0.4), "10": (1, 0)}),
+            "client 'madrid', set 0: priors do not sum to 1 within 0.0001; divide them by their sum",
+        ),
         (edited(madrid={"9": (1.5, -0.5), "10": (1, 0)}), "client 'madrid', set 0: a prior is negative"),
         (edited(madrid={"9": ("x", 0.4), "10": (1, 0)}), "priors.csv, line 4: 'x' is not a number"),
         (edited(madrid={"9": (0.5,), "10": (1, 0)}), "priors.csv, line 4: 3 cells, expected 4"),
@@ -104,6 +140,7 @@ def test_tables_that_do_not_fit(tmp_path, rows, message):
         ("", "expected the header client,set,CLASS,CLASS,...; got nothing"),
         ("a,b,c,d\n", "expected the header client,set,CLASS,CLASS,...; got a,b,c,d"),
         ("client,set,cat,dog\nberlin,a,1,0\nberlin,a,1,0\n", "line 3: client 'berlin', set 'a' is there twice"),
+        ("client,set,cat,cat\nberlin,a,1,0\n", "the header names a class twice: cat,cat"),
     ],
 )
 def test_csv_that_is_no_table(tmp_path, content, message):
@@ -133,6 +170,22 @@ def test_files_of_a_client_that_are_refused(tmp_path, arrays, message):
     write(tmp_path)
     np.savez(tmp_path / "clients" / "madrid.npz", **arrays)
     with pytest.raises(UserError, match=message):
+        build(tmp_path)
+
+
+def test_a_table_that_is_no_text(tmp_path):
+    (write(tmp_path) / "priors.csv").write_bytes("client,set,Bär,Fuchs\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"priors.csv is not UTF-8 text .*; save it as CSV UTF-8"):
+        build(tmp_path)
+
+
+def test_a_client_that_is_there_twice(tmp_path):
+    folder = write(tmp_path) / "clients" / "madrid"
+    folder.mkdir()
+    with pytest.raises(UserError, match=r"madrid has no subfolders; expected clients/NAME/SET/\*.png"):
+        build(tmp_path)
+    (tmp_path / "clients" / "berlin" / "a").rename(folder / "a")
+    with pytest.raises(UserError, match="client 'madrid' is there twice"):
         build(tmp_path)
 
 

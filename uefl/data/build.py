@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..config import Config
+from ..config import DATA_SETS, Config
 from ..errors import UserError
 from . import sources
 from .folder import image_folder
@@ -72,8 +72,7 @@ def read_source(config: Config, data_root: Path | None) -> Pool | OwnSilos:
         return sources.npz_file(path)
     if path.is_dir():
         return image_folder(path, config.image_size)
-    names = "digits, mnist, fashion_mnist, cifar10"
-    raise UserError(f"key 'data': {config.data!r} is none of {names}, and no folder or .npz of that name is there")
+    raise UserError(f"key 'data': {config.data!r} is none of {', '.join(DATA_SETS)}, and no folder or .npz of that name is there")
 
 
 def _deal(pool: Pool, config: Config) -> dict[str, tuple[Split, Split]]:

@@ -58,26 +58,26 @@ def _parts(silo: Path) -> dict[str, list[tuple[Path, str]]]:
     return parts
 
 
-def labelled(folder: Path) -> list[tuple[Path, str]]:
+def labelled(folder: Path, layout: str = _LAYOUT) -> list[tuple[Path, str]]:
     """Every file of a folder of folders, with the name of its folder."""
     files = []
-    for by_class in subfolders(folder):
+    for by_class in subfolders(folder, layout):
         for path in visible(by_class):
             if path.is_dir():
-                raise UserError(f"{path} is a folder among the images of a class; {_LAYOUT}")
+                raise UserError(f"{path} is a folder among the images of a class; {layout}")
             files.append((path, by_class.name))
     return files
 
 
-def subfolders(folder: Path) -> list[Path]:
+def subfolders(folder: Path, layout: str = _LAYOUT) -> list[Path]:
     """The folders in a folder, by name; images beside them are misplaced."""
     entries = visible(folder)
     for path in entries:
         if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS:
-            raise UserError(f"{path} is not in a class folder; {_LAYOUT}")
+            raise UserError(f"{path} is not in a class folder; {layout}")
     folders = [path for path in entries if path.is_dir()]
     if not folders:
-        raise UserError(f"{folder} has no subfolders; {_LAYOUT}")
+        raise UserError(f"{folder} has no subfolders; {layout}")
     return folders
 
 

@@ -15,6 +15,7 @@ priors.csv: the columns client, set, then one per class; its header gives the cl
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,17 +74,20 @@ def read(root: Path, image_size: int = 0) -> Material:
     entries = [path for path in visible(root / "clients") if path.is_dir() or path.suffix == ".npz"]
     if not entries:
         raise UserError(f"{root / 'clients'} holds no client; {_LAYOUT}")
-    read_in = {path.stem if path.suffix == ".npz" else path.name: _client(path, image_size) for path in entries}
-    parts = {name: _labelled(root, name, classes, image_size) for name in ("labeled", "validation", "test")}
-    if not classes:
-        known = parts["labeled"] or parts["test"]
-        classes = known[1] if known else ()
+    read_in = {}
+    for path in entries:
+        name = path.stem if path.suffix == ".npz" else path.name
+        if name in read_in:
+            raise UserError(f"client {name!r} is there twice, as {root / 'clients' / name} and as {name}.npz; remove one")
+        read_in[name] = _client(path, image_size)
+    parts: dict[str, tuple[Split, tuple[str, ...]] | None] = {}
+    for name in ("labeled", "validation", "test"):  # without a table the first of them names the classes of the others
+        parts[name] = _labelled(root, name, classes, image_size)
+        found = parts[name]
+        classes = classes or (found[1] if found else ())
     test = parts["test"]
     if test is None:
         raise UserError(f"{root} has no test images; {_LAYOUT}")
-    for name, part in parts.items():
-        if part is not None and part[1] != classes:
-            raise UserError(f"{root / name}: classes are {', '.join(part[1])}; expected {', '.join(classes)}")
     for who in table.keys() - read_in.keys():
         raise InvalidPriors(f"{root}: the priors name client {who!r}, which is not in {root / 'clients'}")
     channels = max(len(images[0]) for images in (*(x for x, _, _ in read_in.values()), *(p[0].images for p in parts.values() if p)))
@@ -105,7 +109,7 @@ def read(root: Path, image_size: int = 0) -> Material:
 def _client(path: Path, image_size: int) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
     """Images, their sets, and the sets' names in order."""
     if path.is_dir():
-        files = labelled(path)
+        files = labelled(path, _LAYOUT)
         images = {file: read_image(file, image_size) for file, _ in files}
         if not images:
             raise UserError(f"{path} holds no image; {_LAYOUT}")
@@ -124,10 +128,10 @@ def _client(path: Path, image_size: int) -> tuple[torch.Tensor, torch.Tensor, li
             raise InvalidPriors(f"client {path.stem!r}: {len(ids)} entries in set for {len(arrays['images'])} images")
         pixels = read_split(path, arrays, "images", "numbers").images
         pixels = resize(pixels, image_size) if image_size else pixels
-    if ids.dtype.kind in "SU" and all(str(name).isdecimal() for name in np.unique(ids)):
-        ids = ids.astype(np.int64)
-    names, sets = np.unique(ids, return_inverse=True)
-    return pixels, torch.from_numpy(sets.astype(np.int64)), [str(name) for name in names.tolist()]
+    found, inverse = np.unique(np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids, return_inverse=True)
+    names = [str(name) for name in found.tolist()]
+    order = sorted(names, key=int if all(name.isdecimal() for name in names) else None)
+    return pixels, torch.tensor([order.index(name) for name in names])[torch.from_numpy(inverse.astype(np.int64))], order
 
 
 def _rows(client: str, sets: list[str], table: Table) -> Matrix | None:
@@ -146,7 +150,7 @@ def _rows(client: str, sets: list[str], table: Table) -> Matrix | None:
 def _labelled(root: Path, part: str, classes: tuple[str, ...], image_size: int) -> tuple[Split, tuple[str, ...]] | None:
     """Images and labels of test, labeled or validation, and the classes that they are numbered by; None where there are none."""
     if (root / part).is_dir():
-        files = labelled(root / part)
+        files = labelled(root / part, _LAYOUT)
         names = classes or tuple(sorted({name for _, name in files}))
         for file, name in files:
             if name not in names:
@@ -173,13 +177,20 @@ def _read_table(root: Path) -> tuple[Table, tuple[str, ...]]:
     """Priors by client and set, and the classes in the order of their columns; both empty where no table is given."""
     if (root / "priors.csv").is_file():
         path = root / "priors.csv"
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.reader(file) if row]
+        try:
+            text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
+        except UnicodeDecodeError as error:
+            raise InvalidPriors(f"{path} is not UTF-8 text ({error}); save it as CSV UTF-8") from None
+        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
         if not rows or rows[0][:2] != ["client", "set"] or len(rows[0]) < 4:
             raise InvalidPriors(f"{path}: expected the header client,set,CLASS,CLASS,...; got {','.join(rows[0]) if rows else 'nothing'}")
         classes = tuple(rows[0][2:])
+        if len(set(classes)) < len(classes):
+            raise InvalidPriors(f"{path}: the header names a class twice: {','.join(classes)}")
         table: Table = {}
         for line, row in enumerate(rows[1:], 2):
+            if not any(row):
+                continue
             if len(row) != len(rows[0]):
                 raise InvalidPriors(f"{path}, line {line}: {len(row)} cells, expected {len(rows[0])}")
             if row[1] in table.setdefault(row[0], {}):
@@ -193,7 +204,7 @@ def _read_table(root: Path) -> tuple[Table, tuple[str, ...]]:
 
 def _read_json(path: Path) -> tuple[Table, tuple[str, ...]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         named = {client: {name: dict(row) for name, row in rows.items()} for client, rows in content.items()}
         classes = tuple(next(iter(next(iter(named.values())).values())))
     except (ValueError, AttributeError, TypeError, StopIteration) as error:

@@ -52,6 +52,16 @@ def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
     return result
 
 
+def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
+    """As :func:`shares`, but nobody is left with none: the largest share gives one away, as long as it keeps one."""
+    whole = shares(count, weights)
+    for i in np.flatnonzero(whole == 0):
+        if whole.max() > 1:
+            whole[whole.argmax()] -= 1
+            whole[i] = 1
+    return whole
+
+
 def realised(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: int, classes: int) -> Matrix:
     """The class shares of ``count`` sets, from the true label and the set of every image; an empty set gives a row of zeros."""
     table = np.zeros((count, classes))
@@ -162,7 +172,7 @@ def check_priors(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], clas
         (~np.isfinite(priors).all(1), "priors are not finite"),
         ((priors < 0).any(1), "a prior is negative"),
         (total == 0, "all priors are zero"),
-        (np.abs(total - 1) > _TOLERANCE, "priors do not sum to 1"),
+        (np.abs(total - 1) > _TOLERANCE, f"priors do not sum to 1 within {_TOLERANCE:g}; divide them by their sum"),
         (sizes <= 0, "the set is empty"),
     ):
         if bad.any():

@@ -5,7 +5,7 @@ One builder for FedUL and all its baselines, so that every arm sees the same ima
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -108,22 +108,25 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
     Raises:
         UserError: no such data, damaged or too few images; InvalidPriors: sets or priors that cannot be trained with.
     """
-    path = Path(config.data).expanduser()
-    made = own_sets.read(path, config.image_size) if path.is_dir() else _deal(config, data_root)
+    path = config.path
+    made = own_sets.read(path, config.image_size) if path is not None and path.is_dir() else _deal(config, data_root)
     classes = len(made.classes)
     if len(made.test) < len(made.clients):
         raise UserError(f"{config.data} has {len(made.test)} test images for {len(made.clients)} clients; each needs one or more")
     tests = np.array_split(_rng(config, "test").permutation(len(made.test)), len(made.clients))
     rng = _rng(config, "priors")
-    notes, silos = [], []
+    corrected, doubts, silos = [], [], []
     for client, tested in zip(made.clients, tests, strict=True):
         table = client.priors
         images = client.images.numpy()
         if config.priors == "estimated":
             if made.labeled is None:
                 raise UserError(f"{config.data}: estimated priors need labeled images of the server")
-            count = int(client.sets.max()) + 1
+            count = int(client.sets.max()) + 1 if table is None else len(table)
             of_set = [images[client.sets.numpy() == m] for m in range(count)]
+            for m, batch in enumerate(of_set):
+                if len(batch) == 0:
+                    raise InvalidPriors(f"client {client.name!r}, set {m}: the set is empty, there is nothing to estimate from")
             table = priors.estimate_priors(made.labeled, of_set, classes, derive(config.seed, "folds") % 2**32)
         if table is None:
             raise UserError(f"{config.data}: no priors given; add priors.csv or priors.json, or set priors = 'estimated'")
@@ -132,17 +135,18 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
         table, normalised = priors.check_priors(client.name, table, sizes, classes)
         table = priors.noisy(table, config.prior_noise, rng) if config.prior_noise else table
         table = priors.smoothed(table, config.prior_smoothing)
-        notes += normalised + priors.doubts(client.name, table, sizes, made.classes)
+        corrected += normalised
+        doubts += priors.doubts(client.name, table, sizes, made.classes)
         test = take(made.test, torch.from_numpy(tested))
         silos.append(SetSilo(client.name, client.images, client.sets, torch.from_numpy(table), client.labels, test))
-    notes += _check_together(silos, made.classes)
-    if notes and config.strict:
-        raise InvalidPriors(f"{notes[0]} (strict = true; {len(notes)} such findings)")
+    doubts += _check_together(silos, made.classes)
+    if doubts and config.strict:
+        raise InvalidPriors(f"{doubts[0]} (strict = true; {len(doubts)} such findings)")
     if config.test_prior and len(config.test_prior) != classes:
         raise InvalidPriors(f"key 'test_prior': expected {classes} numbers, one per class, got {len(config.test_prior)}")
     everything = [silo.images for silo in silos] + ([made.labeled.images] if made.labeled else [])
     mean, std = mean_and_std(everything)
-    return SetFederation(tuple(silos), made.classes, mean, std, made.labeled, made.validation, tuple(notes))
+    return SetFederation(tuple(silos), made.classes, mean, std, made.labeled, made.validation, tuple(corrected + doubts))
 
 
 def client_parts(labels: Indices, clients: int, split: str, rng: np.random.Generator, classes: int) -> list[Indices]:
@@ -150,23 +154,24 @@ def client_parts(labels: Indices, clients: int, split: str, rng: np.random.Gener
 
     ``iid``: random parts of equal size. ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much at client c as the
     others, whose weights are U(0.45, 0.55); the images of a class are dealt in proportion to what the clients weigh it, so that
-    a class in demand runs short for all alike.
+    a class in demand runs short for all alike. A client that would get none of a class then gets one image of whoever has most,
+    as long as that leaves one.
     """
     if split == "iid":
         return list(np.array_split(rng.permutation(len(labels)), clients))
     weights = rng.uniform(0.45, 0.55, (clients, classes))
     for c in range(clients):
         weights[c, [2 * c % classes, (2 * c + 1) % classes]] *= 80
-    return _deal_by_class(np.arange(len(labels)), labels, priors.normalized(weights), rng)
+    return _deal_by_class(labels, priors.normalized(weights), rng, priors.shares_of_all)
 
 
 def client_sets(labels: Indices, theta: priors.Matrix, rng: np.random.Generator) -> tuple[Indices, Indices]:
     """Positions of images and the sets that they are in, ``[n]`` each: every image of the client is in exactly one set.
 
     The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. With as many images of every
-    class these are the priors of the sets, up to the sums of their columns; a rare class is rare in all sets and absent from none.
+    class these are the priors of the sets, up to the sums of their columns; a rare class is rare in all sets.
     """
-    parts = _deal_by_class(np.arange(len(labels)), labels, theta, rng)
+    parts = _deal_by_class(labels, theta, rng, priors.shares)
     return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
@@ -184,12 +189,14 @@ def overlapping_sets(labels: Indices, theta: priors.Matrix, rng: np.random.Gener
     return np.concatenate(positions), np.concatenate(sets)
 
 
-def _deal_by_class(positions: Indices, labels: Indices, weights: priors.Matrix, rng: np.random.Generator) -> list[Indices]:
-    """Deal the images of each class k to len(weights) parts in proportion to ``weights[:, k]``."""
+def _deal_by_class(
+    labels: Indices, weights: priors.Matrix, rng: np.random.Generator, shares: Callable[[int, priors.Matrix], Indices]
+) -> list[Indices]:
+    """Deal the positions of the images of each class k to len(weights) parts in the ``shares`` of ``weights[:, k]``."""
     parts: list[list[Indices]] = [[] for _ in weights]
     for k in range(weights.shape[1]):
-        of_class = rng.permutation(positions[labels == k])
-        for part, piece in zip(parts, np.split(of_class, np.cumsum(priors.shares(len(of_class), weights[:, k]))[:-1]), strict=True):
+        of_class = rng.permutation(np.flatnonzero(labels == k))
+        for part, piece in zip(parts, np.split(of_class, np.cumsum(shares(len(of_class), weights[:, k]))[:-1]), strict=True):
             part.append(piece)
     return [np.concatenate(part) for part in parts]
 

@@ -69,7 +69,7 @@ def _facts(run: Run) -> str:
 
 def _set_facts(run: Run) -> str:
     c = run.config
-    own = "your own sets" if Path(c.data).is_dir() else f"{c.sets} sets each, split {c.split}, {c.labeled} labeled images"
+    own = "your own sets" if c.path is not None and c.path.is_dir() else f"{c.sets} sets each, split {c.split}, {c.labeled} labeled images"
     inexact = f", noise {c.prior_noise:g}, smoothing {c.prior_smoothing:g}" if c.prior_noise or c.prior_smoothing else ""
     facts = {
         "data": f"{c.data}, {len(run.clients)} clients, {own}; priors {c.priors}{inexact}",
