@@ -5,7 +5,8 @@
 #
 # Each stage ends by itself and stays under its own limit, so that a machine lent by the minute can run them in several calls:
 # build (4 minutes at most on 16 cores), tests (4), sanitize (4), bench (6). They leave what they built in the tree, and what they
-# measured in benchmarks/results/<gpu>.csv. Needs no network and makes no environment: python3 (or PYTHON) must have torch and pytest.
+# measured in benchmarks/results/<gpu>.csv. Needs no network and makes no environment: python3 (or PYTHON) must have torch, pytest,
+# hypothesis, pillow and threadpoolctl.
 # Without nvcc only the Triton kernels are checked. Every correctness check runs all paths of the search: CUDA C++ on tensor cores and
 # in float32 (UEFL_CUDA_SEARCH), and Triton.
 set -euo pipefail
