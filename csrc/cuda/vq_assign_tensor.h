@@ -74,7 +74,7 @@ struct PackedTopTwo {
 template <int kSteps>
 struct Tiling {
   static constexpr int kWidth = 16 * kSteps, kGroups = kSteps <= 4 ? 2 : 1;
-  static constexpr int kTile = kSteps <= 8 ? 64 : 32, kBlocks = kTile / 8;
+  static constexpr int kTile = kSteps <= 4 ? 64 : 32, kBlocks = kTile / 8;
   static constexpr int kStride = kWidth + 8;  // 16 bytes more, so that eight rows of a fragment lie in different banks
   static constexpr int kBlockRows = kThreads / kWarp * 16 * kGroups;
 };
@@ -96,7 +96,7 @@ __device__ inline float centred(const T* x, const Shape& shape, int64_t begin, c
 }
 
 template <class T, int kSteps>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     search_tensor(const T* x, Shape shape, Packed packed, PackedHalves halves, bool exact, int64_t* indices) {
   using Tile = Tiling<kSteps>;
   __shared__ __align__(16) uint16_t buffers[2][Tile::kTile * Tile::kStride];
