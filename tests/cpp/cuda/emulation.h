@@ -20,7 +20,7 @@
 #define __device__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 
 struct float4 {
   float x = 0, y = 0, z = 0, w = 0;
