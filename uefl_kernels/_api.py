@@ -3,6 +3,7 @@
 from ._library import COMPILED, backend
 from .estimator import KMeans
 from .ops.kmeans import KMeansResult, kmeans, kmeans_batched
+from .ops.kmeans_step import KMeansStep, KMeansUnits, kmeans_step
 from .ops.log_transition_probs import log_transition_probs, transition_double_softmax
 from .ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
 from .ops.set_proportion_loss import set_proportion_loss
@@ -15,11 +16,14 @@ __all__ = [
     "COMPILED",
     "KMeans",
     "KMeansResult",
+    "KMeansStep",
+    "KMeansUnits",
     "MCStats",
     "VQOutput",
     "backend",
     "kmeans",
     "kmeans_batched",
+    "kmeans_step",
     "log_transition_matrix",
     "log_transition_probs",
     "mc_dropout_mlp",

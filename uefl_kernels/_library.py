@@ -34,7 +34,7 @@ _NAMESPACE = {"auto": "uefl", "cpu": "uefl", "reference": "uefl_reference", "tri
 _libraries = {name: torch.library.Library(name, "DEF") for name in sorted(set(_NAMESPACE.values()))}
 _overloads: dict[tuple[str, str], Any] = {}
 _fakes: dict[str, Callable[..., Any]] = {}
-_composed: dict[tuple[str, str, str], str] = {}  # (namespace, op, dispatch key) -> the search op that decides whether it is there
+_composed: dict[tuple[str, str, str], str] = {}  # (namespace, op, dispatch key) -> the op that decides whether it is there
 _load_error: str | None = None
 _cuda_architectures: tuple[str, ...] = ()
 
@@ -99,15 +99,15 @@ def define_triton(name: str, module: str) -> None:
     _libraries["uefl"].impl(name, choose, "CUDA")
 
 
-def define_composed(name: str, around: Callable[..., Any], search: str = "vq_assign") -> None:
-    """On a GPU and in Triton, run ``around(assign, ...)``: plain PyTorch around that backend's own search kernel."""
+def define_composed(name: str, around: Callable[..., Any], kernel: str = "vq_assign") -> None:
+    """On a GPU and in Triton, run ``around(kernel, ...)``: plain PyTorch around that backend's own kernel."""
 
     def compose(namespace: str) -> Callable[..., Any]:
-        return lambda *args: around(_overloads[namespace, search], *args)
+        return lambda *args: around(_overloads[namespace, kernel], *args)
 
     for namespace, key in (("uefl", "CUDA"), ("uefl_cuda", "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")):
         _libraries[namespace].impl(name, compose(namespace), key)
-        _composed[namespace, name, key] = search
+        _composed[namespace, name, key] = kernel
 
 
 def load() -> bool:
@@ -134,8 +134,9 @@ def load_error() -> str | None:
 
 
 def has_kernel(namespace: str, name: str, key: str) -> bool:
-    """True when the dispatcher holds a kernel (not the reference) for this op and key, or for the search that it is composed around."""
-    name = _composed.get((namespace, name, key), name)
+    """True when the dispatcher holds a kernel (not the reference) for this op and key, or for the one that it is composed around."""
+    while (namespace, name, key) in _composed:
+        name = _composed[namespace, name, key]
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"{namespace}::{name}", key)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from uefl_kernels import COMPILED, backend, kmeans, kmeans_batched, vq_assign
 from uefl_kernels.ops.kmeans import reference
+from uefl_kernels.ops.kmeans_step.reference import kmeans_step_around
 
 from .conftest import DTYPES, normal
 
@@ -338,7 +340,8 @@ def test_around_another_search():
     x, weights = blobs(150, 5, 6), torch.rand(150).double()
     expected = kmeans(x, 6, weights=weights)
     arguments = (x, weights, None, [150], [6], [0], "k-means++", False, 1, 300, 1e-4)
-    found = reference.kmeans_around(torch.ops.uefl.vq_assign.default, *arguments)
+    step = functools.partial(kmeans_step_around, torch.ops.uefl.vq_assign.default)
+    found = reference.kmeans_around(step, *arguments)
     assert all(torch.equal(a.reshape(b.shape), b) for a, b in zip(found, expected, strict=True))
     if os.environ.get("TRITON_INTERPRET") == "1":
         with backend("triton"):

@@ -10,6 +10,7 @@ import torch
 from ..._checks import DTYPES
 from ..._kmeans_checks import check_method, check_request, check_shape, starts
 from ..._library import define, define_composed, resolve
+from .. import kmeans_step as _defined_first  # noqa: F401
 from . import reference
 
 
@@ -53,7 +54,7 @@ define(
     reference=reference.kmeans,
     fake=_fake,
 )
-define_composed("kmeans", reference.kmeans_around)
+define_composed("kmeans", reference.kmeans_around, kernel="kmeans_step")
 
 
 def kmeans(

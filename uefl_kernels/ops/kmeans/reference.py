@@ -1,17 +1,15 @@
 """The definition of ``kmeans``: seeding, Lloyd iterations and inertia, so arranged that every backend agrees to the bit.
 
-Three things could differ between machines, and each one is taken care of:
+What ``kmeans_step`` does is the same everywhere already (``ops/kmeans_step/reference.py``). Seeding looks at the rows on a grid of
+whole numbers, at most 2^14 steps from the middle of the data to its edge: distances are then whole numbers too, and so are the
+potentials that k-means++ compares.
 
-* **Labels** are the argmin of the float64 distance (``vq_assign``).
-* **Sums over rows** are sums of 64-bit integers. Every column has a unit of its own, far below the precision of the data.
-* **Seeding** looks at the rows on a grid of whole numbers, at most 2^14 steps from the middle of the data to its edge. Distances
-  are then whole numbers too, and so are the potentials that k-means++ compares.
-
-It is also what runs on a GPU, around the search kernel of that GPU.
+It is also what runs on a GPU, around the step of that GPU.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,17 +19,14 @@ import numpy.typing as npt
 import torch
 
 from ..._philox import uniforms
-from ..vq.reference import power_of_two
+from ..kmeans_step import reference as steps
 from ..vq_assign.reference import _sqrt as square_root
-from ..vq_assign.reference import search
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-Assign = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Step = Callable[..., steps.Step]
 
 _GRID_BITS = 14
-_LARGEST = 2.0**480  # of an element: the squares of 2^60 of them add up in float64
-_HEAVIEST = 2.0**1000  # of a weight
-_LANES = 8  # partial sums of a squared distance
+_LANES = 8  # candidates that are compared with the rows at once
 _BLOCK_ELEMENTS = 1 << 22  # of the float64 copies that are in memory at a time
 _PARALLEL_ROUNDS = 5  # of k-means||, with 2 k draws each
 _LOOK_EVERY = 16  # iterations between two looks at whether a fit on a GPU has converged
@@ -51,24 +46,16 @@ def kmeans(
     tol: float,
 ) -> Result:
     """Every problem of a batch on its own (see ``ops/kmeans/__init__.py``)."""
-
-    def assign(rows: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-        return search(rows, centres, "l2")
-
-    return _batch(assign, x, weights, init, sizes, clusters, seeds, method, spherical, n_init, max_iter, tol)
+    return _batch(steps.kmeans_step, x, weights, init, sizes, clusters, seeds, method, spherical, n_init, max_iter, tol)
 
 
-def kmeans_around(vq_assign: Callable[..., torch.Tensor], *arguments: object) -> Result:
-    """The same around another search kernel: what the Triton and CUDA backends run today."""
-
-    def assign(rows: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-        return vq_assign(rows, centres, "l2", True)
-
-    return _batch(assign, *arguments)  # type: ignore[arg-type]
+def kmeans_around(kmeans_step: Step, *arguments: object) -> Result:
+    """The same around another step: what the Triton and CUDA backends run today."""
+    return _batch(kmeans_step, *arguments)  # type: ignore[arg-type]
 
 
 def _batch(
-    assign: Assign,
+    step: Step,
     x: torch.Tensor,
     weights: torch.Tensor | None,
     init: torch.Tensor | None,
@@ -83,23 +70,22 @@ def _batch(
 ) -> Result:
     if x.device.type == "cpu":
         _require_valid(x, weights, init, sizes)
-    x = x.to(centre_dtype(x))
     fits: list[Fit] = []
     row = centre = 0
     for size, k, seed in zip(sizes, clusters, seeds, strict=True):
         rows = x[row : row + size]
         mass = None if weights is None else weights[row : row + size]
         given = None if init is None else init[centre : centre + k]
-        data = Data(unit_rows(rows) if spherical else rows, mass)
+        data = Data(unit_rows(rows.to(centre_dtype(x))) if spherical else rows, mass)
         tries = []
         for restart in range(n_init):
-            start = data.rows[data.grid.seeds(method, k, seed, restart)] if given is None else given
-            tries.append(lloyd(assign, data, unit_rows(start) if spherical else start, spherical, max_iter, tol))
+            start = data.rows[data.grid.seeds(method, k, seed, restart)].to(centre_dtype(x)) if given is None else given
+            tries.append(lloyd(step, data, unit_rows(start) if spherical else start, spherical, max_iter, tol))
         fits.append(_best(tries))
         row, centre = row + size, centre + k
     none = x.new_empty(0, dtype=torch.float64)
     return (
-        torch.cat([x.new_empty(0, x.shape[1]), *(fit.centres for fit in fits)]),
+        torch.cat([x.new_empty(0, x.shape[1], dtype=centre_dtype(x)), *(fit.centres for fit in fits)]),
         torch.cat([none.long(), *(fit.labels for fit in fits)]),
         torch.cat([none, *(fit.inertia.reshape(1) for fit in fits)]),
         torch.cat([none.long(), *(fit.iterations.reshape(1) for fit in fits)]),
@@ -107,50 +93,36 @@ def _batch(
 
 
 class Data:
-    """One problem: rows [n, d], float32 or float64, and the units in which they are added up."""
+    """One problem: rows [n, d], their weights at most 1 or None, the units in which they are added up, and the grid for seeding."""
 
     def __init__(self, rows: torch.Tensor, weights: torch.Tensor | None) -> None:
         self.rows = rows
-        n, d = rows.shape
-        low, high = rows.amin(0).double(), rows.amax(0).double()
-        self.middle = low / 2 + high / 2
-        reach = torch.maximum(high - self.middle, self.middle - low)
-        self.scale = power_of_two(_mass_bits(n) - _exponent(reach))  # of sums, [d]
-        bits = min(_GRID_BITS, (60 - _ceil_log2(n * d)) // 2)
-        self.grid_scale = power_of_two(bits - _exponent(reach.max()))
-        values = torch.empty(n, d, dtype=torch.int16, device=rows.device)
-        for block in self.blocks():
-            values[block] = ((rows[block].double() - self.middle) * self.grid_scale).round().to(torch.int16)
-        self.grid = Grid(values, rows.new_ones(n, dtype=torch.float64) if weights is None else weights, bits)
+        self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units(rows, weights)
+        self.weights = None if weights is None else weights / self.weight_unit
 
-    def blocks(self) -> list[slice]:
-        """Rows in portions whose float64 copies fit in little memory."""
+    @functools.cached_property
+    def grid(self) -> Grid:
+        """The rows as whole numbers."""
         n, d = self.rows.shape
-        step = max(1, _BLOCK_ELEMENTS // max(1, d))
-        return [slice(start, min(n, start + step)) for start in range(0, n, step)]
+        bits = min(_GRID_BITS, (60 - steps.ceil_log2(n * d)) // 2)
+        # The reach of a column is below 2^exponent, and its scale is 2^(mass_bits - exponent).
+        self.grid_scale = self.scale.amin() * 2.0 ** (bits - steps.mass_bits(n))
+        values = torch.empty(n, d, dtype=torch.int16, device=self.rows.device)
+        for block in steps.blocks(self.rows):
+            values[block] = ((self.rows[block].double() - self.middle) * self.grid_scale).round().to(torch.int16)
+        return Grid(values, self.rows.new_ones(n, dtype=torch.float64) if self.weights is None else self.weights, bits)
 
     def variance(self) -> torch.Tensor:
         """Mean over the columns of the variance of the rows, unweighted and on the grid: what ``tol`` is relative to."""
         n, d = self.rows.shape
         values = self.grid.values
-        squares = torch.stack([values[block].long().square().sum(0) for block in self.blocks()]).sum(0)
+        squares = torch.stack([values[block].long().square().sum(0) for block in steps.blocks(values)]).sum(0)
         mean = values.sum(0, dtype=torch.int64).double() / n
-        return tree_sum(squares.double() / n - mean * mean) / d / self.grid_scale / self.grid_scale
+        return steps.tree_sum(squares.double() / n - mean * mean) / d / self.grid_scale / self.grid_scale
 
-    def distances(self, centres: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Squared distance of each row to its centre, [n] float64."""
-        return torch.cat([square_norms(self.rows[block].double() - centres[labels[block]].double()) for block in self.blocks()])
-
-    def sums(self, labels: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each cluster the sum [k, d] of its rows less the middle, and its mass [k]; int64, in their units."""
-        sums = torch.zeros(k, self.rows.shape[1], dtype=torch.int64, device=self.rows.device)
-        for block in self.blocks():
-            sums.index_add_(0, labels[block], self.terms(self.rows[block], self.grid.weights[block]))
-        return sums, torch.zeros_like(sums[:, 0]).index_add_(0, labels, self.grid.masses)
-
-    def terms(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """What rows add to the sum of their cluster."""
-        return ((rows.double() - self.middle) * weights[:, None] * self.scale).round().long()
+    def step(self, step: Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
+        """``kmeans_step`` of these rows."""
+        return step(self.rows, centres, self.weights, self.middle, self.scale, self.mass_scale, with_inertia)
 
 
 class Grid:
@@ -163,12 +135,10 @@ class Grid:
     def __init__(self, values: torch.Tensor, weights: torch.Tensor, bits: int) -> None:
         n, d = values.shape
         self.values, self.bits = values, bits
-        self.weight_unit = _least_power_of_two(weights.max())
-        self.weights = weights / self.weight_unit  # at most 1
-        self.mass_scale = 2.0 ** _mass_bits(n)
-        self.masses = (self.weights * self.mass_scale).round().long()
+        self.weights = weights  # at most 1
+        self.masses = (weights * 2.0 ** steps.mass_bits(n)).round().long()
         # A squared distance is at most d (2 * 2^bits)^2; n of them stay within 2^62.
-        self.potential_scale = 2.0 ** (60 - 2 * bits - _ceil_log2(n * d))
+        self.potential_scale = 2.0 ** (60 - 2 * bits - steps.ceil_log2(n * d))
 
     def seeds(self, method: str, k: int, seed: int, restart: int) -> torch.Tensor:
         """Which rows a fit begins with, [k]."""
@@ -220,7 +190,7 @@ class Grid:
                 nearest = torch.minimum(nearest, distance)
                 drawn = torch.cat([drawn, group])
         masses = torch.zeros_like(drawn).index_add_(0, owner, self.masses)
-        few = Grid(self.values[drawn], masses.double(), self.bits)
+        few = Grid(self.values[drawn], masses.double() / steps.least_power_of_two(masses.max().double()), self.bits)
         return drawn[few.plus_plus(k, seed, restart, 2)]
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
@@ -248,61 +218,60 @@ class Fit(NamedTuple):
     iterations: torch.Tensor
 
 
-def lloyd(assign: Assign, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
-    """Lloyd's algorithm; ends when no label changes or the centres move by no more than ``tol`` times the variance of the data.
+def lloyd(step: Step, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
+    """Lloyd's algorithm; ends when the centres move by no more than ``tol`` times the variance of the data.
 
-    An iteration after the end changes nothing, so that the host need not know at once.
+    They do not move at all when no label changes: the sums are integers. An iteration after the end changes nothing, so that the host
+    need not know at once.
     """
-    limit = data.variance() * tol
-    labels = torch.full_like(data.grid.masses, -1)
-    ended = torch.zeros((), dtype=torch.bool, device=labels.device)
-    iterations = torch.zeros((), dtype=torch.int64, device=labels.device)
-    on_cpu = labels.device.type == "cpu"
+    limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
+    ended = torch.zeros_like(limit, dtype=torch.bool)
+    iterations = torch.zeros_like(limit, dtype=torch.int64)
+    on_cpu = centres.device.type == "cpu"
     for i in range(max_iter):
-        found = assign(data.rows, centres)[:, 0]
-        moved, empty = update(data, centres, found, spherical)
-        same = (found == labels).all() & ~empty
-        shift = tree_sum(square_norms(moved.double() - centres.double()))
+        labels, sums, masses, _ = data.step(step, centres, False)
+        moved = update(data, centres, labels, sums, masses, spherical)
+        shift = steps.tree_sum(steps.square_norms(moved.double() - centres.double()))
         centres = torch.where(ended, centres, moved)
-        labels = torch.where(ended, labels, found)
         iterations += (~ended).long()
-        ended = ended | same | (shift <= limit)
+        ended = ended | ~(shift > limit)
         if (on_cpu or i % _LOOK_EVERY == _LOOK_EVERY - 1) and bool(ended):
             break
-    labels = assign(data.rows, centres)[:, 0]
-    inertia = tree_sum(data.grid.weights * data.distances(centres, labels)) * data.grid.weight_unit
-    return Fit(centres, labels, inertia, iterations)
+    labels, _, _, inertia = data.step(step, centres, True)
+    return Fit(centres, labels, inertia * data.weight_unit, iterations)
 
 
-def update(data: Data, centres: torch.Tensor, labels: torch.Tensor, spherical: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The means of the clusters, [k, d] in the dtype of the rows, and whether one was empty.
+def update(
+    data: Data, centres: torch.Tensor, labels: torch.Tensor, sums: torch.Tensor, masses: torch.Tensor, spherical: bool
+) -> torch.Tensor:
+    """The means of the clusters, [k, d] in the dtype of the centres, of what ``kmeans_step`` found.
 
     An empty cluster takes the row that is farthest from its centre (the next one the next farthest), which leaves its own cluster.
     A cluster that still has no mass keeps its centre.
     """
-    k = len(centres)
-    sums, masses = data.sums(labels, k)
+    n, k = len(labels), len(centres)
     empty = masses == 0
     # A distance in float64 orders like its bits; the last of them give way to the number of the row, lowest first.
-    distances = data.distances(centres, labels)
-    n = len(labels)
-    spread = (1 << _ceil_log2(n)) - 1
+    distances = steps.distances(data.rows, centres, labels)
+    row_masses = steps.row_masses(data.rows, data.weights, data.mass_scale)
+    spread = (1 << steps.ceil_log2(n)) - 1
     keys = (distances.view(torch.int64) & ~spread) | (spread - torch.arange(n, device=labels.device))
-    keys = torch.where((distances > 0) & (data.grid.masses > 0), keys, -1)
+    keys = torch.where((distances > 0) & (row_masses > 0), keys, -1)
     top = keys.topk(min(n, k))
     rank = empty.long().cumsum(0) - 1  # of an empty cluster among the empty ones
     taken = rank.clamp(0, len(top.indices) - 1)
     row = top.indices[taken]
     takes = empty & (rank < len(top.indices)) & (top.values[taken] >= 0)
-    terms = data.terms(data.rows[row], data.grid.weights[row]) * takes[:, None]
-    mass = data.grid.masses[row] * takes
+    weights = None if data.weights is None else data.weights[row]
+    terms = steps.terms(data.rows[row], weights, data.middle, data.scale) * takes[:, None]
+    mass = row_masses[row] * takes
     sums = (sums + terms).index_add_(0, labels[row], -terms)
     masses = (masses + mass).index_add_(0, labels[row], -mass)
-    means = data.middle + (sums.double() / data.scale) / (masses.double() / data.grid.mass_scale)[:, None]
+    means = data.middle + (sums.double() / data.scale) / (masses.double() / data.mass_scale)[:, None]
     if spherical:
         means = unit_rows(means)
         masses = masses * (means != 0).any(1)
-    return torch.where((masses > 0)[:, None], means.to(centres.dtype), centres), empty.any()
+    return torch.where((masses > 0)[:, None], means.to(centres.dtype), centres)
 
 
 def centre_dtype(x: torch.Tensor) -> torch.dtype:
@@ -311,42 +280,18 @@ def centre_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def _require_valid(x: torch.Tensor, weights: torch.Tensor | None, init: torch.Tensor | None, sizes: Sequence[int]) -> None:
-    if not bool(torch.isfinite(x).all()):
-        raise RuntimeError("kmeans: x holds NaN or infinity; remove or replace those rows")
-    if bool((x.abs() > _LARGEST).any()):
-        raise RuntimeError("kmeans: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down")
-    for mass in () if weights is None else weights.split(list(sizes)):
-        if not bool((mass >= 0).all() and (mass <= _HEAVIEST).all() and (mass > 0).any()):
-            raise RuntimeError("kmeans: weights must be finite (at most 2^1000), not negative and not all zero")
-    if init is not None and not bool((init.double().abs() <= _LARGEST).all()):
-        raise RuntimeError("kmeans: init must be finite, and at most 2^480 (3e144)")
+    masses = [None] * len(sizes) if weights is None else weights.split(list(sizes))
+    for rows, mass in zip(x.split(list(sizes)), masses, strict=True):
+        steps.require_valid("kmeans", rows, mass)
+    if init is not None:
+        steps.require_valid_centres("kmeans", "init", init)
 
 
 def unit_rows(rows: torch.Tensor) -> torch.Tensor:
     """Rows [n, d] at length 1, rounded to their dtype; a row of zeros stays."""
     wide = rows.double()
-    norms = square_root(square_norms(wide))
+    norms = square_root(steps.square_norms(wide))
     return torch.where(norms[:, None] > 0, wide / norms[:, None], 0.0).to(rows.dtype)
-
-
-def square_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Sum of squares of each row [n, d] of float64: eight partial sums over every eighth element, in order."""
-    total = rows.new_zeros(len(rows), _LANES)
-    for start in range(0, rows.shape[1], _LANES):
-        part = rows[:, start : start + _LANES]
-        total[:, : part.shape[1]] += part * part
-    total = total[:, :4] + total[:, 4:]
-    total = total[:, :2] + total[:, 2:]
-    return total[:, 0] + total[:, 1]
-
-
-def tree_sum(values: torch.Tensor) -> torch.Tensor:
-    """Sum of values [n] by halves: value i and value i + half, half a power of two."""
-    size = 1 << _ceil_log2(max(1, len(values)))
-    values = torch.cat([values, values.new_zeros(size - len(values))])
-    while len(values) > 1:
-        values = values[: len(values) // 2] + values[len(values) // 2 :]
-    return values.sum()
 
 
 def sample(masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
@@ -365,23 +310,3 @@ def _best(fits: list[Fit]) -> Fit:
         better = fit.inertia < best.inertia
         best = Fit(*(torch.where(better, new, old) for new, old in zip(fit, best, strict=True)))
     return best
-
-
-def _exponent(values: torch.Tensor) -> torch.Tensor:
-    """The least e >= -900 with values < 2^e."""
-    return torch.frexp(values).exponent.clamp(min=-900).long()
-
-
-def _least_power_of_two(value: torch.Tensor) -> torch.Tensor:
-    """The least power of two that is not below a value, 2^-900 at least."""
-    mantissa, exponent = torch.frexp(value)
-    return power_of_two((exponent - (mantissa == 0.5).int()).clamp(min=-900).long())
-
-
-def _mass_bits(n: int) -> int:
-    """n whole numbers of at most 2^this add up to at most 2^62."""
-    return 62 - _ceil_log2(n)
-
-
-def _ceil_log2(n: int) -> int:
-    return (n - 1).bit_length()

@@ -1,0 +1,224 @@
+"""``kmeans_step``: against the textbook, the same bits from every kernel and thread count, what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uefl_kernels import COMPILED, KMeansUnits, backend, kmeans, kmeans_step
+
+from .conftest import DTYPES, normal
+
+compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+
+
+def flat(step):
+    return [*step[:-1], *step.units]
+
+
+def assert_same(found, expected):
+    for name, a, b in zip((*expected._fields[:-1], *KMeansUnits._fields), flat(found), flat(expected), strict=True):
+        assert a.dtype == b.dtype, name
+        assert torch.equal(a, b), name
+
+
+def assert_as_reference(x, centres, **options):
+    with backend("reference"):
+        expected = kmeans_step(x, centres, **options)
+    assert_same(kmeans_step(x, centres, **options), expected)
+    return expected
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_is_a_lloyd_step(weighted):
+    x, centres = normal(500, 7, offset=3.0, dtype=torch.float64), normal(9, 7, seed=1, offset=3.0, dtype=torch.float64)
+    weights = torch.rand(500).double() * 5 if weighted else None
+    found = kmeans_step(x, centres, weights=weights)
+    mass = torch.ones(500).double() if weights is None else weights
+    labels = torch.cdist(x, centres).argmin(1)
+    masses = torch.zeros(9).double().index_add_(0, labels, mass)
+    sums = torch.zeros(9, 7).double().index_add_(0, labels, mass[:, None] * x)
+    assert torch.equal(found.labels, labels)
+    torch.testing.assert_close(found.masses, masses, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.sums, sums, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.inertia, (mass * (x - centres[labels]).square().sum(1)).sum(), rtol=1e-13, atol=0)
+    torch.testing.assert_close(found.centres, torch.where(masses[:, None] > 0, sums / masses[:, None], centres))
+    if weights is None:
+        assert torch.equal(found.masses, labels.bincount(minlength=9).double())
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equals_the_reference(dtype):
+    for n, d, k in ((0, 3, 2), (1, 1, 1), (37, 3, 50), (300, 17, 12), (700, 70, 33)):
+        x, centres = normal(n, d, seed=n, dtype=dtype), normal(k, d, seed=k, dtype=dtype)
+        for weights in (None, torch.rand(n, generator=torch.Generator().manual_seed(n)) + 2.0**-40):
+            first = assert_as_reference(x, centres, weights=weights)
+            assert_same(kmeans_step(x, centres, weights=weights, units=first.units), first)
+        for view in (x.T.contiguous().T, torch.stack([x, x], 1)[:, 0], torch.stack([x, x], 2)[:, :, 1]):
+            assert_same(kmeans_step(view, centres), kmeans_step(x, centres))
+
+
+@compiled
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 90), st.integers(1, 20), st.integers(1, 40), st.sampled_from([1e-300, 1e-30, 1.0, 1e30]),
+    st.integers(-3, 3), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+def test_odd_values(n, d, k, scale, steps, weighted, seed):
+    """Coarse values, so that distances tie; extremes of float64; weights that vanish."""
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(n, d, generator=generator).double() * 2.0**steps).round() * scale
+    weights = 10.0 ** torch.randint(-30, 30, (n,), generator=generator) if weighted else None
+    assert_as_reference(x, x[torch.randint(n, (k,), generator=generator)], weights=weights)
+
+
+def test_steps_are_kmeans():
+    """As long as no cluster is empty, and to the bit."""
+    x = normal(400, 6, scale=2.0)
+    fit = kmeans(x, 5, init=x[:5], tol=0.0)
+    step = kmeans_step(x, x[:5])
+    for _ in range(int(fit.iterations) - 1):
+        step = kmeans_step(x, step.centres, units=step.units)
+    assert torch.equal(step.centres, fit.centres)
+    last = kmeans_step(x, step.centres, units=step.units)
+    assert torch.equal(last.labels, fit.labels)
+    assert torch.equal(last.inertia, fit.inertia)
+
+
+def test_a_part_of_the_rows_in_the_units_of_all():
+    x, centres, weights = normal(300, 4), normal(6, 4, seed=1), torch.rand(300)
+    whole = kmeans_step(x, centres, weights=weights)
+    parts = [kmeans_step(x[i : i + 100], centres, weights=weights[i : i + 100], units=whole.units) for i in (0, 100, 200)]
+    assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+    assert torch.equal(sum(part.masses for part in parts), whole.masses)
+    torch.testing.assert_close(sum(part.sums for part in parts), whole.sums, rtol=1e-14, atol=1e-14)
+
+
+def test_an_empty_cluster_keeps_its_centre():
+    x = normal(20, 3)
+    found = kmeans_step(x, torch.cat([x[:1], torch.full((1, 3), 1e4)]), weights=torch.ones(20).double())
+    assert torch.equal(found.centres[1], torch.full((3,), 1e4))
+    assert found.masses.tolist() == [20, 0]
+    none = kmeans_step(x[:0], x[:2])
+    assert torch.equal(none.centres, x[:2])
+    assert float(none.inertia) == 0
+    assert none.labels.shape == (0,)
+
+
+@compiled
+def test_number_of_threads_does_not_matter():
+    x, centres, weights = normal(5000, 9), normal(20, 9, seed=1), torch.rand(5000)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 4) * 7:
+            torch.set_num_threads(threads)
+            results.append(kmeans_step(x, centres, weights=weights))
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert_same(result, results[0])
+
+
+def test_composed_around_a_search():
+    """What runs on a GPU without a kernel of its own; and whatever Triton has."""
+    x, centres, weights = normal(90, 5), normal(7, 5, seed=1), torch.rand(90)
+    expected = kmeans_step(x, centres, weights=weights)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        with backend("triton"):
+            assert_same(kmeans_step(x, centres, weights=weights), expected)
+
+
+X, C, W = torch.randn(6, 3), torch.randn(2, 3), torch.ones(6)
+UNITS = KMeansUnits(*torch.ops.uefl.kmeans_units(X[:, :2], None))
+REFUSED = {
+    "x not a tensor": (lambda: kmeans_step([[1.0]], C), TypeError, r"^kmeans_step: x must be a torch.Tensor, got list"),
+    "centres not a tensor": (lambda: kmeans_step(X, [[1.0]]), TypeError, r"^kmeans_step: centres must be a torch.Tensor, got list"),
+    "x of integers": (lambda: kmeans_step(X.long(), C), TypeError, r"^kmeans_step: x has dtype torch.int64, expected float32, bfloat16"),
+    "weights of integers": (lambda: kmeans_step(X, C, weights=W.long()), TypeError, r"^kmeans_step: weights has dtype torch.int64"),
+    "device": (lambda: kmeans_step(X, C.to("meta")), ValueError, r"^kmeans_step: x is on cpu and centres on meta; move one of them"),
+    "x of one dimension": (lambda: kmeans_step(X[0], C), ValueError, r"^kmeans_step: x must have shape \[N, d\] with d of .* got \[3\]"),
+    "no columns": (lambda: kmeans_step(X[:, :0], C[:, :0]), ValueError, r"^kmeans_step: x must have shape \[N, d\] with .* \[6, 0\]"),
+    "no centres": (lambda: kmeans_step(X, C[:0]), ValueError, r"^kmeans_step: centres must have shape \[k, 3\] with .* got \[0, 3\]"),
+    "other columns": (lambda: kmeans_step(X, C[:, :2]), ValueError, r"^kmeans_step: centres must have shape \[k, 3\] .* got \[2, 2\]"),
+    "weights": (lambda: kmeans_step(X, C, weights=W[:5]), ValueError, r"^kmeans_step: weights must have shape \[6\], got \[5\]"),
+    "units not units": (lambda: kmeans_step(X, C, units=X), TypeError, r"^kmeans_step: units must be those of an earlier .*got Tensor"),
+    "units of others": (lambda: kmeans_step(X, C, units=UNITS), ValueError, r"^kmeans_step: units.middle must have shape \[3\], got \[2\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", ["auto", "reference"])
+def test_values_that_are_refused(name):
+    with backend(name):
+        for bad in (float("nan"), float("inf")):
+            x = torch.where(torch.arange(18).reshape(6, 3) == 17, bad, X)
+            with pytest.raises(RuntimeError, match="kmeans_step: x holds NaN or infinity; remove or replace those rows"):
+                kmeans_step(x, C)
+            with pytest.raises(RuntimeError, match=r"kmeans_step: centres must be finite, and at most 2\^480 \(3e144\)"):
+                kmeans_step(X, x[4:])
+        with pytest.raises(RuntimeError, match=r"kmeans_step: x holds values beyond 2\^480 \(3e144\), whose squares overflow"):
+            kmeans_step(-X.double() * 1e150, C)
+        for weights in (-W, W * float("nan"), W * 0, W.double() * 1e305):
+            with pytest.raises(RuntimeError, match=r"kmeans_step: weights must be finite \(at most 2\^1000\), not negative"):
+                kmeans_step(X, C, weights=weights)
+
+
+def test_gradients_stop():
+    found = kmeans_step(X.clone().requires_grad_(), C.clone().requires_grad_())
+    assert not any(tensor.requires_grad for tensor in flat(found))
+
+
+def test_opcheck():
+    x, centres, weights = normal(19, 3), normal(4, 3, seed=1), torch.rand(19).double()
+    for mass in (None, weights):
+        torch.library.opcheck(torch.ops.uefl.kmeans_units.default, (x, mass))
+        units = torch.ops.uefl.kmeans_units(x, mass)[:3]
+        for with_inertia in (False, True):
+            torch.library.opcheck(torch.ops.uefl.kmeans_step.default, (x, centres, mass, *units, with_inertia))
+
+
+def test_compile_fullgraph():
+    traced = []
+
+    def counting(graph, inputs):
+        traced.append(graph)
+        return graph.forward
+
+    step = torch.compile(lambda x, c: kmeans_step(x * 2, c, weights=x[:, 0].abs()), fullgraph=True, dynamic=True, backend=counting)
+    for n in (50, 60, 70):
+        x, centres = normal(n, 4), normal(5, 4, seed=1)
+        assert_same(step(x, centres), kmeans_step(x * 2, centres, weights=x[:, 0].abs()))
+    assert len(traced) == 1, "a new N compiles again"
+
+
+def test_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(kmeans_step(X, C), kmeans_step(X.clone(), C))
+        assert kmeans_step(X.bfloat16(), C).centres.dtype == torch.float32
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["amx", "avx512", "avx2", "portable"])
+def test_variants(variant):
+    """UEFL_CPU is read once per process: the tests of equality again, in one that is forced to a variant."""
+    environment = {**os.environ, "UEFL_CPU": variant}
+    probe = subprocess.run([sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True)
+    if probe.returncode != 0:
+        pytest.skip(f"this CPU has no {variant}")
+    command = [sys.executable, "-m", "pytest", "-x", __file__, "-k", "equals_the_reference or odd_values"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:]

@@ -1,0 +1,155 @@
+"""``kmeans_step``: one step of Lloyd's algorithm, in one pass over the rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..._checks import DTYPES
+from ..._kmeans_checks import check_shape
+from ..._library import define, define_composed, resolve
+from . import reference
+
+
+class KMeansUnits(NamedTuple):
+    """What a step has to know of all rows before the first one: where their sums begin and in which units they are counted."""
+
+    middle: torch.Tensor
+    """``[d]`` float64: half-way between the extremes of a column."""
+    scale: torch.Tensor
+    """``[d]`` float64: units of a sum in 1.0, a power of two."""
+    mass_scale: torch.Tensor
+    """scalar, float64: units of a mass in 1.0."""
+    weight_unit: torch.Tensor
+    """scalar, float64: a power of two that no weight exceeds."""
+
+
+class KMeansStep(NamedTuple):
+    """What ``kmeans_step`` returns, on the device of x."""
+
+    centres: torch.Tensor
+    """``[k, d]``, the means of the clusters: float64 for float64 x and float32 for all else. A cluster without mass keeps its centre."""
+    labels: torch.Tensor
+    """``[N]`` int64: the nearest of the centres given."""
+    sums: torch.Tensor
+    """``[k, d]`` float64: weighted sums of the rows of each cluster."""
+    masses: torch.Tensor
+    """``[k]`` float64: the weights of those rows, added up; without weights, how many rows."""
+    inertia: torch.Tensor
+    """scalar, float64: weighted sum of the squared distances of the rows to the centres given."""
+    units: KMeansUnits
+    """What to give to the next step on these rows."""
+
+
+def _fake_units(x: torch.Tensor, weights: torch.Tensor | None) -> reference.Units:
+    column, number = x.new_empty(x.shape[1], dtype=torch.float64), x.new_empty((), dtype=torch.float64)
+    return column, torch.empty_like(column), number, torch.empty_like(number)
+
+
+def _fake(
+    x: torch.Tensor,
+    centres: torch.Tensor,
+    weights: torch.Tensor | None,
+    middle: torch.Tensor,
+    scale: torch.Tensor,
+    mass_scale: torch.Tensor,
+    with_inertia: bool,
+) -> reference.Step:
+    return (
+        x.new_empty(x.shape[0], dtype=torch.int64),
+        x.new_empty(centres.shape, dtype=torch.int64),
+        x.new_empty(centres.shape[0], dtype=torch.int64),
+        x.new_empty((), dtype=torch.float64),
+    )
+
+
+# In the units of reference.units; weights at most 1. Sums and masses are counted in units, sums less the middle.
+define(
+    "kmeans_step(Tensor x, Tensor centres, Tensor? weights, Tensor middle, Tensor scale, Tensor mass_scale, bool with_inertia)"
+    " -> (Tensor labels, Tensor sums, Tensor masses, Tensor inertia)",
+    reference=reference.kmeans_step,
+    fake=_fake,
+)
+define_composed("kmeans_step", reference.kmeans_step_around)
+define(
+    "kmeans_units(Tensor x, Tensor? weights) -> (Tensor middle, Tensor scale, Tensor mass_scale, Tensor weight_unit)",
+    reference=reference.kmeans_units,
+    fake=_fake_units,
+)
+
+
+def kmeans_step(
+    x: torch.Tensor, centres: torch.Tensor, *, weights: torch.Tensor | None = None, units: KMeansUnits | None = None
+) -> KMeansStep:
+    """One step of Lloyd's algorithm: labels, the sums and masses of the clusters, their means, and inertia; for loops of one's own.
+
+    The same input gives the same bits on every backend and for any number of threads: labels are the argmin of the float64 distance,
+    and sums over rows are sums of 64-bit integers. What :func:`kmeans` adds: seeding, a new row for a cluster without any, an end.
+
+    Args:
+        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. As in :func:`kmeans` finite, and at most 2^480 in float64:
+            checked on the CPU where ``units`` are not given. N = 0 is legal.
+        centres: ``[k, d]``, rounded to float32 first (float64 for float64 x); finite, which is checked on the CPU.
+        weights: ``[N]``, not negative, not all zero, at most 2^1000; see :func:`kmeans`. Default: ones.
+        units: ``units`` of an earlier step on these rows with these weights, or on more rows, these among them; it saves a pass over x
+            for the extremes of its columns. Rows beyond those extremes overflow.
+
+    Returns:
+        :class:`KMeansStep` ``(centres, labels, sums, masses, inertia, units)``. No gradient. Masses are exact to 2^-(62 - log2 N) of the
+        largest weight, sums to that of the reach of a column: half the distance between its extremes.
+
+    Raises:
+        TypeError, ValueError: shapes, dtypes or devices that do not fit.
+        RuntimeError: x, weights or centres are not valid, or a forced backend is absent.
+
+    Source: Lloyd 1982, "Least squares quantization in PCM".
+
+    Equivalent to::
+
+        labels = torch.cdist(x.double(), centres.double()).argmin(1)
+        masses = torch.zeros(k).double().index_add_(0, labels, weights.double())
+        sums = torch.zeros(k, d).double().index_add_(0, labels, weights[:, None] * x.double())
+        inertia = (weights * (x.double() - centres.double()[labels]).square().sum(1)).sum()
+        means = torch.where(masses[:, None] > 0, sums / masses[:, None], centres)
+    """
+    _check(x, centres, weights, units)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    x, before = x.detach(), centres.detach().to(wide)
+    mass = None if weights is None else weights.detach().double()
+    if units is None:
+        units = KMeansUnits(*torch.ops.uefl.kmeans_units(x, mass))  # plain PyTorch everywhere
+    middle, scale, mass_scale, weight_unit = units
+    labels, counted, counts, inertia = resolve("kmeans_step", x)(
+        x, before, None if mass is None else mass / weight_unit, middle, scale, mass_scale, True
+    )
+    masses = counts.double() / mass_scale
+    centred = counted.double() / scale
+    means = torch.where((counts > 0)[:, None], (middle + centred / masses[:, None]).to(wide), before)
+    return KMeansStep(means, labels, (centred + middle * masses[:, None]) * weight_unit, masses * weight_unit, inertia * weight_unit, units)
+
+
+def _check(x: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, units: KMeansUnits | None) -> None:
+    op = "kmeans_step"
+    for name, tensor in (("x", x), ("centres", centres), ("weights", weights)):
+        if tensor is None and name == "weights":
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected float32, bfloat16, float16 or float64")
+        if tensor.device != x.device:
+            raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
+    if x.dim() != 2 or x.shape[1] == 0:
+        raise ValueError(f"{op}: x must have shape [N, d] with d of at least 1, got {list(x.shape)}")
+    n, d = x.shape
+    if centres.dim() != 2 or centres.shape[0] == 0 or centres.shape[1] != d:
+        raise ValueError(f"{op}: centres must have shape [k, {d}] with k of at least 1, got {list(centres.shape)}")
+    if weights is not None:
+        check_shape(op, "weights", weights.shape, [n])
+    if units is not None:
+        if not isinstance(units, KMeansUnits):
+            raise TypeError(f"{op}: units must be those of an earlier step (KMeansStep.units), got {type(units).__name__}")
+        check_shape(op, "units.middle", units.middle.shape, [d])
+        if units.middle.device != x.device:
+            raise ValueError(f"{op}: x is on {x.device} and units on {units.middle.device}; move one of them")
