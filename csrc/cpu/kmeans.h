@@ -1,14 +1,11 @@
 // k-means on the CPU: seeding, Lloyd's algorithm and inertia of one problem, as ops/kmeans/reference.py defines them, to the bit.
-//
 // Nothing depends on the number of threads: labels are the exact answer of the search, sums over rows are integers, distances are
-// summed in a fixed order. Integers also let an iteration touch only the rows whose label changed: what a row added to its
-// old cluster is taken away again exactly.
+// summed in a fixed order. kmeans_step.h: one iteration; kmeans_data.h: the rows; kmeans_grid.h: seeding.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
-#include "cpu/rows.h"
+#include "cpu/kmeans_step.h"
 
 namespace uefl::cpu {
 
@@ -33,9 +30,6 @@ struct KMeansProblem {
   double* inertia;      // [1]
   int64_t* iterations;  // [1]
 };
-
-// Calls work(lo, hi) for parts of [0, count), at the same time where it can.
-using Parallel = std::function<void(int64_t count, const std::function<void(int64_t lo, int64_t hi)>& work)>;
 
 // Throws std::runtime_error when x, weights or given centres are not finite or too large, or weights are negative or all zero.
 void kmeans(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel);

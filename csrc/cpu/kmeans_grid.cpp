@@ -30,14 +30,6 @@ double uniform(int64_t t, int64_t round, int64_t restart, uint32_t stage, uint64
 
 }  // namespace
 
-const KMeansKernel& kmeans_kernel() {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return kmeans_avx512;
-  if (isa() == Isa::avx2) return kmeans_avx2;
-#endif
-  return kmeans_portable;
-}
-
 double normalise(std::vector<double>& weights) {
   int exponent = 0;
   const double mantissa = std::frexp(*std::max_element(weights.begin(), weights.end()), &exponent);

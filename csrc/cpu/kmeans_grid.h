@@ -12,8 +12,6 @@ namespace uefl::cpu {
 
 constexpr int kGridBits = 14;  // of a whole number, beside its sign
 
-inline int64_t ceil_log2(int64_t n) { return n > 1 ? 64 - __builtin_clzll(static_cast<uint64_t>(n - 1)) : 0; }
-
 // n whole numbers of at most 2^this add up to at most 2^62.
 inline int64_t mass_bits(int64_t n) { return 62 - ceil_log2(n); }
 
@@ -72,7 +70,5 @@ class Grid {
   std::vector<double> weights_;  // those of the potentials: weight * 2^shift
   std::vector<int64_t> masses_;  // or empty: all the same
 };
-
-const KMeansKernel& kmeans_kernel();
 
 }  // namespace uefl::cpu

@@ -1,10 +1,12 @@
-// What torch sees of kmeans on the CPU.
+// What torch sees of kmeans and kmeans_step on the CPU.
 #include "cpu/kmeans.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <numeric>
@@ -22,9 +24,22 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-void require(bool condition, const char* expected) {
-  if (!condition) throw std::runtime_error(std::string("kmeans: ") + expected);
+void require(bool condition, const char* expected, const char* op = "kmeans: ") {
+  if (!condition) throw std::runtime_error(std::string(op) + expected);
 }
+
+bool has_shape(const Tensor& tensor, const std::vector<int64_t>& shape, ScalarType dtype) {
+  return tensor.is_cpu() && tensor.scalar_type() == dtype && std::vector<int64_t>(tensor.sizes().begin(), tensor.sizes().end()) == shape;
+}
+
+ScalarType centre_dtype(const Tensor& x) { return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
+
+bool has_valid_dtype(const Tensor& x) {
+  const ScalarType dtype = x.scalar_type();
+  return dtype == centre_dtype(x) || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
+}
+
+const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
 
 cpu::Seeding seeding_of(const std::string& method, bool given) {
   if (given) return cpu::Seeding::given;
@@ -43,20 +58,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
                                                   std::vector<int64_t> clusters, std::vector<int64_t> seeds, std::string method,
                                                   bool spherical, int64_t n_init, int64_t max_iter, double tol) {
   const int64_t problems = static_cast<int64_t>(sizes.size()), d = x_given.dim() == 2 ? x_given.size(1) : 0;
-  const ScalarType dtype = x_given.scalar_type(), out = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const ScalarType out = centre_dtype(x_given);
   const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   const int64_t centres_count = std::accumulate(clusters.begin(), clusters.end(), int64_t{0});
   require(x_given.is_cpu() && d > 0 && x_given.size(0) == rows, "x must have shape [sum of sizes, d], on the CPU");
-  require(dtype == out || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half, "expected float32, bfloat16, float16 or float64");
+  require(has_valid_dtype(x_given), "expected float32, bfloat16, float16 or float64");
   require(clusters.size() == sizes.size() && seeds.size() == sizes.size(), "sizes, clusters and seeds must have the same length");
   for (int64_t p = 0; p < problems; ++p) require(1 <= clusters[p] && clusters[p] <= sizes[p], "expected 1 <= clusters <= sizes");
   require(n_init >= 1 && max_iter >= 1, "n_init and max_iter must be at least 1");
-  const auto fits = [&](const Tensor& tensor, std::vector<int64_t> shape) {
-    return tensor.is_cpu() && std::vector<int64_t>(tensor.sizes().begin(), tensor.sizes().end()) == shape;
-  };
-  require(!weights_given || (fits(*weights_given, {rows}) && weights_given->scalar_type() == ScalarType::Double),
-          "weights must be float64 of shape [sum of sizes]");
-  require(!init_given || (fits(*init_given, {centres_count, d}) && init_given->scalar_type() == out),
+  require(!weights_given || has_shape(*weights_given, {rows}, ScalarType::Double), "weights must be float64 of shape [sum of sizes]");
+  require(!init_given || has_shape(*init_given, {centres_count, d}, out),
           "init must have shape [sum of clusters, d] and the dtype of the centres");
 
   const Tensor weights = weights_given ? torch::stable::contiguous(*weights_given) : x_given;
@@ -104,7 +115,51 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
   return {centres, labels, inertia, iterations};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centres_given, std::optional<Tensor> weights_given,
+                                                       const Tensor& middle_given, const Tensor& scale_given, const Tensor& mass_scale,
+                                                       bool with_inertia) {
+  const auto expect = [](bool condition, const char* expected) { require(condition, expected, "kmeans_step: "); };
+  expect(x.is_cpu() && x.dim() == 2 && x.size(1) > 0, "x must have shape [N, d], on the CPU");
+  expect(has_valid_dtype(x), "expected float32, bfloat16, float16 or float64");
+  const int64_t n = x.size(0), d = x.size(1), k = centres_given.dim() == 2 ? centres_given.size(0) : 0;
+  expect(k > 0 && has_shape(centres_given, {k, d}, centre_dtype(x)),
+         "centres must have shape [k, d] and the dtype of the result: float64 for float64 x, float32 for all else");
+  expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double), "weights must be float64 of shape [N]");
+  expect(has_shape(middle_given, {d}, ScalarType::Double) && has_shape(scale_given, {d}, ScalarType::Double) &&
+             has_shape(mass_scale, {}, ScalarType::Double),
+         "units must be float64 of shapes [d], [d] and []");
+  const Tensor centres = torch::stable::contiguous(centres_given),
+               weights = torch::stable::contiguous(weights_given.value_or(middle_given));
+  const Tensor middle = torch::stable::contiguous(middle_given), scale = torch::stable::contiguous(scale_given);
+  Tensor labels = torch::stable::new_empty(x, {n}, ScalarType::Long), inertia = torch::stable::new_zeros(x, {}, ScalarType::Double);
+  Tensor sums = torch::stable::new_empty(x, {k, d}, ScalarType::Long), masses = torch::stable::new_empty(x, {k}, ScalarType::Long);
+
+  for (int64_t i = 0; i < k * d; ++i) {
+    const double value =
+        dtype_of(centres) == cpu::Dtype::f64 ? doubles(centres)[i] : static_cast<const float*>(centres.const_data_ptr())[i];
+    expect(std::abs(value) <= cpu::kLargest, "centres must be finite, and at most 2^480 (3e144)");
+  }
+  const cpu::Search search({centres.const_data_ptr(), dtype_of(centres), 1, k, d}, cpu::Metric::l2, true, "kmeans_step");
+  const cpu::Rows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
+  const cpu::KMeansUnits units{{doubles(middle), doubles(scale)}, weights_given ? doubles(weights) : nullptr, *doubles(mass_scale)};
+  cpu::KMeansTotals totals(k, d);
+  std::vector<double> distances(with_inertia ? n : 0);
+  int64_t* out = static_cast<int64_t*>(labels.mutable_data_ptr());
+  std::fill(out, out + n, -1);
+  cpu::kmeans_step(rows, search, centres.const_data_ptr(), units, in_parallel, out, totals, with_inertia ? distances.data() : nullptr);
+  std::copy(totals.sums.begin(), totals.sums.end(), static_cast<int64_t*>(sums.mutable_data_ptr()));
+  std::copy(totals.masses.begin(), totals.masses.end(), static_cast<int64_t*>(masses.mutable_data_ptr()));
+  if (with_inertia) {
+    for (int64_t i = 0; i < n; ++i) distances[i] *= units.weight(i);
+    *static_cast<double*>(inertia.mutable_data_ptr()) = cpu::tree_sum(std::move(distances));
+  }
+  return {labels, sums, masses, inertia};
+}
+
 }  // namespace
 }  // namespace uefl
 
-STABLE_TORCH_LIBRARY_IMPL(uefl, CPU, m) { m.impl("kmeans", TORCH_BOX(&uefl::kmeans)); }
+STABLE_TORCH_LIBRARY_IMPL(uefl, CPU, m) {
+  m.impl("kmeans", TORCH_BOX(&uefl::kmeans));
+  m.impl("kmeans_step", TORCH_BOX(&uefl::kmeans_step));
+}

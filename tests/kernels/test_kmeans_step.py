@@ -177,6 +177,20 @@ def test_values_that_are_refused(name):
                 kmeans_step(X, C, weights=weights)
 
 
+@compiled
+def test_direct_calls_are_checked():
+    """By the op itself: what the public function has made of its arguments."""
+    middle, scale, mass_scale, _ = torch.ops.uefl.kmeans_units(X, None)
+    for arguments, message in (
+        ((X, C.double(), None, middle, scale, mass_scale), r"kmeans_step: centres must have shape \[k, d\] and the dtype of the result"),
+        ((X, C, W, middle, scale, mass_scale), r"kmeans_step: weights must be float64 of shape \[N\]"),
+        ((X, C, None, middle[:2], scale, mass_scale), r"kmeans_step: units must be float64 of shapes \[d\], \[d\] and \[\]"),
+        ((X, C, None, middle, scale.float(), mass_scale), r"kmeans_step: units must be float64 of shapes \[d\], \[d\] and \[\]"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            torch.ops.uefl.kmeans_step(*arguments, True)
+
+
 def test_gradients_stop():
     found = kmeans_step(X.clone().requires_grad_(), C.clone().requires_grad_())
     assert not any(tensor.requires_grad for tensor in flat(found))

@@ -1,0 +1,178 @@
+#include "cpu/kmeans_data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <stdexcept>
+
+namespace uefl::cpu {
+namespace {
+
+constexpr int64_t kRowsOfWork = 256;    // of one portion, where a row costs little
+constexpr double kHeaviest = 0x1p1000;  // of a weight
+
+// The least e >= -900 with value < 2^e.
+int exponent(double value) {
+  int e = 0;
+  std::frexp(value, &e);
+  return std::max(e, -900);
+}
+
+}  // namespace
+
+double square_norm(const double* values, int64_t d) {
+  double total[8] = {};
+  for (int64_t j = 0; j < d; ++j) total[j % 8] += values[j] * values[j];
+  return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
+}
+
+bool to_unit(double* values, int64_t d) {
+  const double norm = std::sqrt(square_norm(values, d));
+  for (int64_t j = 0; j < d; ++j) values[j] = norm > 0 ? values[j] / norm : 0;
+  return std::any_of(values, values + d, [](double value) { return value != 0; });
+}
+
+void KMeansCentres::set(int64_t k, const double* values) {
+  for (int64_t i = k * d_; i < (k + 1) * d_; ++i, ++values) {
+    exact_[i] = wide_ ? *values : (narrow_[i] = static_cast<float>(*values));
+  }
+}
+
+template <class Work>
+void KMeansData::for_rows(const Work& work) const {
+  const int64_t n = dense_.n;
+  parallel_((n + kRowsOfWork - 1) / kRowsOfWork, [&](int64_t lo, int64_t hi) { work(lo * kRowsOfWork, std::min(n, hi * kRowsOfWork)); });
+}
+
+KMeansData::KMeansData(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel) : parallel_(parallel) {
+  make_dense(problem.x, options.spherical);
+  find_range();
+  const int64_t n = dense_.n, d = dense_.d;
+  mass_scale_ = power_of_two(mass_bits(n));
+  if (problem.weights) {
+    weights_.assign(problem.weights, problem.weights + n);
+    const auto valid = [](double weight) { return 0 <= weight && weight <= kHeaviest; };
+    if (!std::all_of(weights_.begin(), weights_.end(), valid) || *std::max_element(weights_.begin(), weights_.end()) == 0) {
+      throw std::runtime_error("kmeans: weights must be finite (at most 2^1000), not negative and not all zero");
+    }
+    weight_unit_ = normalise(weights_);
+  }
+  scale_.resize(d);
+  for (int64_t j = 0; j < d; ++j) scale_[j] = power_of_two(mass_bits(n) - exponent(reach_[j]));
+  const bool seeding = options.seeding != Seeding::given;
+  if (seeding || options.tol > 0) {
+    const int64_t bits = std::min<int64_t>(kGridBits, (60 - ceil_log2(n * d)) / 2);
+    make_grid(bits, power_of_two(bits - exponent(*std::max_element(reach_.begin(), reach_.end()))), seeding);
+  }
+}
+
+void KMeansData::make_dense(const Rows& x, bool spherical) {
+  DenseRows all(x);
+  if (all.in_place() && !spherical) {
+    dense_ = all.read(0, x.outer * x.inner);
+    return;
+  }
+  const bool wide = x.dtype == Dtype::f64;
+  dense_ = {nullptr, wide, x.outer * x.inner, x.dim};
+  const int64_t n = dense_.n, d = dense_.d, bytes = d * (wide ? 8 : 4);
+  copy_.resize(wide ? n * d : (n * d + 1) / 2);
+  char* out = reinterpret_cast<char*>(copy_.data());
+  dense_.data = out;
+  for_rows([&](int64_t lo, int64_t hi) {
+    DenseRows rows(x);
+    std::memcpy(out + lo * bytes, rows.read(lo, hi).row(lo), (hi - lo) * bytes);
+    if (!spherical) return;
+    std::vector<double> values(d);
+    const auto scale = [&](auto* row) {
+      for (auto* end = row + (hi - lo) * d; row != end; row += d) {
+        std::copy(row, row + d, values.begin());
+        to_unit(values.data(), d);
+        std::copy(values.begin(), values.end(), row);
+      }
+    };
+    wide ? scale(reinterpret_cast<double*>(out + lo * bytes)) : scale(reinterpret_cast<float*>(out + lo * bytes));
+  });
+}
+
+void KMeansData::find_range() {
+  const int64_t d = dense_.d;
+  std::vector<double> low(d, std::numeric_limits<double>::infinity()), high(d, -std::numeric_limits<double>::infinity());
+  bool finite = true;
+  std::mutex merge;
+  for_rows([&](int64_t lo, int64_t hi) {
+    std::vector<double> least(d, std::numeric_limits<double>::infinity()), most(d, -std::numeric_limits<double>::infinity());
+    const bool all = kernel_.range(dense_, lo, hi, least.data(), most.data());
+    const std::lock_guard<std::mutex> lock(merge);
+    finite = finite && all;
+    for (int64_t j = 0; j < d; ++j) low[j] = std::min(low[j], least[j]), high[j] = std::max(high[j], most[j]);
+  });
+  if (!finite) throw std::runtime_error("kmeans: x holds NaN or infinity; remove or replace those rows");
+  middle_.resize(d);
+  reach_.resize(d);
+  for (int64_t j = 0; j < d; ++j) {
+    middle_[j] = low[j] / 2 + high[j] / 2;
+    reach_[j] = std::max(high[j] - middle_[j], middle_[j] - low[j]);
+    if (low[j] < -kLargest || high[j] > kLargest) {
+      throw std::runtime_error("kmeans: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
+    }
+  }
+}
+
+// The rows as whole numbers, kept for seeding or only to see how much they vary.
+void KMeansData::make_grid(int64_t bits, double scale, bool keep) {
+  const int64_t n = dense_.n, d = dense_.d;
+  if (keep) grid_ = std::make_unique<Grid>(n, d, bits, weights_, parallel_);
+  const std::vector<double> scales(d, scale);
+  std::vector<int64_t> sums(d), squares(d);
+  std::mutex merge;
+  for_rows([&](int64_t lo, int64_t hi) {
+    std::vector<int16_t> values(d);
+    std::vector<int64_t> sum(d), square(d);
+    for (int64_t i = lo; i < hi; ++i) {
+      kernel_.quantise(dense_, i, {middle_.data(), scales.data()}, values.data(), sum.data(), square.data());
+      if (keep) grid_->store(i, values.data());
+    }
+    const std::lock_guard<std::mutex> lock(merge);
+    for (int64_t j = 0; j < d; ++j) sums[j] += sum[j], squares[j] += square[j];
+  });
+  std::vector<double> variances(d);
+  for (int64_t j = 0; j < d; ++j) {
+    const double count = static_cast<double>(n), mean = static_cast<double>(sums[j]) / count;
+    variances[j] = static_cast<double>(squares[j]) / count - mean * mean;
+  }
+  variance_ = tree_sum(variances) / static_cast<double>(d) / scale / scale;
+}
+
+KMeansCentres KMeansData::given(const void* init, int64_t k, bool spherical) const {
+  const int64_t d = dense_.d;
+  KMeansCentres centres(k, d, dense_.wide);
+  std::vector<double> values(d);
+  for (int64_t i = 0; i < k; ++i) {
+    for (int64_t j = 0; j < d; ++j) {
+      values[j] = dense_.wide ? static_cast<const double*>(init)[i * d + j] : static_cast<const float*>(init)[i * d + j];
+      if (!(std::abs(values[j]) <= kLargest)) throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
+    }
+    if (spherical) to_unit(values.data(), d);
+    centres.set(i, values.data());
+  }
+  return centres;
+}
+
+KMeansCentres KMeansData::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
+  const std::vector<int64_t> chosen = grid_->seeds(seeding, k, seed, restart);
+  std::vector<char> rows;
+  for (const int64_t row : chosen) rows.insert(rows.end(), dense_.row(row), dense_.row(row + 1));
+  return given(rows.data(), k, false);
+}
+
+std::vector<double> KMeansData::distances(const KMeansCentres& centres, const int64_t* labels) const {
+  std::vector<double> result(dense_.n);
+  for_rows([&](int64_t lo, int64_t hi) {
+    for (int64_t i = lo; i < hi; ++i) result[i] = kernel_.distance(dense_, i, centres.centre(labels[i]));
+  });
+  return result;
+}
+
+}  // namespace uefl::cpu

@@ -1,0 +1,76 @@
+// Everything about the rows of a k-means that does not change during a fit: Data of ops/kmeans/reference.py.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cpu/kmeans.h"
+#include "cpu/kmeans_grid.h"
+#include "cpu/kmeans_step.h"
+
+namespace uefl::cpu {
+
+inline double power_of_two(int64_t e) { return __builtin_ldexp(1.0, static_cast<int>(e)); }
+
+// square_norms of ops/kmeans_step/reference.py.
+double square_norm(const double* values, int64_t d);
+
+// A row at length 1; one of zeros stays. False when it is zero.
+bool to_unit(double* values, int64_t d);
+
+// k centres [k, d] in the dtype of the rows, with the same numbers in float64 beside them.
+class KMeansCentres {
+ public:
+  KMeansCentres(int64_t k, int64_t d, bool wide) : d_(d), wide_(wide), exact_(k * d), narrow_(wide ? 0 : k * d) {}
+
+  const void* data() const { return wide_ ? static_cast<const void*>(exact_.data()) : narrow_.data(); }
+  const char* centre(int64_t k) const { return static_cast<const char*>(data()) + k * d_ * (wide_ ? 8 : 4); }
+  const double* exact(int64_t k) const { return &exact_[k * d_]; }
+  int64_t count() const { return static_cast<int64_t>(exact_.size()) / d_; }
+  int64_t bytes() const { return static_cast<int64_t>(exact_.size()) * (wide_ ? 8 : 4); }
+
+  // Rounds to the dtype of the rows.
+  void set(int64_t k, const double* values);
+
+ private:
+  int64_t d_;
+  bool wide_;
+  std::vector<double> exact_;
+  std::vector<float> narrow_;
+};
+
+class KMeansData {
+ public:
+  KMeansData(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel);
+
+  const Dense& dense() const { return dense_; }
+  const Parallel& parallel() const { return parallel_; }
+  KMeansUnits units() const { return {{middle_.data(), scale_.data()}, weights_.empty() ? nullptr : weights_.data(), mass_scale_}; }
+  double weight_unit() const { return weight_unit_; }
+  double variance() const { return variance_; }
+
+  KMeansCentres given(const void* init, int64_t k, bool spherical) const;
+  KMeansCentres seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const;
+  // Squared distances of the rows to their centres.
+  std::vector<double> distances(const KMeansCentres& centres, const int64_t* labels) const;
+
+ private:
+  void make_dense(const Rows& x, bool spherical);
+  void find_range();
+  void make_grid(int64_t bits, double scale, bool keep);
+  // Calls work(lo, hi) for portions of the rows, at the same time.
+  template <class Work>
+  void for_rows(const Work& work) const;
+
+  const Parallel& parallel_;
+  const KMeansKernel& kernel_ = kmeans_kernel();
+  std::vector<double> copy_;  // of x, when it is not dense
+  Dense dense_;
+  std::vector<double> weights_;  // at most 1, or empty
+  double mass_scale_, weight_unit_ = 1, variance_ = 0;
+  std::vector<double> middle_, scale_, reach_;
+  std::unique_ptr<Grid> grid_;
+};
+
+}  // namespace uefl::cpu

@@ -1,0 +1,98 @@
+#include "cpu/kmeans_step.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "cpu/features.h"
+
+namespace uefl::cpu {
+
+const KMeansKernel& kmeans_kernel() {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512) return kmeans_avx512;
+  if (isa() == Isa::avx2) return kmeans_avx2;
+#endif
+  return kmeans_portable;
+}
+
+double tree_sum(std::vector<double> values) {
+  values.resize(int64_t{1} << ceil_log2(static_cast<int64_t>(values.size())));
+  for (size_t half = values.size() / 2; half > 0; half /= 2) {
+    for (size_t i = 0; i < half; ++i) values[i] += values[i + half];
+  }
+  return values[0];
+}
+
+DenseRows::DenseRows(const Rows& x)
+    : x_(x),
+      wide_(x.dtype == Dtype::f64),
+      in_place_((wide_ || x.dtype == Dtype::f32) && (x.dim_stride == 1 || x.dim == 1) && (x.inner == 1 || x.inner_stride == x.dim) &&
+                (x.outer == 1 || x.outer_stride == x.inner * x.dim)) {}
+
+Dense DenseRows::read(int64_t lo, int64_t hi) {
+  const int64_t d = x_.dim, count = (hi - lo) * d;
+  const char* data = static_cast<const char*>(x_.data);
+  if (!in_place_) {
+    memory_.resize(wide_ ? count : (count + 1) / 2);
+    with_type(x_.dtype, [&]<class T>(const T*) {
+      using Wide = decltype(widen(T{}));
+      Wide* out = reinterpret_cast<Wide*>(memory_.data());
+      for (int64_t i = lo; i < hi; ++i) {
+        const T* row = reinterpret_cast<const T*>(element(x_, i, 0));
+        for (int64_t j = 0; j < d; ++j) *out++ = widen(row[j * x_.dim_stride]);
+      }
+    });
+    data = reinterpret_cast<const char*>(memory_.data()) - lo * d * (wide_ ? 8 : 4);
+  }
+  return {data, wide_, x_.outer * x_.inner, d};
+}
+
+void KMeansTotals::move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to) {
+  int64_t* old = from < 0 ? nullptr : &sums[from * d];
+  kmeans_kernel().move(x, row, units.rounding, units.weight(row), &sums[to * d], old);
+  const int64_t mass = units.mass(row);
+  masses[to] += mass;
+  if (old) masses[from] -= mass;
+}
+
+void KMeansTotals::add(const KMeansTotals& other) {
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] += other.sums[i];
+  for (size_t i = 0; i < masses.size(); ++i) masses[i] += other.masses[i];
+}
+
+bool kmeans_step(const Rows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
+                 int64_t* labels, KMeansTotals& totals, double* distances) {
+  const int64_t n = x.outer * x.inner, d = x.dim, step = search.block_rows(d), blocks = (n + step - 1) / step;
+  const int64_t centre_bytes = d * (x.dtype == Dtype::f64 ? 8 : 4);
+  std::atomic<bool> changed = false;
+  std::mutex merge;
+  parallel(blocks, [&](int64_t lo, int64_t hi) {
+    const bool alone = lo == 0 && hi == blocks;  // needs no totals of its own
+    KMeansTotals own(alone ? 0 : static_cast<int64_t>(totals.masses.size()), d);
+    KMeansTotals& mine = alone ? totals : own;
+    std::vector<int64_t> found(step);
+    DenseRows rows(x);
+    bool moved = false;
+    for (int64_t block = lo; block < hi; ++block) {
+      const int64_t first = block * step, last = std::min(n, first + step);
+      const Dense dense = rows.read(first, last);
+      search.assign(rows_of(dense), first, last, found.data() - first);
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t to = found[i - first];
+        if (distances) distances[i] = kmeans_kernel().distance(dense, i, static_cast<const char*>(centres) + to * centre_bytes);
+        if (to == labels[i]) continue;
+        mine.move(dense, i, units, labels[i], to);
+        labels[i] = to;
+        moved = true;
+      }
+    }
+    if (!moved) return;
+    changed = true;
+    if (alone) return;
+    const std::lock_guard<std::mutex> lock(merge);
+    totals.add(own);
+  });
+  return changed;
+}
+
+}  // namespace uefl::cpu

@@ -1,0 +1,77 @@
+// One step of Lloyd's algorithm on the CPU, in one pass over the rows: labels, sums, masses and distances, as
+// ops/kmeans_step/reference.py defines them, to the bit.
+//
+// Sums are integers. So the order of the rows and the number of threads do not matter, and a step that follows another one touches only
+// the rows whose label changed: what a row added to its old cluster is taken away again exactly.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "cpu/kmeans_kernel.h"
+#include "cpu/rows.h"
+#include "cpu/vq_assign.h"
+
+namespace uefl::cpu {
+
+// Calls work(lo, hi) for parts of [0, count), at the same time where it can.
+using Parallel = std::function<void(int64_t count, const std::function<void(int64_t lo, int64_t hi)>& work)>;
+
+inline int64_t ceil_log2(int64_t n) { return n > 1 ? 64 - __builtin_clzll(static_cast<uint64_t>(n - 1)) : 0; }
+
+// Of an element of x or of a centre: the squares of 2^60 of them add up in float64.
+constexpr double kLargest = 0x1p480;
+
+// Sum by halves: value i and value i + half, half a power of two.
+double tree_sum(std::vector<double> values);
+
+inline Rows rows_of(const Dense& x) { return {x.data, x.wide ? Dtype::f64 : Dtype::f32, x.n, 1, x.d, x.d, 0, 1}; }
+
+// Rows without gaps in float64, or in float32 for all other dtypes: in place where they are so already, else a copy of some of them.
+class DenseRows {
+ public:
+  explicit DenseRows(const Rows& x);
+
+  bool in_place() const { return in_place_; }
+  // Rows [lo, hi), to be asked for by their numbers in x; the next call takes the memory of a copy again.
+  Dense read(int64_t lo, int64_t hi);
+
+ private:
+  const Rows x_;
+  const bool wide_, in_place_;
+  std::vector<double> memory_;
+};
+
+// What a row adds to its cluster: round((x - middle) * weight * scale) to the sums, round(weight * mass_scale) to the mass.
+struct KMeansUnits {
+  Rounding rounding;
+  const double* weights;  // [n], at most 1, or null for ones
+  double mass_scale;
+
+  double weight(int64_t row) const { return weights ? weights[row] : 1; }
+  int64_t mass(int64_t row) const { return static_cast<int64_t>(__builtin_rint(weight(row) * mass_scale)); }
+};
+
+struct KMeansTotals {
+  KMeansTotals(int64_t k, int64_t d) : d(d), sums(k * d), masses(k) {}
+
+  // Takes a row from a cluster (none if negative) to another one.
+  void move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to);
+  void add(const KMeansTotals& other);
+  int64_t empty() const { return std::count(masses.begin(), masses.end(), 0); }
+
+  int64_t d;
+  std::vector<int64_t> sums, masses;  // [k, d] and [k]
+};
+
+// Gives each row of x [n, d] the label of its nearest centre, and takes it there in the totals from where `labels` says that it was: -1
+// for nowhere. centres [k, d] are those of the search, in the dtype of DenseRows. distances [n], squared, or null. True when a label
+// changed.
+bool kmeans_step(const Rows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
+                 int64_t* labels, KMeansTotals& totals, double* distances);
+
+const KMeansKernel& kmeans_kernel();
+
+}  // namespace uefl::cpu

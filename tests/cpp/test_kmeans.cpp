@@ -1,0 +1,158 @@
+// k-means against Lloyd's algorithm written out; steps, threads, seeding, empty clusters.
+#include <cmath>
+#include <numeric>
+
+#include "check.h"
+#include "cpu/kmeans.h"
+#include "cpu/threads.h"
+
+using namespace uefl::cpu;
+
+static Rows dense(const std::vector<float>& x, int64_t n, int64_t d) { return {x.data(), Dtype::f32, n, 1, d, d, 0, 1}; }
+
+static void alone(int64_t count, const std::function<void(int64_t, int64_t)>& work) { work(0, count); }
+
+static Parallel threads(int64_t number) {
+  return [number](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
+    on_threads(number, [&](int64_t thread) { work(count * thread / number, count * (thread + 1) / number); });
+  };
+}
+
+struct Outcome {
+  std::vector<float> centres;
+  std::vector<int64_t> labels;
+  double inertia = 0;
+  int64_t iterations = 0;
+
+  bool operator==(const Outcome&) const = default;
+};
+
+static Outcome fit(const Rows& x, int64_t k, KMeansOptions options, const float* init, const Parallel& parallel, uint64_t seed = 0) {
+  Outcome out{std::vector<float>(k * x.dim), std::vector<int64_t>(x.outer)};
+  kmeans({x, nullptr, init, k, seed, out.centres.data(), out.labels.data(), &out.inertia, &out.iterations}, options, parallel);
+  return out;
+}
+
+// Rows in no order around a few points.
+static std::vector<float> groups(int64_t n, int64_t d, int64_t count, std::mt19937& random) {
+  const auto points = normal<float>(count * d, random, 0, 6);
+  auto x = normal<float>(n * d, random);
+  for (int64_t i = 0; i < n * d; ++i) x[i] += points[i / d * 7 % count * d + i % d];
+  return x;
+}
+
+static void is_lloyds_algorithm() {
+  std::mt19937 random(1);
+  const int64_t n = 900, d = 19, k = 8;
+  const auto x = groups(n, d, 3 * k, random);
+  std::vector<float> centres(x.begin(), x.begin() + k * d);
+  const Outcome found = fit(dense(x, n, d), k, {Seeding::given, false, 1, 300, 0}, x.data(), alone);
+  for (int64_t round = 0; round < found.iterations; ++round) {
+    std::vector<double> sums(k * d);
+    std::vector<int64_t> counts(k);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t label = nearest(&x[i * d], 1, centres.data(), k, d);
+      ++counts[label];
+      for (int64_t j = 0; j < d; ++j) sums[label * d + j] += x[i * d + j];
+    }
+    for (int64_t i = 0; i < k * d; ++i) centres[i] = static_cast<float>(sums[i] / static_cast<double>(counts[i / d]));
+  }
+  double inertia = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t label = nearest(&x[i * d], 1, centres.data(), k, d);
+    CHECK(found.labels[i] == label, "row %ld", static_cast<long>(i));
+    for (int64_t j = 0; j < d; ++j) inertia += std::pow(static_cast<double>(x[i * d + j]) - centres[label * d + j], 2);
+  }
+  CHECK(found.iterations > 2 && found.iterations < 300, "%ld iterations", static_cast<long>(found.iterations));
+  for (int64_t i = 0; i < k * d; ++i) CHECK(std::fabs(found.centres[i] - centres[i]) < 1e-5, "centre %ld", static_cast<long>(i));
+  CHECK(std::fabs(found.inertia - inertia) < 1e-6 * inertia, "inertia %g, expected %g", found.inertia, inertia);
+}
+
+static void threads_change_nothing() {
+  std::mt19937 random(2);
+  const int64_t n = 2100, d = 13, k = 30;
+  const auto x = groups(n, d, 12, random);
+  for (const Seeding seeding : {Seeding::random, Seeding::plus_plus, Seeding::parallel}) {
+    const KMeansOptions options{seeding, false, 2, 20, 1e-4};
+    const Outcome expected = fit(dense(x, n, d), k, options, nullptr, alone, 5);
+    for (const int64_t number : {2, 3, 7}) {
+      CHECK(fit(dense(x, n, d), k, options, nullptr, threads(number), 5) == expected, "%ld threads", static_cast<long>(number));
+    }
+  }
+}
+
+// A step that starts from the labels of another one, and one that starts anew.
+static void steps_add_up() {
+  std::mt19937 random(3);
+  const int64_t n = 500, d = 21, k = 11;
+  const auto x = normal<double>(n * d, random);
+  const std::vector<double> middle(d, 0.25), scale(d, 0x1p40), weights(n, 0.5);
+  const KMeansUnits units{{middle.data(), scale.data()}, weights.data(), 0x1p50};
+  const Rows rows{x.data(), Dtype::f64, n, 1, d, d, 0, 1};
+  const auto step = [&](const std::vector<double>& centres, const Parallel& parallel, std::vector<int64_t>& labels, KMeansTotals& totals) {
+    const Search search({centres.data(), Dtype::f64, 1, k, d}, Metric::l2, true);
+    std::vector<double> distances(n);
+    const bool changed = kmeans_step(rows, search, centres.data(), units, parallel, labels.data(), totals, distances.data());
+    for (int64_t i = 0; i < n; ++i) {
+      double expected = 0;
+      for (int64_t j = 0; j < d; ++j) expected += std::pow(x[i * d + j] - centres[labels[i] * d + j], 2);
+      CHECK(std::fabs(distances[i] - expected) <= 1e-14 * expected, "distance %ld", static_cast<long>(i));
+    }
+    return changed;
+  };
+  const auto first = normal<double>(k * d, random), second = normal<double>(k * d, random);
+  std::vector<int64_t> followed(n, -1), anew(n, -1);
+  KMeansTotals after(k, d), expected(k, d);
+  step(first, alone, followed, after);
+  CHECK(step(second, threads(3), followed, after), "no label changed");
+  CHECK(!step(second, threads(2), followed, after), "a label changed");
+  step(second, alone, anew, expected);
+  CHECK(followed == anew && after.sums == expected.sums && after.masses == expected.masses, "a step depends on the one before");
+  CHECK(std::accumulate(after.masses.begin(), after.masses.end(), int64_t{0}) == n << 49, "the rows do not weigh a half each");
+  std::vector<int64_t> sums(k * d);
+  for (int64_t i = 0; i < n * d; ++i) {
+    sums[anew[i / d] * d + i % d] += std::llrint((x[i] - middle[i % d]) * weights[i / d] * scale[i % d]);
+  }
+  CHECK(sums == expected.sums, "sums");
+}
+
+// Whatever the strides: elements of a row apart, and rows in reverse.
+static void rows_without_density() {
+  std::mt19937 random(4);
+  const int64_t n = 300, d = 6, k = 5;
+  const auto x = groups(n, d, k, random);
+  std::vector<float> apart(n * d);
+  for (int64_t i = 0; i < n * d; ++i) apart[i % d * n + (n - 1 - i / d)] = x[i];
+  const KMeansOptions options{Seeding::plus_plus, true, 1, 50, 1e-4};
+  const Rows view{apart.data() + n - 1, Dtype::f32, n, 1, d, -1, 0, n};
+  CHECK(fit(view, k, options, nullptr, threads(2)) == fit(dense(x, n, d), k, options, nullptr, alone), "strides change the result");
+}
+
+static void empty_clusters_take_the_farthest_rows() {
+  const std::vector<float> x{0, 1, 2, 50, 100}, init{1, 1e4, 2e4};
+  const Outcome found = fit(dense(x, 5, 1), 3, {Seeding::given, false, 1, 1, 0}, init.data(), alone);
+  CHECK(found.centres == std::vector<float>({1, 100, 50}), "got %g, %g and %g", found.centres[0], found.centres[1], found.centres[2]);
+  CHECK(found.inertia == 2, "got %g", found.inertia);
+}
+
+static void values_that_are_refused() {
+  for (const float bad : {NAN, INFINITY}) {
+    const std::vector<float> x{0, 1, bad, 3};
+    bool caught = false;
+    try {
+      fit(dense(x, 4, 1), 2, {Seeding::plus_plus, false, 1, 10, 0}, nullptr, threads(2));
+    } catch (const std::runtime_error& error) {
+      caught = std::string(error.what()).find("kmeans: x holds NaN or infinity") == 0;
+    }
+    CHECK(caught, "%g was not refused", bad);
+  }
+}
+
+void run() {
+  is_lloyds_algorithm();
+  threads_change_nothing();
+  steps_add_up();
+  rows_without_density();
+  empty_clusters_take_the_farthest_rows();
+  values_that_are_refused();
+}
