@@ -10,6 +10,7 @@
 
 #include "common/check_search.h"
 #include "cuda/stream.h"
+#include "cuda/vq_assign.h"
 #include "cuda/vq_assign_kernels.h"
 #include "cuda/vq_assign_tensor.h"
 
@@ -87,10 +88,10 @@ PackedHalves carve_halves(const Shape& shape, int width, const Tensor& x, Tensor
 
 template <class T>
 void launch_tensor(const T* x, const Shape& shape, const Packed& packed, const PackedHalves& halves, int width, bool exact,
-                   int64_t* indices, cudaStream_t stream) {
+                   int64_t* indices, const Tail& tail, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int64_t rows) {
     const int64_t tiles = (shape.outputs / shape.books + rows - 1) / rows * shape.books;
-    kernel<<<blocks(tiles * kThreads), kThreads, 0, stream>>>(x, shape, packed, halves, exact, indices);
+    kernel<<<blocks(tiles * kThreads), kThreads, 0, stream>>>(x, shape, packed, halves, exact, indices, tail);
   };
   switch (width) {
     case 16:
@@ -106,8 +107,10 @@ void launch_tensor(const T* x, const Shape& shape, const Packed& packed, const P
   }
 }
 
-Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
-  const SearchSizes given = check_search("vq_assign", x, codebook, metric);
+}  // namespace
+
+Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std::string& metric, bool exact, const Follow& follow) {
+  const SearchSizes given = check_search(op, x, codebook, metric);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
 
@@ -118,7 +121,7 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   shape.padded_k = (shape.k + kCodes - 1) / kCodes * kCodes;
   shape.segments = given.segments;
   shape.euclidean = metric == "l2";
-  STD_TORCH_CHECK(shape.padded_k <= 0x7fffffff, "vq_assign: the codebook has ", shape.k, " codewords, expected fewer than 2^31 - 64");
+  STD_TORCH_CHECK(shape.padded_k <= 0x7fffffff, op, ": the codebook has ", shape.k, " codewords, expected fewer than 2^31 - 64");
 
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = shape.segments;
@@ -134,6 +137,12 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   shape.outer_stride = last > 1 ? rows.stride(0) : 0;
   shape.stride = rows.stride(last);
 
+  Tail tail = follow ? follow(shape) : Tail{};
+  Tensor open;
+  if (follow && exact) {
+    open = torch::stable::new_empty(x, {shape.outputs}, ScalarType::Byte);
+    tail.open = static_cast<unsigned char*>(open.mutable_data_ptr());
+  }
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
   const Packed packed = carve(shape, x, workspace);
@@ -144,7 +153,7 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   });
   pack_centred<<<blocks(shape.books * shape.d * kWarp), kThreads, 0, stream>>>(shape, packed);
   pack_norms<<<blocks(shape.books * shape.padded_k), kThreads, 0, stream>>>(shape, packed);
-  check_launch("vq_assign (pack)");
+  check_launch(op);
 
   int64_t* target = static_cast<int64_t*>(indices.mutable_data_ptr());
   const int64_t count = shape.outputs / shape.books, tiles = (count + kRows - 1) / kRows * shape.books;
@@ -155,22 +164,29 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   if (tensor) {
     halves = carve_halves(shape, width, x, tensor_workspace);
     const cudaError_t error = cudaMemsetAsync(halves.rest, 0, 16 * shape.books, stream);  // and the counts
-    STD_TORCH_CHECK(error == cudaSuccess, "vq_assign: ", cudaGetErrorString(error));
+    STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(error));
     pack_halves<<<blocks(shape.books * shape.padded_k * kWarp), kThreads, 0, stream>>>(shape, packed, halves, width);
-    check_launch("vq_assign (pack for tensor cores)");
+    check_launch(op);
   }
   with_type(rows.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
-    if (tensor) launch_tensor(data, shape, packed, halves, width, exact, target, stream);
+    if (tensor) launch_tensor(data, shape, packed, halves, width, exact, target, tail, stream);
     const Selection selection = tensor ? Selection{halves.listed, halves.counts} : Selection{};
     // The list is short as a rule: few blocks, which walk it.
     const unsigned grid = tensor ? std::min(blocks(tiles * kThreads), kListBlocks) : blocks(tiles * kThreads);
-    if (exact || !tensor) search<<<grid, kThreads, 0, stream>>>(data, shape, packed, exact, target, selection);
+    if (exact || !tensor) search<<<grid, kThreads, 0, stream>>>(data, shape, packed, exact, target, selection, tensor ? Tail{} : tail);
     if (exact) rescore<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, packed, target);
+    if (tail.open) finish_open<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, tail, target);
   });
-  check_launch("vq_assign");
+  check_launch(op);
   return indices;
+}
+
+namespace {
+
+Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
+  return assign("vq_assign", x, codebook, metric, exact, {});
 }
 
 }  // namespace

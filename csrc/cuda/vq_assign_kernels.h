@@ -12,37 +12,17 @@
 // one search; with a codebook per segment (books = segments) output m * books + book is row m of the search of that book.
 #pragma once
 
-#if defined(__CUDACC__)
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#define UEFL_UNROLL _Pragma("unroll")  // so that arrays of a thread are registers
-#else
-#define UEFL_UNROLL
-#endif
-
 #include <cstdint>
 
 #include "common/certificate.h"
+#include "cuda/tail.h"
 
 namespace uefl::cuda {
 namespace {
 
 // A block of 16 x 16 threads scores kRows rows against kCodes codewords, kElements at a time; a thread has 8 x 4 of the scores.
-constexpr int kThreads = 256, kRows = 128, kCodes = 64, kElements = 16;
+constexpr int kRows = 128, kCodes = 64, kElements = 16;
 constexpr int kThreadRows = kRows / 16, kThreadCodes = kCodes / 16;
-constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
-
-struct Shape {
-  int64_t outputs, segments, books, d, k, padded_k;   // padded_k: k rounded up to kCodes
-  int64_t inner, outer_stride, inner_stride, stride;  // x [outer, inner, segments * d], strides in elements
-  bool euclidean;
-
-  __device__ int64_t begin(int64_t output) const {
-    const int64_t row = output / segments, segment = output % segments;
-    return row / inner * outer_stride + row % inner * inner_stride + segment * d * stride;
-  }
-};
 
 // The packed codebook. A codeword with a NaN or an infinity is NaN throughout, and no comparison lets it win.
 struct Packed {
@@ -52,19 +32,6 @@ struct Packed {
   float* half_norms;  // [books, padded_k] |b|^2 / 2 (0 for cosine), infinity where there is no codeword
   float* mean;        // [books, d] mu: the mean of the finite codewords, 0 for cosine
 };
-
-__device__ inline float widen(float value) { return value; }
-__device__ inline double widen(double value) { return value; }
-#if defined(__CUDACC__)
-__device__ inline float widen(__half value) { return __half2float(value); }
-__device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-#endif
-
-template <class T>
-__device__ T warp_sum(T value) {
-  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
-}
 
 // One warp per codeword: to float64, to unit length for cosine, transposed. Norms are summed in the order of the elements.
 template <class T>
@@ -183,8 +150,8 @@ struct Selection {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    search(const T* x, Shape shape, Packed packed, bool exact, int64_t* indices, Selection selection) {
+__global__ void __launch_bounds__(kThreads) search(const T* x, const __grid_constant__ Shape shape, Packed packed, bool exact,
+                                                   int64_t* indices, Selection selection, const __grid_constant__ Tail tail) {
   __shared__ __align__(16) float rows[kElements][kRows + 4];  // + 4: fewer bank conflicts, still aligned
   __shared__ __align__(16) float codes[kElements][kCodes];
   __shared__ int64_t begin[kRows];
@@ -239,6 +206,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (thread < kRows) squares[thread] = square;
     __syncthreads();
+    TopTwo found;  // of the row that this thread answers for, one for eight of sixteen threads
     UEFL_UNROLL
     for (int r = 0; r < kThreadRows; ++r) {
       UEFL_UNROLL
@@ -246,13 +214,18 @@ __global__ void __launch_bounds__(kThreads)
         top[r].merge(__shfl_xor_sync(kAllLanes, top[r].best, step), __shfl_xor_sync(kAllLanes, top[r].second, step),
                      __shfl_xor_sync(kAllLanes, top[r].index, step));
       }
-      const int row = r / 4 * (kRows / 2) + thread / 16 * 4 + r % 4;
-      if (thread % 16 == r && first_row + row < count) {
-        const double error = score_error(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], squares[row], shape.euclidean);
-        const bool certain = static_cast<double>(top[r].second) - top[r].best > 2 * error;
-        indices[selection.output(shape, book, first_row + row)] = certain || !exact ? top[r].index : -1;
-      }
+      if (thread % 16 == r) found = top[r];
     }
+    const int r = thread % 16, row = r / 4 * (kRows / 2) + thread / 16 * 4 + r % 4;
+    const bool there = r < kThreadRows && first_row + row < count;
+    const int64_t output = there ? selection.output(shape, book, first_row + row) : -1;
+    bool certain = !exact;
+    if (there) {
+      const double error = score_error(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], squares[row], shape.euclidean);
+      certain = certain || static_cast<double>(found.second) - found.best > 2 * error;
+      indices[output] = certain ? found.index : -1;
+    }
+    if (tail.wanted()) finish(tail, x, shape, book, output, found.index, certain, (first_row / 16 + thread / kWarp) * shape.books + book);
     __syncthreads();
   }
 }

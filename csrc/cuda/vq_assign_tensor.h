@@ -97,7 +97,8 @@ __device__ inline float centred(const T* x, const Shape& shape, int64_t begin, c
 
 template <class T, int kSteps>
 __global__ void __launch_bounds__(kThreads, 1)
-    search_tensor(const T* x, Shape shape, Packed packed, PackedHalves halves, bool exact, int64_t* indices) {
+    search_tensor(const T* x, const __grid_constant__ Shape shape, Packed packed, PackedHalves halves, bool exact, int64_t* indices,
+                  const __grid_constant__ Tail tail) {
   using Tile = Tiling<kSteps>;
   __shared__ __align__(16) uint16_t buffers[2][Tile::kTile * Tile::kStride];
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -185,6 +186,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncthreads();
     }
 
+    TopTwo found;  // of the row that this lane answers for
+    float norm = 0;
     UEFL_UNROLL
     for (int r = 0; r < kRowsOfThread; ++r) {
       const int number = __float_as_int(top[r].best) & kLost;
@@ -196,19 +199,23 @@ __global__ void __launch_bounds__(kThreads, 1)
         all.merge(__shfl_xor_sync(kAllLanes, all.best, step), __shfl_xor_sync(kAllLanes, all.second, step),
                   __shfl_xor_sync(kAllLanes, all.index, step));
       }
-      const int64_t m = first_row + 8 * r + g;
-      if (t != r || m >= count) continue;  // a lane of the four for each row
-      const int64_t output = m * shape.books + book;
-      indices[output] = all.index < shape.k ? all.index : 0;  // beyond: of a row that is not finite
+      if (t == r) found = all, norm = norms[r];
+    }
+    const int64_t m = first_row + 8 * t + g, output = t < kRowsOfThread && m < count ? m * shape.books + book : -1;
+    const int64_t index = found.index < shape.k ? found.index : 0;  // beyond: of a row that is not finite
+    bool certain = !exact;
+    if (output >= 0) {
+      indices[output] = index;
       const double rest = halves.rest[book] / power(14 - code_exponent);
-      const double error =
-          score_error_fp16(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], rest, norms[r], shape.euclidean) +
-          (kLost + 1) * 0x1p-24 * (static_cast<double>(fabsf(all.best)) + fabsf(all.second));
-      const bool certain = norms[r] < 0x1p60f && static_cast<double>(all.second) - all.best > 2.02 * error;
-      if (!exact || certain) continue;
+      const double error = score_error_fp16(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], rest, norm, shape.euclidean) +
+                           (kLost + 1) * 0x1p-24 * (static_cast<double>(fabsf(found.best)) + fabsf(found.second));
+      certain = certain || (norm < 0x1p60f && static_cast<double>(found.second) - found.best > 2.02 * error);
+    }
+    if (output >= 0 && !certain) {
       const auto place = atomicAdd(reinterpret_cast<unsigned long long*>(halves.counts + book), 1ull);
       halves.listed[book * count + static_cast<int64_t>(place)] = output;
     }
+    if (tail.wanted()) finish(tail, x, shape, book, output, index, certain, first_row / 16 * shape.books + book);
   }
 }
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "common/rotation.h"
-#include "cuda/vq_assign_kernels.h"
+#include "cuda/rows.h"
 
 namespace uefl::cuda {
 namespace {
@@ -26,20 +26,7 @@ struct BackwardShape {
   bool rotation;
 };
 
-template <class Wide>
-__device__ inline void narrow(Wide value, Wide& out) {
-  out = value;
-}
-__device__ inline void narrow(double value, float& out) { out = static_cast<float>(value); }
 #if defined(__CUDACC__)
-template <class Wide>
-__device__ inline void narrow(Wide value, __half& out) {
-  out = __float2half_rn(static_cast<float>(value));
-}
-template <class Wide>
-__device__ inline void narrow(Wide value, __nv_bfloat16& out) {
-  out = __float2bfloat16_rn(static_cast<float>(value));
-}
 // Rounded, where nvcc would contract a product and a sum: the reference rounds both.
 __device__ inline float multiply(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double multiply(double a, double b) { return __dmul_rn(a, b); }

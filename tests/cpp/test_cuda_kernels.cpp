@@ -25,7 +25,7 @@ static void check_tensor(const T* x, const cuda::Shape& shape, const cuda::Packe
   std::vector<int64_t> listed(shape.outputs, -1), indices(shape.outputs, -2);
   const cuda::PackedHalves arrays{reinterpret_cast<uint16_t*>(halves.data()), half_norms.data(), rest.data(), counts.data(), listed.data()};
   emulation::launch(static_cast<unsigned>((codes * 32 + 63) / 64), 64, cuda::pack_halves, shape, packed, arrays, kWidth);
-  emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, kSteps>, x, shape, packed, arrays, true, indices.data());
+  emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, kSteps>, x, shape, packed, arrays, true, indices.data(), cuda::Tail{});
   std::vector<bool> open(shape.outputs);
   for (int64_t book = 0; book < shape.books; ++book) {
     for (int64_t i = 0; i < counts[book]; ++i) open[listed[book * count + i]] = true;
@@ -36,7 +36,7 @@ static void check_tensor(const T* x, const cuda::Shape& shape, const cuda::Packe
   for (int64_t i = 0; i < shape.outputs; ++i) wrong += !open[i] && indices[i] != expected[i];
   CHECK(wrong == 0, "tensor cores, %d steps: %ld rows are wrong and not on the list", kSteps, static_cast<long>(wrong));
   emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(),
-                    cuda::Selection{listed.data(), counts.data()});
+                    cuda::Selection{listed.data(), counts.data()}, cuda::Tail{});
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
   CHECK(indices == expected, "tensor cores, %d steps: the passes after the first", kSteps);
 }
@@ -54,7 +54,7 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebo
   emulation::launch(blocks(32 * shape.books * shape.d), 64, cuda::pack_centred, shape, packed);
   emulation::launch(blocks(shape.books * shape.padded_k), 64, cuda::pack_norms, shape, packed);
   Answer answer{std::vector<int64_t>(shape.outputs, -2), {}};
-  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, answer.scored.data(), cuda::Selection{});
+  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, answer.scored.data(), cuda::Selection{}, cuda::Tail{});
   answer.indices = answer.scored;
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, answer.indices.data());
 

@@ -21,6 +21,8 @@
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
+#define __noinline__
+#define __grid_constant__
 
 struct float4 {
   float x = 0, y = 0, z = 0, w = 0;
@@ -95,6 +97,7 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   });
 }
 inline bool __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == 0xffffffffu; }
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
 // Built without contraction, plain operators round as these do.
@@ -103,6 +106,7 @@ inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
 inline double __dsqrt_rn(double a) { return std::sqrt(a); }
+inline long long __double2ll_rn(double value) { return std::llrint(value); }
 inline long long __double_as_longlong(double value) {
   long long bits;
   std::memcpy(&bits, &value, sizeof bits);

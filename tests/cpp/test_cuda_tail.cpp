@@ -1,0 +1,205 @@
+// What follows the CUDA searches in vq and in a step of k-means, run on the CPU thread by thread: on tensor cores and in float32, against
+// sums written out. The emulation comes before the kernels.
+#include <cmath>
+
+#include "check.h"
+#include "cuda/emulation.h"
+#include "cuda/emulation_mma.h"
+#include "cuda/vq_assign_tensor.h"
+
+namespace cuda = uefl::cuda;
+
+// Room for all that a search and its tail write; NaN, or a number that is none, where it must be overwritten.
+template <class T>
+struct Run {
+  Run(const T* x, cuda::Shape given, const std::vector<float>& codebook) : x(x), shape(given), codes(codebook) {
+    shape.padded_k = (shape.k + cuda::kCodes - 1) / cuda::kCodes * cuda::kCodes;
+    const int64_t size = shape.books * shape.d * shape.padded_k;
+    exact.assign(size, NAN), bounds.assign(2 * shape.books, NAN), centred.assign(size, NAN);
+    half_norms.assign(shape.books * shape.padded_k, NAN), mean.assign(shape.books * shape.d, NAN);
+    packed = {exact.data(), bounds.data(), centred.data(), half_norms.data(), mean.data()};
+    const auto blocks = [](int64_t threads) { return static_cast<unsigned>((threads + 63) / 64); };
+    emulation::launch(blocks(32 * shape.books * shape.k), 64, cuda::pack_exact<float>, codes.data(), shape, packed);
+    emulation::launch(blocks(32 * shape.books * shape.d), 64, cuda::pack_centred, shape, packed);
+    emulation::launch(blocks(shape.books * shape.padded_k), 64, cuda::pack_norms, shape, packed);
+    quantized.assign(shape.outputs * shape.d, T(NAN)), errors.assign(cuda::places(shape), 0);
+    counts.assign(shape.books * shape.k, 0), largest = counts, sums.assign(counts.size() * shape.d, 0);
+    indices.assign(shape.outputs, -2), open.assign(shape.outputs, 7);
+  }
+
+  cuda::Tail tail() {
+    cuda::Tail tail{};
+    tail.codes = codes.data(), tail.quantized = quantized.data(), tail.errors = errors.data();
+    tail.counts = counts.data(), tail.open = open.data();
+    return tail;
+  }
+
+  void search(const cuda::Tail& tail) {
+    emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(), cuda::Selection{}, tail);
+    finish(tail);
+  }
+
+  void search_tensor(const cuda::Tail& tail) {
+    constexpr int kWidth = cuda::Tiling<2>::kWidth;
+    const int64_t rows = shape.books * shape.padded_k;
+    std::vector<__uint128_t> halves((rows * kWidth + 7) / 8);
+    std::vector<float> norms(rows, NAN);
+    std::vector<double> rest(shape.books);
+    std::vector<long long> numbers(shape.books);
+    std::vector<int64_t> listed(shape.outputs, -1);
+    const cuda::PackedHalves arrays{reinterpret_cast<uint16_t*>(halves.data()), norms.data(), rest.data(), numbers.data(), listed.data()};
+    emulation::launch(static_cast<unsigned>((rows * 32 + 63) / 64), 64, cuda::pack_halves, shape, packed, arrays, kWidth);
+    emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, 2>, x, shape, packed, arrays, true, indices.data(), tail);
+    emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(),
+                      cuda::Selection{listed.data(), numbers.data()}, cuda::Tail{});
+    finish(tail);
+  }
+
+  double error() const {
+    double total = 0;
+    for (const double part : errors) total += part;
+    return total;
+  }
+
+  const T* x;
+  cuda::Shape shape;
+  cuda::Packed packed;
+  std::vector<float> codes, centred, half_norms, mean;
+  std::vector<double> exact, bounds, errors;
+  std::vector<T> quantized;
+  std::vector<long long> counts, largest, sums;
+  std::vector<int64_t> indices;
+  std::vector<unsigned char> open;
+
+ private:
+  void finish(const cuda::Tail& tail) {
+    emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
+    emulation::launch(2, 64, cuda::finish_open<T>, x, shape, tail, indices.data());
+  }
+};
+
+static int64_t left_open = 0;  // rows of all runs that the first pass did not finish: there must be some
+
+static long long bits(double value) { return __double_as_longlong(value); }
+
+// Element j of a row of x.
+template <class T>
+static double element(const Run<T>& run, int64_t output, int64_t j) {
+  return static_cast<double>(run.x[run.shape.begin(output) + j * run.shape.stride]);
+}
+
+template <class T>
+static void check_vq(const char* what, const Run<T>& run, const std::vector<double>& scales) {
+  const cuda::Shape& shape = run.shape;
+  std::vector<long long> counts(run.counts.size()), largest(counts.size()), sums(run.sums.size());
+  double error = 0;
+  int64_t wrong = 0;
+  for (int64_t output = 0; output < shape.outputs; ++output) {
+    const int64_t code = output % shape.books * shape.k + run.indices[output];
+    left_open += run.open[output];
+    ++counts[code];
+    for (int64_t j = 0; j < shape.d; ++j) {
+      const double value = element(run, output, j), target = run.codes[code * shape.d + j];
+      const double magnitude = std::isfinite(value) ? std::fabs(value) : INFINITY;
+      largest[code] = std::max(largest[code], bits(magnitude));
+      sums[code * shape.d + j] += std::llrint(value * scales[code]);
+      error += (value - target) * (value - target);
+      wrong += run.quantized[output * shape.d + j] != static_cast<T>(target);
+    }
+  }
+  CHECK(wrong == 0, "%s: %ld elements of quantized", what, static_cast<long>(wrong));
+  CHECK(run.counts == counts && run.largest == largest && run.sums == sums, "%s: counts, largest or sums", what);
+  CHECK(std::fabs(run.error() - error) <= 1e-12 * error, "%s: error %g, expected %g", what, run.error(), error);
+}
+
+template <class T>
+static void vq(const char* what, const std::vector<T>& x, const cuda::Shape& shape, const std::vector<float>& codebook) {
+  std::vector<double> scales(shape.books * shape.k);
+  for (size_t i = 0; i < scales.size(); ++i) scales[i] = std::ldexp(1, 30 + static_cast<int>(i % 5));
+  for (const bool tensor : {false, true}) {
+    Run<T> run(x.data(), shape, codebook);
+    cuda::Tail tail = run.tail();
+    tail.largest = run.largest.data(), tail.sums = run.sums.data(), tail.scales = scales.data();
+    tensor ? run.search_tensor(tail) : run.search(tail);
+    check_vq(what, run, scales);
+  }
+}
+
+static void vq_of_all_shapes() {
+  std::mt19937 random(1);
+  const auto flat = [](int64_t rows, int64_t segments, int64_t books, int64_t d, int64_t k) {
+    return cuda::Shape{rows * segments, segments, books, d, k, 0, rows, 0, segments * d, 1, true};
+  };
+  vq("one", normal<float>(1, random), flat(1, 1, 1, 1, 1), normal<float>(1, random));
+  vq("one element", normal<float>(70, random), flat(70, 1, 1, 1, 9), normal<float>(9, random));
+  vq("three elements", normal<float>(210, random), flat(70, 1, 1, 3, 9), normal<float>(27, random));
+  vq("32 elements", normal<float>(300 * 32, random), flat(300, 1, 1, 32, 70), normal<float>(70 * 32, random));
+  vq("double", normal<double>(150 * 17, random), flat(150, 1, 1, 17, 20), normal<float>(20 * 17, random));
+  vq("segments", normal<float>(50 * 12, random), flat(50, 3, 1, 4, 20), normal<float>(20 * 4, random));
+  vq("books", normal<float>(140 * 12, random), flat(140, 3, 3, 4, 20), normal<float>(3 * 20 * 4, random));
+  vq("channels first", normal<float>(140 * 12, random), {280, 2, 1, 6, 9, 0, 70, 840, 1, 70, true}, normal<float>(9 * 6, random));
+}
+
+// Every row between two codewords, or all the same codeword: all of them are finished after the first pass.
+static void ties() {
+  std::mt19937 random(2);
+  const auto row = normal<float>(20, random);
+  std::vector<float> codebook;
+  for (int i = 0; i < 7; ++i) codebook.insert(codebook.end(), row.begin(), row.end());
+  vq("ties", normal<float>(90 * 20, random), {90, 1, 1, 20, 7, 0, 90, 0, 20, 1, true}, codebook);
+}
+
+static void rows_that_are_not_finite() {
+  std::mt19937 random(3);
+  for (const float value : {NAN, INFINITY, -INFINITY}) {
+    auto x = normal<float>(40 * 8, random);
+    x[7 * 8 + 3] = value;
+    Run<float> run(x.data(), {40, 1, 1, 8, 5, 0, 40, 0, 8, 1, true}, normal<float>(40, random));
+    cuda::Tail tail = run.tail();
+    const std::vector<double> scales(5, 1024);
+    tail.largest = run.largest.data(), tail.sums = run.sums.data(), tail.scales = scales.data();
+    run.search_tensor(tail);
+    CHECK(run.indices[7] == 0 && run.largest[0] == bits(INFINITY), "%g", value);
+    CHECK(std::isnan(value) ? std::isnan(run.error()) : std::isinf(run.error()), "%g", value);
+    for (int j = 0; j < 8; ++j) CHECK(run.quantized[7 * 8 + j] == run.codes[j], "%g", value);
+  }
+}
+
+// What a step of k-means asks for: masses, and sums less a middle in units of each column; with weights and without.
+static void k_means() {
+  std::mt19937 random(4);
+  const int64_t n = 150, d = 17, k = 9;
+  const auto x = normal<float>(n * d, random, 3);
+  const auto middle = normal<double>(d, random, 3);
+  std::vector<double> weights(n), scales(d);
+  for (int64_t i = 0; i < n; ++i) weights[i] = i % 3 ? 1.0 / static_cast<double>(1 + i) : 0;
+  for (int64_t j = 0; j < d; ++j) scales[j] = std::ldexp(1, static_cast<int>(20 + j));
+  const double mass_scale = 0x1p40;
+  for (const bool weighted : {false, true}) {
+    for (const bool tensor : {false, true}) {
+      Run<float> run(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, true}, normal<float>(k * d, random, 3));
+      cuda::Tail tail{};
+      tail.counts = run.counts.data(), tail.sums = run.sums.data(), tail.open = run.open.data();
+      tail.middle = middle.data(), tail.scales = scales.data(), tail.mass_scale = &mass_scale;
+      tail.weights = weighted ? weights.data() : nullptr;
+      tensor ? run.search_tensor(tail) : run.search(tail);
+      std::vector<long long> masses(k), sums(k * d);
+      for (int64_t i = 0; i < n; ++i) {
+        const double weight = weighted ? weights[i] : 1;
+        masses[run.indices[i]] += std::llrint(weight * mass_scale);
+        for (int64_t j = 0; j < d; ++j) {
+          sums[run.indices[i] * d + j] += std::llrint((static_cast<double>(x[i * d + j]) - middle[j]) * weight * scales[j]);
+        }
+      }
+      CHECK(run.counts == masses && run.sums == sums, "weighted %d, tensor cores %d", weighted, tensor);
+    }
+  }
+}
+
+void run() {
+  vq_of_all_shapes();
+  ties();
+  rows_that_are_not_finite();
+  k_means();
+  CHECK(left_open > 90, "%ld rows were left open", static_cast<long>(left_open));
+}
