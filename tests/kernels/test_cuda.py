@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from uefl_kernels import backend, vq, vq_assign
+from uefl_kernels import backend, kmeans, kmeans_step, vq, vq_assign
 from uefl_kernels._library import cuda_architecture_built, has_kernel, triton_available
 
 from .search_cases import CASES, codebook_with
@@ -180,3 +180,29 @@ def test_vq_agrees_with_the_cpu(dtype):
         assert torch.equal(found, expected)
     for expected, found in (loss, x_grad, codebook_grad):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("init", ["k-means++", "k-means||", "random", "far"])
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_small_kmeans_equals_the_cpu(init, metric):
+    x, weights = torch.randn(900, 20), torch.rand(900)
+    given = torch.cat([x[:5], 100 + torch.randn(7, 20)])  # seven empty clusters
+    step = kmeans_step(x.cuda(), given.cuda(), weights=weights.cuda())
+    found = kmeans(x.cuda(), 12, weights=weights.cuda(), init=given.cuda() if init == "far" else init, metric=metric)
+    with backend("auto"):
+        expected_step = kmeans_step(x, given, weights=weights)
+        expected = kmeans(x, 12, weights=weights, init=given if init == "far" else init, metric=metric)
+    for one, other in zip((*found, *step[:-1], *step.units), (*expected, *expected_step[:-1], *expected_step.units), strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
+def test_small_kmeans_in_a_cuda_graph():
+    x = torch.randn(3000, 16, device="cuda")
+    kmeans(x, 8, max_iter=2)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kmeans(x, 8, max_iter=40)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    for one, other in zip(found, kmeans(x, 8, max_iter=40), strict=True):
+        assert torch.equal(one, other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -12,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from uefl_kernels import COMPILED, backend, kmeans, kmeans_batched, vq_assign
 from uefl_kernels.ops.kmeans import reference
-from uefl_kernels.ops.kmeans_step.reference import kmeans_step_around
+from uefl_kernels.ops.kmeans_step import reference as steps
 
 from .conftest import DTYPES, normal
 
@@ -335,17 +335,25 @@ def test_autocast():
         assert kmeans(x.bfloat16(), 3).centres.dtype == torch.float32
 
 
-def test_around_another_search():
-    """What runs on a GPU: the reference's code around a compiled or Triton search."""
-    x, weights = blobs(150, 5, 6), torch.rand(150).double()
-    expected = kmeans(x, 6, weights=weights)
-    arguments = (x, weights, None, [150], [6], [0], "k-means++", False, 1, 300, 1e-4)
-    step = functools.partial(kmeans_step_around, torch.ops.uefl.vq_assign.default)
-    found = reference.kmeans_around(step, *arguments)
-    assert all(torch.equal(a.reshape(b.shape), b) for a, b in zip(found, expected, strict=True))
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        with backend("triton"):
-            assert_same(kmeans(x, 6, weights=weights), expected)
+@pytest.mark.parametrize("method", ["k-means++", "k-means||", "random", "given"])
+@pytest.mark.parametrize("spherical", [False, True])
+def test_the_host_is_not_asked(monkeypatch, method, spherical):
+    """Fake tensors have no values: whatever needed one, a GPU would have to be waited for."""
+    monkeypatch.setattr(reference, "_looks", lambda ended, i: False)
+    monkeypatch.setattr(reference, "_require_valid", lambda *_: None)
+    monkeypatch.setattr(reference, "square_root", torch.sqrt)
+
+    def step(x, centres, weights, *units_and_inertia):
+        labels = x[:, 0].long()  # an answer of the right shape: a search has no value to ask for
+        return steps.compose(x, centres, labels, weights, *units_and_inertia)
+
+    with FakeTensorMode():
+        x, weights, init = torch.empty(50, 4), torch.empty(50, dtype=torch.float64), torch.empty(6, 4)
+        for mass in (None, weights):
+            given = init if method == "given" else None
+            arguments = (x, mass, given, [20, 30], [2, 4], [0, 1], method, spherical, 2, 3, 1e-4)
+            centres, labels, inertia, iterations = reference._batch(step, reference.advance, *arguments)
+            assert [tuple(t.shape) for t in (centres, labels, inertia, iterations)] == [(6, 4), (50,), (2,), (2,)]
 
 
 @compiled

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uefl_kernels import COMPILED, KMeansUnits, backend, kmeans, kmeans_step
+from uefl_kernels._library import triton_available
 
 from .conftest import DTYPES, normal
 
@@ -127,13 +128,18 @@ def test_number_of_threads_does_not_matter():
         assert_same(result, results[0])
 
 
-def test_composed_around_a_search():
-    """What runs on a GPU without a kernel of its own; and whatever Triton has."""
-    x, centres, weights = normal(90, 5), normal(7, 5, seed=1), torch.rand(90)
-    expected = kmeans_step(x, centres, weights=weights)
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        with backend("triton"):
-            assert_same(kmeans_step(x, centres, weights=weights), expected)
+@pytest.mark.skipif(torch.cuda.is_available() or not triton_available(), reason="Triton is not interpreted here")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_triton_equals_the_reference(monkeypatch, dtype):
+    """Interpreted: a kernel, or what is composed around the search."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for n, d, k in ((0, 3, 2), (90, 17, 7)):
+        x, centres, weights = normal(n, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), torch.rand(n)
+        for mass in (None, weights):
+            expected = kmeans_step(x, centres, weights=mass)
+            with backend("triton"):
+                assert_same(kmeans_step(x, centres, weights=mass), expected)
+                assert_same(kmeans_step(x.T.contiguous().T, centres, weights=mass), expected)
 
 
 X, C, W = torch.randn(6, 3), torch.randn(2, 3), torch.ones(6)

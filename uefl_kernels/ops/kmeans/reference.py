@@ -10,6 +10,7 @@ It is also what runs on a GPU, around the step of that GPU.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -18,12 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..._library import triton_available
 from ..._philox import uniforms
 from ..kmeans_step import reference as steps
 from ..vq_assign.reference import _sqrt as square_root
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Step = Callable[..., steps.Step]
+Advance = Callable[["Data", "State", torch.Tensor, steps.Step, bool], None]
 
 _GRID_BITS = 14
 _LANES = 8  # candidates that are compared with the rows at once
@@ -46,16 +49,18 @@ def kmeans(
     tol: float,
 ) -> Result:
     """Every problem of a batch on its own (see ``ops/kmeans/__init__.py``)."""
-    return _batch(steps.kmeans_step, x, weights, init, sizes, clusters, seeds, method, spherical, n_init, max_iter, tol)
+    return _batch(steps.kmeans_step, advance, x, weights, init, sizes, clusters, seeds, method, spherical, n_init, max_iter, tol)
 
 
 def kmeans_around(kmeans_step: Step, *arguments: object) -> Result:
-    """The same around another step: what the Triton and CUDA backends run today."""
-    return _batch(kmeans_step, *arguments)  # type: ignore[arg-type]
+    """The same around another step; in Triton, where that runs, what follows it."""
+    after = importlib.import_module(f"{__package__}.triton").advance if triton_available() else advance
+    return _batch(kmeans_step, after, *arguments)  # type: ignore[arg-type]
 
 
 def _batch(
     step: Step,
+    advance: Advance,
     x: torch.Tensor,
     weights: torch.Tensor | None,
     init: torch.Tensor | None,
@@ -80,7 +85,7 @@ def _batch(
         tries = []
         for restart in range(n_init):
             start = data.rows[data.grid.seeds(method, k, seed, restart)].to(centre_dtype(x)) if given is None else given
-            tries.append(lloyd(step, data, unit_rows(start) if spherical else start, spherical, max_iter, tol))
+            tries.append(lloyd(step, advance, data, unit_rows(start) if spherical else start, spherical, max_iter, tol))
         fits.append(_best(tries))
         row, centre = row + size, centre + k
     none = x.new_empty(0, dtype=torch.float64)
@@ -153,24 +158,24 @@ class Grid:
         left, chosen = self.masses.clone(), self.masses.new_zeros(k)
         for i in range(k):
             chosen[i : i + 1] = sample(left, uniforms(1, i, restart, 0, seed))
-            left[chosen[i]] = 0
+            left.index_fill_(0, chosen[i : i + 1], 0)
         return chosen
 
     def plus_plus(self, k: int, seed: int, restart: int, stage: int) -> torch.Tensor:
         """Greedy k-means++: of 2 + ln k rows drawn by squared distance, the one that lowers the potential most, ties to the first."""
         left, chosen = self.masses.clone(), self.masses.new_zeros(k)
         chosen[:1] = sample(left, uniforms(1, 0, restart, stage, seed))
-        left[chosen[0]] = 0
+        left.index_fill_(0, chosen[:1], 0)
         nearest = self.distances(chosen[:1])[:, 0]
         for i in range(1, k):
             potential = self.potential(nearest)
             potential = torch.where(potential.sum() > 0, potential, left)  # fewer different rows than clusters
             trials = sample(potential, uniforms(2 + int(math.log(k)), i, restart, stage, seed))
             closer = torch.minimum(nearest[:, None], self.distances(trials))
-            best = self.potential(closer).sum(0).argmin()
-            chosen[i] = trials[best]
-            left[chosen[i]] = 0
-            nearest = closer[:, best]
+            best = self.potential(closer).sum(0).argmin(0, keepdim=True)  # not a number: an index on a GPU would be waited for
+            chosen[i : i + 1] = trials.index_select(0, best)
+            left.index_fill_(0, chosen[i : i + 1], 0)
+            nearest = closer.index_select(1, best)[:, 0]
         return chosen
 
     def parallel(self, k: int, seed: int, restart: int) -> torch.Tensor:
@@ -218,27 +223,48 @@ class Fit(NamedTuple):
     iterations: torch.Tensor
 
 
-def lloyd(step: Step, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
+class State(NamedTuple):
+    """Where a fit is, on its device; ``advance`` writes into it."""
+
+    centres: torch.Tensor
+    """``[k, d]``"""
+    ended: torch.Tensor
+    """scalar, bool: what follows changes nothing."""
+    iterations: torch.Tensor
+    """scalar, int64"""
+
+
+def lloyd(step: Step, advance: Advance, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
     """Lloyd's algorithm; ends when the centres move by no more than ``tol`` times the variance of the data.
 
     They do not move at all when no label changes: the sums are integers. An iteration after the end changes nothing, so that the host
     need not know at once.
     """
     limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
-    ended = torch.zeros_like(limit, dtype=torch.bool)
-    iterations = torch.zeros_like(limit, dtype=torch.int64)
-    on_cpu = centres.device.type == "cpu"
+    state = State(centres.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64))
     for i in range(max_iter):
-        labels, sums, masses, _ = data.step(step, centres, False)
-        moved = update(data, centres, labels, sums, masses, spherical)
-        shift = steps.tree_sum(steps.square_norms(moved.double() - centres.double()))
-        centres = torch.where(ended, centres, moved)
-        iterations += (~ended).long()
-        ended = ended | ~(shift > limit)
-        if (on_cpu or i % _LOOK_EVERY == _LOOK_EVERY - 1) and bool(ended):
+        advance(data, state, limit, data.step(step, state.centres, False), spherical)
+        if _looks(state.ended, i) and bool(state.ended):
             break
-    labels, _, _, inertia = data.step(step, centres, True)
-    return Fit(centres, labels, inertia * data.weight_unit, iterations)
+    labels, _, _, inertia = data.step(step, state.centres, True)
+    return Fit(state.centres, labels, inertia * data.weight_unit, state.iterations)
+
+
+def _looks(ended: torch.Tensor, i: int) -> bool:
+    """Whether the host asks after iteration i if the fit has ended: a GPU is stalled by that, and its captured work has no answer."""
+    if ended.device.type == "cpu":
+        return True
+    return i % _LOOK_EVERY == _LOOK_EVERY - 1 and not torch.cuda.is_current_stream_capturing()
+
+
+def advance(data: Data, state: State, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
+    """Ends an iteration: moves the centres to the means of what ``kmeans_step`` found."""
+    labels, sums, masses, _ = found
+    moved = update(data, state.centres, labels, sums, masses, spherical)
+    shift = steps.tree_sum(steps.square_norms(moved.double() - state.centres.double()))
+    state.centres.copy_(torch.where(state.ended, state.centres, moved))
+    state.iterations.add_(~state.ended)
+    state.ended.logical_or_(~(shift > limit))
 
 
 def update(

@@ -1,0 +1,140 @@
+"""What follows a step of ``kmeans`` in Triton: interpreted against the reference, compiled ahead of time for three generations of GPU.
+
+``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernels natively instead.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import uefl_kernels
+from uefl_kernels import backend, kmeans
+from uefl_kernels.ops.kmeans import reference
+from uefl_kernels.ops.kmeans_step import reference as steps
+
+from .conftest import normal
+
+if torch.cuda.is_available():
+    pytest.skip("the kernels run natively here (test_cuda.py)", allow_module_level=True)
+pytest.importorskip("triton")
+
+from uefl_kernels.ops.kmeans import triton
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def after(module, x, centres, weights, spherical, ended=False, limit=0.0):
+    """The state after one iteration."""
+    data = reference.Data(x, weights)
+    state = reference.State(centres.clone(), torch.tensor(ended), torch.tensor(3))
+    module.advance(data, state, torch.tensor(limit, dtype=torch.float64), data.step(steps.kmeans_step, centres, False), spherical)
+    return state
+
+
+def assert_same_advance(*arguments, **options):
+    found, expected = (after(module, *arguments, **options) for module in (triton, reference))
+    for name, one, other in zip(found._fields, found, expected, strict=True):
+        assert torch.equal(one, other), name
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spherical"), [(torch.float32, False), (torch.float32, True), (torch.float64, True), (torch.half, False)]
+)
+def test_advance_equals_the_reference(dtype, spherical):
+    """Also where clusters are empty, more of them than there are rows to take, and rows weigh nothing."""
+    for n, d, k, far in ((1, 1, 1, 0), (70, 9, 5, 2), (3, 2, 6, 5)):
+        x = normal(n, d, seed=n).to(dtype)
+        centres = normal(k, d, seed=k, dtype=reference.centre_dtype(x))
+        centres[len(centres) - far :] += 1000 + torch.arange(far)[:, None]  # empty
+        rows = reference.unit_rows(x.to(centres.dtype)) if spherical else x
+        assert_same_advance(rows, centres, None, spherical)
+        assert_same_advance(rows.T.contiguous().T, centres, (torch.arange(n) % 3).double() + (n == 1), spherical, limit=1e9)
+
+
+def test_an_iteration_after_the_end_changes_nothing():
+    x, centres = normal(50, 3), torch.cat([normal(2, 3, seed=1), torch.full((1, 3), 1e4)])
+    state = assert_same_advance(x, centres, None, False, ended=True)
+    assert torch.equal(state.centres, centres)
+    assert int(state.iterations) == 3
+    assert bool(assert_same_advance(x, centres, None, False, limit=1e9).ended)
+    assert not bool(assert_same_advance(x, centres, None, False).ended)
+    assert bool(assert_same_advance(x, centres, None, False, limit=float("nan")).ended)
+
+
+def test_moves_are_added_up_in_one_order(monkeypatch):
+    """Of many clusters by torch, of few by a kernel."""
+    x, centres = normal(60, 2, dtype=torch.float64), normal(33, 2, seed=1, dtype=torch.float64)
+    data = reference.Data(x, None)
+    moved = reference.update(data, centres, *data.step(steps.kmeans_step, centres, False)[:3], False)
+    shift = float(steps.tree_sum(steps.square_norms(moved - centres)))
+    below = float(torch.tensor(shift, dtype=torch.float64).nextafter(torch.tensor(0.0, dtype=torch.float64)))
+    for tree in (4096, 32):
+        monkeypatch.setattr(triton, "_TREE", tree)
+        assert bool(assert_same_advance(x, centres, None, False, limit=shift).ended)
+        assert not bool(assert_same_advance(x, centres, None, False, limit=below).ended)
+
+
+def test_a_fit_equals_the_cpu():
+    x, weights = normal(70, 5), torch.rand(70)
+    far = torch.cat([x[:2], torch.full((2, 5), 100.0) + torch.arange(2)[:, None]])
+    for options in ({"max_iter": 3}, {"weights": weights, "init": far, "metric": "cosine"}, {"init": "k-means||", "max_iter": 2}):
+        expected = kmeans(x, 4, **options)
+        with backend("triton"):
+            found = kmeans(x, 4, **options)
+        for name, one, other in zip(found._fields, found, expected, strict=True):
+            assert torch.equal(one, other), name
+
+
+COMPILE = """
+import json, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+import uefl_kernels.ops.kmeans.triton as kernels
+
+DOUBLES = {"weights", "middle", "scale", "mass_scale", "moves", "limit"}
+WHOLE = {"labels", "sums", "masses", "keys", "taken", "count", "iterations"}
+report = []
+for name, x, centres, spherical in (
+    ("_far", "*fp32", "*fp32", False), ("_far", "*fp64", "*fp64", False), ("_fill", None, None, False),
+    ("_move", "*bf16", "*fp32", False), ("_move", "*fp32", "*fp32", True), ("_settle", None, None, False),
+):
+    kernel = getattr(kernels, name)
+    constants = {"WEIGHTED": True, "SPHERICAL": spherical, "D": 70, "ROWS": kernels._ROWS, "CLUSTERS": kernels._CLUSTERS,
+                 "KEYS": kernels._KEYS, "SIZE": kernels._TREE}
+    constants = {n: value for n, value in constants.items() if n in kernel.arg_names}
+    types = {"x": x, "centres": centres, "ended": "*i1", "k": "i32", **{n: "*fp64" for n in DOUBLES}, **{n: "*i64" for n in WHOLE}}
+    signature = {n: "constexpr" if n in constants else types.get(n, "i64") for n in kernel.arg_names}
+    for architecture in (80, 90, 100):
+        built = triton.compile(ASTSource(kernel, signature, constants, {}), target=GPUTarget("cuda", architecture, 32),
+                               options={"enable_fp_fusion": False})
+        ptx = built.asm["ptx"]
+        report.append({"kernel": name, "spherical": spherical, "architecture": architecture, "fused": ptx.count("fma.rn.f64"),
+                       "roots": ptx.count("sqrt.rn.f64"), "divisions": ptx.count("div.rn.f64")})
+print(json.dumps(report))
+"""
+
+
+@pytest.mark.slow
+def test_compiles_to_arithmetic_that_rounds_like_the_cpu(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    root = os.path.dirname(os.path.dirname(uefl_kernels.__file__))
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert {row["architecture"] for row in report} == {80, 90, 100}
+    for row in report:
+        assert row["fused"] == 0, row
+        if row["kernel"] == "_move":
+            assert row["divisions"] > 0, row
+            assert (row["roots"] > 0) == row["spherical"], row

@@ -1,0 +1,230 @@
+"""What follows a step in ``kmeans``, in Triton: means, rows for empty clusters, how far the centres moved, whether that was the end.
+
+Four small kernels on the results of ``kmeans_step``; the first two have nothing to do, and end at once, unless a cluster is empty, and
+none has anything to do after the end. The host is not waited for. All arithmetic is in float64 in the order of ``reference.update``,
+launched without contraction to FMA, so the centres have the same bits as on the CPU. Interpreted and compiled in the tests; not run on
+a GPU yet.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# No postponed annotations here: Triton reads the types of the arguments.
+import torch
+import triton
+import triton.language as tl
+
+from ..kmeans_step import reference as steps
+from ..vq_assign.triton import _halve
+from . import reference
+
+_LANES = tl.constexpr(8)  # partial sums of a squared distance
+_ROWS, _KEYS, _CLUSTERS = 64, 4096, 1024  # of a tile; not tuned on a GPU yet
+_PROGRAMS = 256  # that look for far rows: some for every multiprocessor
+_TREE = 4096  # values that one program adds up
+
+
+@triton.jit
+def _total(lanes, ROWS: tl.constexpr):
+    """Eight partial sums [ROWS, 8] added by halves."""
+    left, right = _halve(lanes, ROWS, 8)
+    left, right = _halve(left + right, ROWS, 4)
+    left, right = _halve(left + right, ROWS, 2)
+    return tl.reshape(left + right, (ROWS,))
+
+
+@triton.jit
+def _empty(masses, k, CLUSTERS: tl.constexpr):
+    """How many of k masses are zero."""
+    count = tl.zeros((CLUSTERS,), tl.int64)
+    for start in range(0, k, CLUSTERS):
+        cluster = start + tl.arange(0, CLUSTERS)
+        count += (tl.load(masses + cluster, mask=cluster < k, other=1) == 0).to(tl.int64)
+    return tl.sum(count, 0)
+
+
+@triton.jit
+def _weighted(x, weights, middle, row, j, valid, stride_n, stride_d, WEIGHTED: tl.constexpr):
+    """(x - middle) * weight of elements j of a row."""
+    value = tl.load(x + row * stride_n + j * stride_d, mask=valid, other=0.0).to(tl.float64)
+    value = value - tl.load(middle + j, mask=valid, other=0.0)
+    if WEIGHTED:
+        value = value * tl.load(weights + row)
+    return value
+
+
+@triton.jit
+def _whole(value):
+    """The nearest whole number, ties to even, int64: below 2^52 by adding and subtracting it, above there is nothing to round."""
+    magnitude = tl.abs(value)
+    units = tl.where(magnitude < 2.0**52, (magnitude + 2.0**52) - 2.0**52, magnitude).to(tl.int64)
+    return tl.where(value < 0, -units, units)
+
+
+@triton.jit(do_not_specialize=["n", "k"])
+def _far(
+    x, weights, mass_scale, centres, labels, masses, ended, keys, n: tl.int64, k, stride_n: tl.int64, stride_d: tl.int64, spread: tl.int64,
+    WEIGHTED: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, CLUSTERS: tl.constexpr,
+):  # fmt: skip
+    """keys [n]: the bits of the distance of each row to its centre, of which the last give way to the number of the row; or -1."""
+    if tl.load(ended) != 0:
+        return
+    if _empty(masses, k, CLUSTERS) == 0:
+        return
+    lane = tl.arange(0, _LANES)
+    for block in range(tl.program_id(0).to(tl.int64), tl.cdiv(n, ROWS), tl.num_programs(0)):
+        row = block * ROWS + tl.arange(0, ROWS)
+        valid = row < n
+        label = tl.load(labels + row, mask=valid, other=0)
+        total = tl.zeros((ROWS, _LANES), tl.float64)
+        for start in range(0, D, _LANES):
+            j = start + lane
+            inside = valid[:, None] & (j < D)[None, :]
+            value = tl.load(x + row[:, None] * stride_n + j[None, :] * stride_d, mask=inside, other=0.0).to(tl.float64)
+            difference = value - tl.load(centres + label[:, None] * D + j[None, :], mask=inside, other=0.0).to(tl.float64)
+            total += difference * difference
+        distance = _total(total, ROWS)
+        takes_part = distance > 0
+        if WEIGHTED:
+            takes_part = takes_part & (_whole(tl.load(weights + row, mask=valid, other=0.0) * tl.load(mass_scale)) > 0)
+        key = (distance.to(tl.int64, bitcast=True) & (-1 - spread)) | (spread - row)
+        tl.store(keys + row, tl.where(takes_part, key, -1), mask=valid)
+
+
+@triton.jit(do_not_specialize=["n", "k"])
+def _fill(masses, ended, keys, taken, count, n: tl.int64, k, spread: tl.int64, KEYS: tl.constexpr, CLUSTERS: tl.constexpr):
+    """taken [count]: the row that each empty cluster takes, the farthest one first. One program."""
+    wanted = _empty(masses, k, CLUSTERS)
+    if tl.load(ended) != 0:
+        wanted = wanted * 0
+    found = wanted * 0
+    last = found + 0x7FFFFFFFFFFFFFFF
+    while found < wanted:
+        best = tl.full((KEYS,), -1, tl.int64)
+        for start in range(0, n, KEYS):
+            place = start + tl.arange(0, KEYS)
+            key = tl.load(keys + place, mask=place < n, other=-1)
+            best = tl.maximum(best, tl.where(key < last, key, -1))
+        last = tl.max(best, 0)  # no two keys are the same
+        if last >= 0:
+            tl.store(taken + found, spread - (last & spread))
+            found += 1
+        else:
+            wanted = found
+    tl.store(count, found)
+
+
+@triton.jit
+def _mean(
+    x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, mass, j, valid, stride_n, stride_d,
+    WEIGHTED: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Elements j of the mean of a cluster, with the row that it gained and without those that others took."""
+    sum = tl.load(sums + cluster * D + j, mask=valid, other=0)
+    unit = tl.load(scale + j, mask=valid, other=1.0)
+    if gained >= 0:
+        sum += _whole(_weighted(x, weights, middle, gained, j, valid, stride_n, stride_d, WEIGHTED) * unit)
+    for i in range(0, moved):
+        row = tl.load(taken + i)
+        if tl.load(labels + row) == cluster:
+            sum -= _whole(_weighted(x, weights, middle, row, j, valid, stride_n, stride_d, WEIGHTED) * unit)
+    return tl.load(middle + j, mask=valid, other=0.0) + sum.to(tl.float64) / unit / mass
+
+
+@triton.jit(do_not_specialize=["k"])
+def _move(
+    x, weights, middle, scale, mass_scale, labels, sums, masses, taken, count, ended, centres, moves, k,
+    stride_n: tl.int64, stride_d: tl.int64, WEIGHTED: tl.constexpr, SPHERICAL: tl.constexpr, D: tl.constexpr, CLUSTERS: tl.constexpr,
+):  # fmt: skip
+    """Moves a centre to the mean of its cluster, and writes the square of the move. A program to a cluster."""
+    if tl.load(ended) != 0:
+        return
+    cluster = tl.program_id(0).to(tl.int64)
+    mass, moved, gained = tl.load(masses + cluster), tl.load(count), tl.program_id(0).to(tl.int64) * 0 - 1
+    if (mass == 0) & (moved > 0):
+        rank = _empty(masses, cluster.to(tl.int32), CLUSTERS)
+        if rank < moved:
+            gained = tl.load(taken + rank)
+    whole = tl.load(mass_scale)
+    for i in range(0, moved):
+        row = tl.load(taken + i)
+        own = _whole(tl.load(weights + row) * whole) if WEIGHTED else whole.to(tl.int64)
+        if row == gained:
+            mass += own
+        if tl.load(labels + row) == cluster:
+            mass -= own
+    total = tl.zeros((1, _LANES), tl.float64)
+    if mass > 0:
+        share, lane = mass.to(tl.float64) / whole, tl.arange(0, _LANES)
+        norm = share * 0 + 1
+        if SPHERICAL:
+            squares = tl.zeros((1, _LANES), tl.float64)
+            for start in range(0, D, _LANES):
+                mean = _mean(
+                    x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, share, start + lane, start + lane < D,
+                    stride_n, stride_d, WEIGHTED, D,
+                )  # fmt: skip
+                mean = tl.where(start + lane < D, mean, 0.0)
+                squares += (mean * mean)[None, :]
+            norm = tl.sqrt(tl.max(_total(squares, 1), 0))
+        if norm > 0:  # a mean of zeros has no direction: the centre stays
+            for start in range(0, D, _LANES):
+                j = start + lane
+                valid = j < D
+                mean = _mean(
+                    x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, share, j, valid, stride_n, stride_d, WEIGHTED, D
+                )
+                place = centres + cluster * D + j
+                new = (mean / norm).to(centres.dtype.element_ty)
+                difference = new.to(tl.float64) - tl.load(place, mask=valid, other=0.0).to(tl.float64)
+                difference = tl.where(valid, difference, 0.0)
+                total += (difference * difference)[None, :]
+                tl.store(place, new, mask=valid)
+    tl.store(moves + cluster + tl.arange(0, 1), _total(total, 1))
+
+
+@triton.jit
+def _sum_by_halves(values, SIZE: tl.constexpr):
+    """``tree_sum`` of a vector."""
+    if SIZE == 1:
+        return tl.sum(values, 0)
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(values, (2, SIZE // 2)), (1, 0)))
+        return _sum_by_halves(left + right, SIZE // 2)
+
+
+@triton.jit(do_not_specialize=["k"])
+def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
+    """Adds up the moves, counts the iteration, and says whether it was the last one. One program."""
+    if tl.load(ended) != 0:
+        return
+    place = tl.arange(0, SIZE)
+    shift = _sum_by_halves(tl.load(moves + place, mask=place < k, other=0.0), SIZE)
+    tl.store(iterations, tl.load(iterations) + 1)
+    tl.store(ended, (shift > tl.load(limit)) ^ True)  # NaN ends it, too
+
+
+def advance(data: reference.Data, state: reference.State, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
+    """As ``reference.advance``, to the bit."""
+    labels, sums, masses, _ = found
+    rows, centres = data.rows, state.centres
+    (n, d), k, device, weighted = rows.shape, len(centres), centres.device, data.weights is not None
+    weights = data.mass_scale if data.weights is None else data.weights
+    spread = (1 << steps.ceil_log2(n)) - 1
+    keys = torch.empty(n, dtype=torch.int64, device=device)
+    taken = torch.empty(k + 1, dtype=torch.int64, device=device)
+    count = taken[k:]
+    moves = torch.empty(k, dtype=torch.float64, device=device)
+    programs = min(_PROGRAMS, triton.cdiv(n, _ROWS))
+    with torch.cuda.device_of(rows):
+        _far[(programs,)](
+            rows, weights, data.mass_scale, centres, labels, masses, state.ended, keys, n, k, *rows.stride(), spread,
+            weighted, d, _ROWS, _CLUSTERS, enable_fp_fusion=False,
+        )  # fmt: skip
+        _fill[(1,)](masses, state.ended, keys, taken, count, n, k, spread, _KEYS, _CLUSTERS, num_warps=8)
+        _move[(k,)](
+            rows, weights, data.middle, data.scale, data.mass_scale, labels, sums, masses, taken, count, state.ended, centres, moves, k,
+            *rows.stride(), weighted, spherical, d, _CLUSTERS, enable_fp_fusion=False, num_warps=1,
+        )  # fmt: skip
+        if k > _TREE:
+            moves = steps.tree_sum(moves).reshape(1)
+        size = 1 << steps.ceil_log2(len(moves))
+        _settle[(1,)](moves, limit, state.ended, state.iterations, len(moves), size, enable_fp_fusion=False)
