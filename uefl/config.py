@@ -101,13 +101,17 @@ class Config:
     """average each shared codeword by how often each client used it; off: by the number of examples"""
 
     # --- uncertainty and extension
+    uncertainty: str = "mc_dropout"
+    """``mc_dropout``: the entropy over passes with dropout on; ``ensemble``: over members that are trained apart, dropout off"""
+    passes: int = 20
+    members: int = 5
+    """of an ensemble; each takes as long as a run of its own"""
     gamma: float = 0.3
     """a client is extended when its entropy exceeds (1 + gamma) times the reference"""
     reference: str = "min"
     """``min`` or ``mean`` entropy over the clients"""
     threshold: str = "fixed"
     """``fixed``: set after the first iteration; ``current``: from the current entropies, each time"""
-    passes: int = 20
     ext_share: str = "none"
     """``none``: extensions are private to a client; ``group``: one for all clients extended at the same time"""
     stop_when_certain: bool = True

@@ -16,6 +16,7 @@ _CHOICES = {
     "normalize": ("standard", "imagenet", "raw"),
     "encoder": ("cnn", "vgg16_bn", "resnet18", "cnn5x5", "resnet18_nopool"),
     "codebook_init": ("normal", "kmeans"),
+    "uncertainty": ("mc_dropout", "ensemble"),
     "reference": ("min", "mean"),
     "threshold": ("fixed", "current"),
     "ext_share": ("none", "group"),
@@ -65,14 +66,16 @@ _SILO_ONLY = (
     "commitment",
     "codebook_init",
     "usage_aware",
+    "uncertainty",
+    "passes",
+    "members",
     "gamma",
     "reference",
     "threshold",
-    "passes",
     "ext_share",
     "stop_when_certain",
 )
-_PAPER_ONLY = ("codebook_init", "usage_aware", "ext_share", "threshold", "holdout")
+_PAPER_ONLY = ("uncertainty", "codebook_init", "usage_aware", "ext_share", "threshold", "holdout")
 _AT_LEAST_ONE = (
     "clients",
     "train_per_client",
@@ -148,6 +151,9 @@ def _of_silos(c: Config) -> Rules:
     return [
         ("encoder", c.encoder in ("cnn", "vgg16_bn", "resnet18"), "cnn, vgg16_bn or resnet18 with these arms"),
         ("segments", c.encoder != "cnn" or (4 * c.width) % c.segments == 0, f"a divisor of the {4 * c.width} channels (4 x width)"),
+        ("passes", c.uncertainty == "mc_dropout" or c.passes == type(c).passes, "its default: an ensemble has members, not passes"),
+        ("members", c.uncertainty == "ensemble" or c.members == type(c).members, "its default: it is for uncertainty = 'ensemble'"),
+        ("members", c.members >= 2, "2 or more"),
         ("segments", c.encoder == "cnn" or 512 % c.segments == 0, "a divisor of the 512 channels"),
         *((key, getattr(c, key) == getattr(type(c), key), "its default: it is for arms on unlabeled sets") for key in _SET_ONLY),
     ]

@@ -24,7 +24,7 @@ import torch
 from uefl_kernels import _library as kernels
 
 from . import checkpoint, config, report
-from .algorithms import FedAvg, Record, build, clients
+from .algorithms import Course, Record, build, clients
 from .algorithms.client import Device
 from .config import Config
 from .data.build import build_silos
@@ -137,7 +137,6 @@ class _Run:
 
     def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""
-        initial = self.room.flat.values.detach().clone(), self.room.flat.statistics.clone()
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
         self.rejected: dict[str, int] = dict(plain["rejected"])
@@ -148,7 +147,6 @@ class _Run:
             self.observer.notice(f"note: {note}")
         with _events(self.out) as events:
             for index in range(plain["arm"], len(self.cfg.arms)):
-                self.room.flat.set(*initial)
                 arm = self._arm(self.cfg.arms[index])
                 if index == plain["arm"] and tensors:
                     try:
@@ -184,12 +182,12 @@ class _Run:
         except ValueError:
             raise UserError(f"{self.metrics} is damaged; restore it, or start a new run") from None
 
-    def _arm(self, name: str) -> FedAvg:
+    def _arm(self, name: str) -> Course:
         engine = LocalEngine(clients(self.federation, self.room), started=lambda client: self.observer.client(name, arm.round, client))
         arm = build(name, self.cfg, engine, self.room, self.observer.notice, self.federation)
         return arm
 
-    def _finish(self, index: int, arm: FedAvg, events: report.EventWriter | None) -> None:
+    def _finish(self, index: int, arm: Course, events: report.EventWriter | None) -> None:
         self.observer.arm(arm.arm, arm.round)
         while not arm.finished:
             begun = time.monotonic()
@@ -207,8 +205,8 @@ class _Run:
             tensors, state = arm.state()
             plain = {"arm": index, "seconds": self.seconds, "rejected": self.rejected, "metrics_bytes": self.metrics.stat().st_size}
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
-        weights = self.room.flat.named(arm.values, arm.statistics)
-        saved.save(self.out / f"model-{arm.arm}.safetensors", self.cfg, self.federation, weights, arm.codebooks())
+        networks = [(self.room.flat.named(values, statistics), codebooks) for values, statistics, codebooks in arm.networks()]
+        saved.save(self.out / f"model-{arm.arm}.safetensors", self.cfg, self.federation, networks)
 
     def _summary(self) -> dict[str, Any]:
         arms = report.summarize([json.loads(line) for line in self.metrics.read_text().splitlines()])

@@ -1,4 +1,7 @@
-"""Predictive uncertainty: what a head says when its dropout stays on, or what the members of an ensemble say together."""
+"""Predictive uncertainty: what a head says when its dropout stays on, or what the members of an ensemble say together.
+
+Every model of a run gives a :class:`Prediction` by ``estimate``; ``ensemble`` makes one of several. A run with dropout has one model.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 
 import uefl_kernels
 
+from .config import Config
 from .metrics import entropy
 from .models.net import Head
 
@@ -31,14 +35,23 @@ class Prediction(NamedTuple):
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
 
-def mc_dropout(head: Head, tokens: torch.Tensor, passes: int, *, legacy: bool = False) -> Prediction:
+def estimate(head: Head, tokens: torch.Tensor, config: Config) -> Prediction:
+    """What one model says, as the run measures uncertainty.
+
+    With ``uncertainty = "mc_dropout"`` that is :func:`mc_dropout`; a member of an ensemble, and the published code, are :func:`certain`.
+    """
+    if config.uncertainty == "ensemble" or config.mode == "legacy":
+        return certain(head, tokens)
+    return mc_dropout(head, tokens, config.passes)
+
+
+def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
     """Monte-Carlo dropout: ``passes`` draws of everything from the first dropout on, the part before it once.
 
     Args:
         head: its mode is left as found; batch norm does not occur in it.
         tokens: ``[B, ...]``, quantised where the arm has a codebook.
         passes: T, at least 1. The seed of the masks comes from torch's generator.
-        legacy: leave dropout off, as the published evaluation does; all passes are then the same.
 
     Source: Gal and Ghahramani 2016; entropy of the mean prediction, Liu et al. 2024 (UEFL), eq. 6.
 
@@ -47,10 +60,6 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int, *, legacy: bool = 
         probs = torch.stack([head(tokens).softmax(-1) for _ in range(passes)]).mean(0)  # dropout on
     """
     hidden = head.prefix(tokens)
-    deterministic = torch.nn.functional.linear(hidden, head.fc2.weight, head.fc2.bias).float().softmax(-1)
-    certain = entropy(deterministic)
-    if legacy:
-        return Prediction(deterministic, certain, certain, certain)
     stats = uefl_kernels.mc_dropout_mlp(
         hidden,
         [head.fc2.weight],
@@ -60,25 +69,37 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int, *, legacy: bool = 
         input_dropout=True,
         logit_dropout=True,
     )
-    return Prediction(stats.mean_probs, stats.entropy, stats.expected_entropy, certain)
+    return Prediction(stats.mean_probs, stats.entropy, stats.expected_entropy, entropy(_without_dropout(head, hidden)))
 
 
-def ensemble(probs: Sequence[torch.Tensor]) -> Prediction:
-    """A deep ensemble: members of their own initialisation and order of batches, dropout off, averaged.
+def certain(head: Head, tokens: torch.Tensor) -> Prediction:
+    """One pass with dropout off, ``head.eval()(tokens).softmax(-1)``; it disagrees with nobody."""
+    probs = _without_dropout(head, head.prefix(tokens))
+    return Prediction(probs, *[entropy(probs)] * 3)
+
+
+def ensemble(members: Sequence[Prediction]) -> Prediction:
+    """A deep ensemble: the mean of models of their own initialisation and order of batches.
 
     Args:
-        probs: ``[B, C]`` of each member, at least one (five in the paper).
+        members: at least one (five in the paper), for the same images; a single one is returned as it is.
 
     Raises:
         ValueError: no members, or members whose shapes differ.
 
     Source: Lakshminarayanan et al. 2017, "Simple and Scalable Predictive Uncertainty Estimation", section 2.4.
 
-    Equivalent to ``torch.stack(probs).mean(0)`` and the entropies of it, of the members, and of the first member.
+    Equivalent to ``torch.stack([m.probs for m in members]).mean(0)`` and the entropies of it, of the members, and of the first member.
     """
-    shapes = {tuple(member.shape) for member in probs}
+    shapes = {tuple(member.probs.shape) for member in members}
     if len(shapes) != 1:
         raise ValueError(f"ensemble: expected at least one member, all of one shape [B, C], got {sorted(shapes)}")
-    stack = torch.stack([member.float() for member in probs])
-    mean, each = stack.mean(0), entropy(stack)
-    return Prediction(mean, entropy(mean), each.mean(0), each[0])
+    if len(members) == 1:
+        return members[0]
+    mean = torch.stack([member.probs for member in members]).mean(0)
+    expected = torch.stack([member.expected_entropy for member in members]).mean(0)
+    return Prediction(mean, entropy(mean), expected, members[0].entropy_deterministic)
+
+
+def _without_dropout(head: Head, hidden: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(hidden, head.fc2.weight, head.fc2.bias).float().softmax(-1)

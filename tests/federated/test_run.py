@@ -227,9 +227,9 @@ def test_files_can_be_read_by_others(finished):
     assert len(set(modes.values())) == 1, modes
 
 
-def interrupted(out: Path) -> Path:
+def interrupted(out: Path, *keys: str, after: int = 8) -> Path:
     with pytest.raises(KeyboardInterrupt):
-        start(out, observer=Watcher(stop_after=8))
+        start(out, *keys, observer=Watcher(stop_after=after))
     return out
 
 

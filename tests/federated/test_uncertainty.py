@@ -3,9 +3,10 @@ import math
 import pytest
 import torch
 
+from uefl import config
 from uefl.metrics import entropy
 from uefl.models.net import Head
-from uefl.uncertainty import ensemble, mc_dropout
+from uefl.uncertainty import Prediction, certain, ensemble, estimate, mc_dropout
 
 
 def confident_head(p: float, logit_dropout: bool, classes: int = 10) -> tuple[Head, torch.Tensor, torch.Tensor]:
@@ -49,14 +50,35 @@ def test_logit_dropout_bounds_the_accuracy_with_dropout_on(classes):
     assert float(torch.stack(hits).mean()) == pytest.approx(bound, abs=0.006)
 
 
-def test_passes_differ_with_dropout_on_and_agree_in_legacy_mode():
+def test_passes_differ_with_dropout_on():
     torch.manual_seed(0)
     head, tokens = Head(6, 32, 4, 0.5, False), torch.randn(50, 6)
     one, many = mc_dropout(head, tokens, 1), mc_dropout(head, tokens, 1)
     assert not torch.equal(one.probs, many.probs)
-    legacy = mc_dropout(head, tokens, 1, legacy=True), mc_dropout(head, tokens, 7, legacy=True)
-    torch.testing.assert_close(legacy[0].probs, legacy[1].probs, rtol=1e-6, atol=0)
-    torch.testing.assert_close(legacy[0].entropy, legacy[0].entropy_deterministic)
+
+
+@pytest.mark.parametrize("logit_dropout", [False, True])
+def test_certain_is_the_head_with_dropout_off(logit_dropout):
+    torch.manual_seed(0)
+    head, tokens = Head(6, 32, 4, 0.5, logit_dropout), torch.randn(50, 6)
+    prediction = certain(head, tokens)
+    probs = head.eval().stochastic(head.prefix(tokens)).softmax(-1)
+    torch.testing.assert_close(prediction.probs, probs)
+    for value in (prediction.entropy, prediction.expected_entropy, prediction.entropy_deterministic):
+        torch.testing.assert_close(value, entropy(probs))
+    assert float(prediction.mutual_info.max()) == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "dropout"),
+    [({}, True), ({"uncertainty": "ensemble"}, False), ({"mode": "legacy", "arms": ["uefl"]}, False)],
+    ids=["mc-dropout", "ensemble", "legacy"],
+)
+def test_the_configuration_says_how_a_model_is_asked(keys, dropout):
+    torch.manual_seed(0)
+    head, tokens, cfg = Head(6, 32, 4, 0.5, False), torch.randn(50, 6), config.from_table(keys)
+    first, second = (estimate(head, tokens, cfg).probs for _ in range(2))
+    assert torch.equal(first, second) != dropout
 
 
 def test_the_mean_over_many_passes_is_that_of_whole_forward_passes():
@@ -82,7 +104,6 @@ def test_entropies_of_the_passes_are_told_apart():
     prediction = mc_dropout(head, tokens, 20)
     assert float(prediction.mutual_info.min()) > 0
     torch.testing.assert_close(prediction.mutual_info, prediction.entropy - prediction.expected_entropy)
-    assert float(mc_dropout(head, tokens, 20, legacy=True).mutual_info.max()) == 0
 
 
 def test_the_generator_decides_the_masks():
@@ -95,16 +116,21 @@ def test_the_generator_decides_the_masks():
     assert not torch.equal(draws[0], draws[2])
 
 
+def sure(probs: torch.Tensor) -> Prediction:
+    return Prediction(probs, *[entropy(probs)] * 3)
+
+
 def test_an_ensemble_of_equal_members_is_one_of_them():
     probs = torch.randn(7, 4).softmax(-1)
-    prediction = ensemble([probs] * 5)
+    prediction = ensemble([sure(probs)] * 5)
+    assert ensemble([sure(probs)]).probs is probs
     torch.testing.assert_close(prediction.probs, probs)
     torch.testing.assert_close(prediction.entropy, entropy(probs))
     assert float(prediction.mutual_info.max()) < 1e-6
 
 
 def test_members_that_are_sure_of_different_things():
-    prediction = ensemble([torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])])
+    prediction = ensemble([sure(torch.tensor([[1.0, 0.0]])), sure(torch.tensor([[0.0, 1.0]]))])
     assert prediction.entropy.tolist() == pytest.approx([math.log(2)])
     assert prediction.expected_entropy.tolist() == [0]
     assert prediction.mutual_info.tolist() == pytest.approx([math.log(2)])
@@ -113,4 +139,4 @@ def test_members_that_are_sure_of_different_things():
 @pytest.mark.parametrize("members", [[], [torch.ones(2, 3), torch.ones(3, 3)]], ids=["none", "shapes"])
 def test_members_that_do_not_fit(members):
     with pytest.raises(ValueError, match="ensemble: expected at least one member, all of one shape"):
-        ensemble(members)
+        ensemble([sure(member) for member in members])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -10,14 +11,17 @@ from ..config import Config
 from ..data.sets import SetFederation, SetSilo
 from ..data.silo import Federation, Split
 from ..engines.base import Engine, Reply, Request
+from ..seeds import derive
 from .client import Client, Device
-from .fedavg import FedAvg, Record
+from .course import Course, Network, Record
+from .ensemble import Ensemble
+from .fedavg import FedAvg
 from .fedul import FedUL
 from .legacy import LegacyUEFL
 from .set_client import SetClient
 from .uefl import UEFL
 
-__all__ = ["FedAvg", "FedUL", "LegacyUEFL", "Record", "UEFL", "build", "clients"]
+__all__ = ["Course", "Ensemble", "FedAvg", "FedUL", "LegacyUEFL", "Network", "Record", "UEFL", "build", "clients"]
 
 
 def clients(federation: Federation | SetFederation, device: Device) -> dict[str, Callable[[Request], Reply]]:
@@ -29,9 +33,20 @@ def clients(federation: Federation | SetFederation, device: Device) -> dict[str,
 
 def build(
     arm: str, config: Config, engine: Engine, device: Device, notice: Callable[[str], None], federation: Federation | SetFederation
+) -> Course:
+    """The algorithm of an arm, from the same initial models for every arm of a run."""
+    if config.uncertainty == "ensemble":  # its first member is the run without ensemble, up to the first extension
+        seeds = [derive(config.seed, "member", i) if i else config.seed for i in range(config.members)]
+        heard = [notice, *[_silent] * (config.members - 1)]
+        own = [_one(arm, replace(config, seed=s), engine, device, say, federation) for s, say in zip(seeds, heard, strict=True)]
+        return Ensemble(own)
+    return _one(arm, config, engine, device, notice, federation)
+
+
+def _one(
+    arm: str, config: Config, engine: Engine, device: Device, notice: Callable[[str], None], federation: Federation | SetFederation
 ) -> FedAvg:
-    """The algorithm of an arm, from the same initial model for every arm of a run."""
-    args = (arm, config, engine, device.flat.values, device.flat.statistics, notice)
+    args = (arm, config, engine, *device.start(config.seed), notice)
     if isinstance(federation, SetFederation):
         server = _server(federation, device)
         return FedUL(*args, server=server, validation=federation.validation is not None)
@@ -51,3 +66,7 @@ def _server(federation: SetFederation, device: Device) -> SetClient | None:
     labeled, validation = federation.labeled or empty, federation.validation or empty
     shares = labeled.labels.bincount(minlength=len(federation.classes)).double() / max(len(labeled), 1)
     return SetClient(SetSilo("server", labeled.images, torch.zeros_like(labeled.labels), shares[None], labeled.labels, validation), device)
+
+
+def _silent(line: str) -> None:
+    """All members have the same to say."""

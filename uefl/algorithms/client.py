@@ -15,10 +15,14 @@ Request options, carried out in this order:
 
 with ``round`` and ``seed``, which make every random draw. Reply tensors: ``values``, ``statistics``, ``codebook``,
 ``usage`` [V] (how often training assigned each codeword) after training; ``block`` and ``mass`` after k-means alone.
+
+The requests of the members of an ensemble come as one (``engines.base.join``). They are measured together, perplexity as a mean
+over them and ``usage`` of the first; all else is done for each, and its tensors go back under the number of the member.
 """
 
 from __future__ import annotations
 
+import statistics
 from typing import NamedTuple
 
 import torch
@@ -27,12 +31,12 @@ from .. import clustering, metrics
 from ..config import Config
 from ..data.sets import SetFederation
 from ..data.silo import Federation, Silo, Split
-from ..engines.base import Reply, Request
+from ..engines.base import Reply, Request, number, split
 from ..models.flat import FlatModule
 from ..models.net import Head, Net
 from ..models.saved import normalization
 from ..seeds import derive
-from ..uncertainty import Prediction, mc_dropout
+from ..uncertainty import Prediction, ensemble, estimate
 
 _EVALUATION_BATCH = 500
 _PERPLEXITY_BATCH = 100  # images per batch of the published perplexity
@@ -44,14 +48,22 @@ class Device:
     def __init__(self, config: Config, federation: Federation | SetFederation, device: torch.device) -> None:
         self.config = config
         self.device = device
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(config.seed, "init"))
-            net = Net(config, federation.image_shape, len(federation.classes))
-        self.net = net.to(device)
+        self._shape = federation.image_shape, len(federation.classes)
+        self.net = self._network(config.seed)
         self.flat = FlatModule(self.net)
         self.autocast = _use_bf16(config.precision, device)
         mean, std = normalization(config, federation.mean, federation.std)
         self._mean, self._std = mean.to(device), std.to(device)
+
+    def start(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters ``[P]`` and statistics ``[Q]`` of a new network; the seed of the run gives those that the resident one began with."""
+        flat = FlatModule(self._network(seed))
+        return flat.values.detach(), flat.statistics
+
+    def _network(self, seed: int) -> Net:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "init"))
+            return Net(self.config, *self._shape).to(self.device)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 [B, C, H, W] -> float32, channels-last."""
@@ -73,24 +85,41 @@ class Client:
 
     def __call__(self, request: Request) -> Reply:
         """Do the work; see the module's docstring."""
-        device, options = self._device, request.options
-        device.flat.set(request.tensors["values"], request.tensors["statistics"])
-        codebook = request.tensors.get("codebook")
+        members, device = split(request), self._device.device
+        options = members[0].options
         reply = Reply(self.name, examples=len(self._train))
-        with torch.random.fork_rng(devices=[device.device] if device.device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             if options.get("evaluate"):
                 torch.manual_seed(derive(int(options["seed"]), "evaluate", int(options["round"]), self.name))
-                reply.metrics = self._evaluate(codebook, bool(options.get("usage")))
-            if options.get("new_codewords"):
-                block, mass = self._new_codewords(int(options["new_codewords"]), int(options["kmeans_seed"]))
-                if codebook is not None:
-                    codebook = _write(codebook, block, int(options["new_at"]))
-                reply.tensors = {"block": block, "mass": mass}
+                reply.metrics = self._evaluate(members, bool(options.get("usage")))
+            if len(members) == 1:
+                reply.tensors, loss = self._work(request)
+            else:  # in turns on the one resident model, so what a member leaves there has to be copied
+                work = [({name: t.clone() for name, t in tensors.items()}, loss) for tensors, loss in map(self._work, members)]
+                reply.tensors, loss = number([tensors for tensors, _ in work]), statistics.fmean(loss for _, loss in work)
             if options.get("train"):
-                torch.manual_seed(derive(int(options["seed"]), "train", int(options["round"]), self.name))
-                reply.tensors, loss = self._fit(codebook)
                 reply.metrics["train_loss"] = loss
         return reply
+
+    def _work(self, member: Request) -> tuple[dict[str, torch.Tensor], float]:
+        """New codewords and training, as asked for: tensors of the reply, some of them the resident model's own, and the training loss."""
+        options, codebook = member.options, self._load(member)
+        tensors: dict[str, torch.Tensor] = {}
+        loss = 0.0
+        if options.get("new_codewords"):
+            block, mass = self._new_codewords(int(options["new_codewords"]), int(options["kmeans_seed"]))
+            if codebook is not None:
+                codebook = _write(codebook, block, int(options["new_at"]))
+            tensors = {"block": block, "mass": mass}
+        if options.get("train"):
+            torch.manual_seed(derive(int(options["seed"]), "train", int(options["round"]), self.name))
+            tensors, loss = self._fit(codebook)
+        return tensors, loss
+
+    def _load(self, member: Request) -> torch.Tensor | None:
+        """Put a model where it can run; its codebook."""
+        self._device.flat.set(member.tensors["values"], member.tensors["statistics"])
+        return member.tensors.get("codebook")
 
     def _fit(self, codebook: torch.Tensor | None) -> tuple[dict[str, torch.Tensor], float]:
         device, config, n = self._device, self._device.config, len(self._train)
@@ -120,9 +149,9 @@ class Client:
         return tensors, float(total) / order.numel()
 
     @torch.no_grad()
-    def _evaluate(self, codebook: torch.Tensor | None, with_usage: bool) -> dict[str, float | list[int]]:
-        test = self._predict(self._test, codebook)
-        holdout = test if self._holdout is self._test else self._predict(self._holdout, codebook)
+    def _evaluate(self, members: list[Request], with_usage: bool) -> dict[str, float | list[int]]:
+        test = self._measure(self._test, members)
+        holdout = test if self._holdout is self._test else self._measure(self._holdout, members)
         probs = test.prediction.probs
         values = {
             "accuracy": metrics.accuracy(probs, self._test.labels),
@@ -137,13 +166,19 @@ class Client:
         }
         if test.counts is not None:
             values["perplexity"] = metrics.perplexity(test.counts).mean()
-            values["perplexity_full"] = metrics.perplexity(test.counts.sum(0))
+            values["perplexity_full"] = metrics.perplexity(test.counts.sum(1)).mean()
         result: dict[str, float | list[int]] = dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
         if with_usage and test.counts is not None:
-            result["usage"] = test.counts.sum(0).tolist()
+            result["usage"] = test.counts[0].sum(0).tolist()
         return result
 
+    def _measure(self, split: Split, members: list[Request]) -> _Outcome:
+        outcomes = [self._predict(split, self._load(member)) for member in members]
+        counts = [outcome.counts for outcome in outcomes if outcome.counts is not None]
+        return _Outcome(ensemble([outcome.prediction for outcome in outcomes]), torch.cat(counts) if counts else None)
+
     def _predict(self, split: Split, codebook: torch.Tensor | None) -> _Outcome:
+        """Of the model that is loaded."""
         device, config = self._device, self._device.config
         device.net.eval()
         assert isinstance(device.net.head, Head)  # as the configuration requires of arms on silos
@@ -152,13 +187,13 @@ class Client:
         for images in split.images.split(_EVALUATION_BATCH):
             with device.amp():
                 tokens, out = device.net.quantize(device.net.tokens(device.normalize(images)), codebook, config.commitment)
-                parts.append(mc_dropout(device.net.head, tokens, config.passes, legacy=config.mode == "legacy"))
+                parts.append(estimate(device.net.head, tokens, config))
             if out is not None:
                 chosen.append(out.indices.flatten(1))
         prediction = Prediction(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
         if codebook is None:
             return _Outcome(prediction, None)
-        return _Outcome(prediction, _counts_per_batch(torch.cat(chosen), len(codebook)))
+        return _Outcome(prediction, _counts_per_batch(torch.cat(chosen), len(codebook))[None])
 
     @torch.no_grad()
     def _new_codewords(self, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,7 +210,7 @@ class Client:
 
 class _Outcome(NamedTuple):
     prediction: Prediction
-    counts: torch.Tensor | None  # [batches of 100 images, V]
+    counts: torch.Tensor | None  # [members, batches of 100 images, V]
 
 
 def _counts_per_batch(indices: torch.Tensor, codewords: int) -> torch.Tensor:

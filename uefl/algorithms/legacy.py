@@ -25,6 +25,7 @@ import torch
 from ..engines.base import Reply, Request
 from ..seeds import derive
 from .fedavg import FedAvg, Record
+from .uefl import threshold
 
 
 class LegacyUEFL(FedAvg):
@@ -87,9 +88,7 @@ class LegacyUEFL(FedAvg):
         """Point uncertain silos at the newest block; stop when there are none."""
         entropy = {record["client"]: record["entropy_deterministic"] for record in records}
         if self.threshold is None:
-            values = list(entropy.values())
-            reference = min(values) if self.config.reference == "min" else sum(values) / len(values)
-            self.threshold = (1 + self.config.gamma) * reference
+            self.threshold = threshold(entropy, self.config)
         self.uncertain = [name for name, e in sorted(entropy.items()) if e > self.threshold]
         for name in self.uncertain:
             self.book[name] = self.iteration + 1

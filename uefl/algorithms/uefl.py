@@ -6,6 +6,7 @@ open or its code gets wrong settled as docs/uefl.md says.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,10 +15,17 @@ from uefl_kernels.nn import ExtensibleCodebook
 
 from .. import clustering
 from ..aggregation import CodewordMean, WeightedMean
+from ..config import Config
 from ..engines.base import Option, Reply, Request
 from ..errors import RunError
 from ..seeds import derive
 from .fedavg import FedAvg, Record
+
+
+def threshold(entropy: Mapping[str, float], config: Config) -> float:
+    """The entropy above which a client is extended (eq. 7), from those of the clients."""
+    reference = min(entropy.values()) if config.reference == "min" else sum(entropy.values()) / len(entropy)
+    return (1 + config.gamma) * reference
 
 
 class UEFL(FedAvg):
@@ -77,14 +85,13 @@ class UEFL(FedAvg):
 
     # --- a turn ----------------------------------------------------------------------------------------------------
 
-    def exchange(self, *, measure: bool, train: bool) -> list[Record]:
-        """As FedAvg, after the extensions that need an exchange of their own."""
+    def prepare(self, *, train: bool) -> None:
+        """The codebooks and extensions that need an exchange of their own."""
         if self.round == 1 and self.trained == 1 and self.config.codebook_init == "kmeans":
             self.codebook.set_block(0, self.pooled_kmeans(self.engine.clients(), "codebook"))
         if train and self.pending and self.config.ext_share == "group":
             self.codebook.extend(self.pending, self.pooled_kmeans(self.pending, "extend"))
             self._growing, self.pending = self.pending, []
-        return super().exchange(measure=measure, train=train)
 
     def request(self, client: str, *, measure: bool, train: bool) -> Request:
         """The client's own codebook with it; and for a private extension, the order to make one."""
@@ -138,9 +145,7 @@ class UEFL(FedAvg):
             return
         entropy = {record["client"]: record["holdout_entropy"] for record in records}
         if self.threshold is None or self.config.threshold == "current":
-            values = list(entropy.values())
-            reference = min(values) if self.config.reference == "min" else sum(values) / len(values)
-            self.threshold = (1 + self.config.gamma) * reference
+            self.threshold = threshold(entropy, self.config)
         self.uncertain = [name for name, e in sorted(entropy.items()) if e > self.threshold]
         self.pending = list(self.uncertain)
         if not self.uncertain and self.config.stop_when_certain:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 Option = bool | int | float | str
+T = TypeVar("T")
 
 
 @dataclass
@@ -49,3 +50,26 @@ class Engine(Protocol):
             deadline: seconds after which a client that has not answered is given up, with an error in its reply.
         """
         ...
+
+
+def join(requests: Sequence[Request]) -> Request:
+    """Several requests to one client as one, without a copy: of number i, every name begins with ``i.``."""
+    tensors = number([request.tensors for request in requests])
+    return Request(tensors, number([request.options for request in requests]) | {"members": len(requests)})
+
+
+def split(request: Request) -> list[Request]:
+    """The opposite of :func:`join`; a request that is no joint one is the only part."""
+    count = int(request.options.get("members", 0))
+    return [Request(member(request.tensors, i), member(request.options, i)) for i in range(count)] or [request]
+
+
+def number(parts: Sequence[Mapping[str, T]]) -> dict[str, T]:
+    """Several mappings as one, the names of number i after ``i.``."""
+    return {f"{i}.{name}": value for i, part in enumerate(parts) for name, value in part.items()}
+
+
+def member(values: Mapping[str, T], i: int) -> dict[str, T]:
+    """The part with number i of what :func:`number` made one."""
+    prefix = f"{i}."
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}

@@ -9,7 +9,7 @@ from .plots import write_plots
 from .tables import arm_table, client_table
 
 _SILOS_LEGEND = (
-    "Accuracy, entropy (nats, of the mean over the passes), perplexity, NLL and ECE are means over the clients' test splits at the "
+    "Accuracy, entropy (nats, of the mean over the {several}), perplexity, NLL and ECE are means over the clients' test splits at the "
     "last round; the third column is the mean and the standard deviation of the accuracy over the last four rounds.\n"
 )
 _SETS_LEGEND = (
@@ -32,13 +32,17 @@ def write_report(path: Path) -> Run:
         *(f"> {note}\n" for note in _warnings(run)),
         _facts(run),
         arm_table(run).markdown(),
-        _SETS_LEGEND if run.config.on_sets else _SILOS_LEGEND,
+        _SETS_LEGEND if run.config.on_sets else _SILOS_LEGEND.format(several=_several(run)),
         *(f"![{alt}](plots/{name})\n\n{caption}\n" for name, alt, caption in pictures),
         *([] if run.config.on_sets else ["## Extensions\n", *(_extensions(run) or ["No client was given further codewords.\n"])]),
         *([] if run.config.on_sets else ["## Clients\n", client_table(run).markdown()]),
     ]
     (path / "report.md").write_text("\n".join(parts), encoding="utf-8")
     return run
+
+
+def _several(run: Run) -> str:
+    return "members" if run.config.uncertainty == "ensemble" else "passes"
 
 
 def _warnings(run: Run) -> list[str]:
@@ -56,12 +60,14 @@ def _facts(run: Run) -> str:
     c = run.config
     if c.on_sets:
         return _set_facts(run)
-    rounds, dropout = " + ".join(map(str, c.iterations())), "off" if c.mode == "legacy" else "on"
+    rounds = " + ".join(map(str, c.iterations()))
+    passes = f"{c.passes} passes, dropout {'off' if c.mode == 'legacy' else 'on'}"
+    voices = f"{c.members} members" if c.uncertainty == "ensemble" else passes
     facts = {
         "data": f"{c.data}, {len(run.clients)} clients",
         "training": f"{rounds} rounds of {c.local_epochs} local epochs, batch {c.batch_size}, learning rate {c.lr:g}",
         "model": f"{c.encoder}{f' of width {c.width}' if c.encoder == 'cnn' else ''}, {c.codewords} codewords in {c.segments} segment(s)",
-        "extension": f"entropy above {1 + c.gamma:g} x {c.reference}, {c.passes} passes, dropout {dropout}, {c.threshold} threshold",
+        "extension": f"entropy above {1 + c.gamma:g} x {c.reference}, {voices}, {c.threshold} threshold",
         "seed": f"{c.seed}, mode {c.mode}",
     }
     return "".join(f"- {key}: {value}\n" for key, value in facts.items()) + "- every key: [config.toml](config.toml)\n"

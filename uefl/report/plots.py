@@ -87,7 +87,8 @@ def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
             yield f"{key}.png", alt, f"{band} Thin lines: the clients that were extended. {marks}", _draw_many_clients(run, key)
     for arm in run.arms:
         if any(r.get("usage") for r in run.of(arm)):
-            caption = f"Share of each client's test vectors that took each codeword of arm {arm}; grey: codewords the client does not have."
+            whose = ", of the ensemble's first member" if run.config.uncertainty == "ensemble" else ""
+            caption = f"Share of each client's test vectors that took each codeword of arm {arm}{whose}; grey: codewords it does not have."
             yield f"usage-{arm}.png", f"Codeword usage of arm {arm}", caption, _draw_usage(run, arm)
 
 

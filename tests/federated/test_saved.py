@@ -1,0 +1,98 @@
+"""Saved models: what goes in, what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.federated.tiny import arm, federation, settings
+from uefl.errors import UserError
+from uefl.models import saved
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of two models, each after one round."""
+    out = tmp_path_factory.mktemp("models")
+    for name in ("fedavg", "uefl"):
+        algorithm, device, _ = arm(name, settings())
+        algorithm.turn()
+        networks = [(device.flat.named(n.values, n.statistics), n.codebooks) for n in algorithm.networks()]
+        saved.save(out / f"model-{name}.safetensors", settings(), federation(), networks)
+    return out
+
+
+@pytest.fixture
+def model(folder):
+    return saved.load(folder / "model-uefl.safetensors")
+
+
+IMAGES = federation().silos[0].test.images  # [12, 1, 8, 8]
+
+
+def test_arrays_tensors_and_grey_images_without_channels_are_the_same(model):
+    probs = model.predict(IMAGES, "silo-0")
+    assert (probs.shape, probs.dtype) == ((12, 3), torch.float32)
+    torch.testing.assert_close(probs.sum(1), torch.ones(12))
+    strided = IMAGES.repeat_interleave(2, 3)[..., ::2]
+    for same in (IMAGES.numpy(), IMAGES[:, 0], IMAGES.numpy()[:, 0], strided, np.asfortranarray(IMAGES.numpy()), strided.numpy()):
+        assert torch.equal(model.predict(same, "silo-0"), probs)
+
+
+def test_any_number_of_images(model, monkeypatch):
+    assert model.predict(IMAGES[:0], "silo-0").shape == (0, 3)
+    whole = model.predict(IMAGES, "silo-0")
+    monkeypatch.setattr(saved, "_BATCH", 5)
+    torch.testing.assert_close(model.predict(IMAGES, "silo-0"), whole)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (IMAGES / 255, r"images: expected uint8, pixels 0 to 255, got torch.float32; those on the scale 0-1"),
+        (IMAGES.numpy() / 255, "images: expected uint8, pixels 0 to 255, got float64"),
+        (IMAGES.long(), "images: expected uint8, pixels 0 to 255, got torch.int64"),
+        (IMAGES[..., :7], r"images: expected shape \[B, 1, 8, 8\], got \[12, 1, 8, 7\]"),
+        (IMAGES.expand(-1, 3, -1, -1), r"images: expected shape \[B, 1, 8, 8\], got \[12, 3, 8, 8\]"),
+        (IMAGES[0, 0], r"images: expected shape \[B, 1, 8, 8\], got \[8, 8\]"),
+        (IMAGES.movedim(1, 3), r"got \[12, 8, 8, 1\] \(channels come before height and width: permute them\)"),
+        ([[0, 1]], "images: expected a tensor or a NumPy array, got list"),
+    ],
+    ids=["0-1", "0-1-array", "int64", "size", "channels", "one-image", "channels-last", "list"],
+)
+def test_images_that_would_give_a_wrong_answer_are_refused(model, images, message):
+    with pytest.raises(UserError, match=message):
+        model.predict(images, "silo-0")
+
+
+def test_the_client_is_named_exactly_where_there_are_codebooks(model, folder):
+    assert model.clients == ("silo-0", "silo-1", "silo-2")
+    for client in (None, "berlin"):
+        with pytest.raises(UserError, match=f"client {client!r} has no codebook in this model; expected one of silo-0, silo-1, silo-2"):
+            model.predict(IMAGES, client)
+    with pytest.raises(UserError, match="client 'silo-0' has no codebook in this model; expected None, its arm has no quantiser"):
+        saved.load(folder / "model-fedavg.safetensors").predict(IMAGES, "silo-0")
+
+
+def test_a_folder_stands_for_its_only_model(folder, tmp_path):
+    with pytest.raises(UserError, match=r"holds the models of several arms; load one of them: .*model-fedavg.safetensors, .*model-uefl"):
+        saved.load(folder)
+    with pytest.raises(UserError, match=r"holds no model-<arm>.safetensors; a run writes one when an arm has ended"):
+        saved.load(tmp_path)
+    (tmp_path / "model-uefl.safetensors").write_bytes((folder / "model-uefl.safetensors").read_bytes())
+    assert saved.load(str(tmp_path)).clients == ("silo-0", "silo-1", "silo-2")
+
+
+def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
+    from uefl.models import net
+
+    seen = []
+    build = net.encoders.resnet18
+    monkeypatch.setattr(net.encoders, "resnet18", lambda channels, pretrained: (seen.append(pretrained), build(channels, False))[1])
+    cfg = settings(arms=["fedavg"], encoder="resnet18", pretrained=True)
+    weights = net.Net(dataclasses.replace(cfg, pretrained=False), (1, 8, 8), 3).state_dict()
+    floats = {name: value for name, value in weights.items() if value.is_floating_point()}
+    saved.save(folder / "pretrained.safetensors", cfg, federation(), [(floats, {})])
+    saved.load(folder / "pretrained.safetensors")
+    assert seen == [False, False]
