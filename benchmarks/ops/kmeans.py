@@ -1,13 +1,14 @@
-"""Rows of k-means: a whole fit with its seeding, and Lloyd iterations from given centres."""
+"""Rows of k-means: a whole fit with its seeding, Lloyd iterations from given centres, and one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from uefl_kernels import kmeans, vq_assign
+from uefl_kernels import kmeans, kmeans_step, vq_assign
 
 from ..registry import Call, Case, Gate, Inputs, Op, needs
 
@@ -32,9 +33,10 @@ def features(case: Clusters, device: str) -> tuple[torch.Tensor, int]:
 
 
 def gaussian(case: Clusters, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(case.n, case.d, generator=generator).to(device)
-    return x, x[: case.k].clone()
+    """Begins with the rows that fastkmeans draws with seed 0: it cannot be given any."""
+    x = torch.randn(case.n, case.d, generator=torch.Generator().manual_seed(0))
+    first = torch.randperm(case.n, generator=torch.Generator().manual_seed(0))[: case.k]
+    return x.to(device), x[first].to(device)
 
 
 def inertia(x: torch.Tensor, centres: torch.Tensor) -> float:
@@ -49,10 +51,10 @@ def against_other_seeds(inputs: Inputs) -> Callable[[torch.Tensor], float]:
     return lambda centres: inertia(x, centres) / mean - 1
 
 
-def against_float64(inputs: Inputs) -> Callable[[torch.Tensor], float]:
+def against_float64(inputs: Inputs, iterations: int = ITERATIONS) -> Callable[[torch.Tensor], float]:
     """Relative difference to the inertia of the textbook's iterations in float64."""
     x, centres = inputs[0], inputs[1].double()
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         sums, counts = torch.zeros_like(centres), centres.new_zeros(len(centres))
         for block in x.double().split(1 << 12):
             labels = torch.cdist(block, centres).argmin(1)
@@ -94,7 +96,7 @@ def lloyd_scikit_learn(inputs: Inputs) -> Call:
     return lambda: torch.from_numpy(model.fit(rows).cluster_centers_)
 
 
-def lloyd_faiss(inputs: Inputs) -> Call:
+def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
     """All rows (it would draw 256 to a centroid), and no look at their values."""
     import faiss
 
@@ -105,9 +107,64 @@ def lloyd_faiss(inputs: Inputs) -> Call:
 
     def call() -> torch.Tensor:
         points = {"min_points_per_centroid": 1, "max_points_per_centroid": len(rows)}
-        model = faiss.Kmeans(rows.shape[1], len(start), niter=ITERATIONS, check_input_data_for_NaNs=False, **points)
+        model = faiss.Kmeans(rows.shape[1], len(start), niter=iterations, check_input_data_for_NaNs=False, **points)
         model.train(rows, init_centroids=start)
         return torch.from_numpy(model.centroids)
+
+    return call
+
+
+def lloyd_fastkmeans(inputs: Inputs) -> Call:
+    """In blocks whose distances fill 4 MB instead of its 51,200 rows. It draws the rows that it begins with: those of ``gaussian``."""
+    from fastkmeans import FastKMeans
+
+    x, centres = inputs
+    needs("cpu", x)
+    rows, k = x.numpy(), len(centres)
+    model = FastKMeans(rows.shape[1], k, niter=ITERATIONS, tol=0.0, gpu=False, seed=0, chunk_size_data=max(256, (1 << 20) // k))
+
+    def call() -> torch.Tensor:
+        with torch.random.fork_rng(devices=()):  # it seeds torch
+            return torch.from_numpy(model.fit(rows).centroids)
+
+    return call
+
+
+def lloyd_superkmeans(inputs: Inputs) -> Call:
+    """All rows, all iterations. It begins with rows of its own choice, so its inertia is another one (column ``error``)."""
+    from superkmeans import SuperKMeans
+
+    x, centres = inputs
+    needs("cpu", x)
+    rows = x.numpy()
+    settings = {"hierarchical": False, "iters": ITERATIONS, "sampling_fraction": 1.0, "tol": 0.0, "early_termination": False}
+
+    def call() -> torch.Tensor:
+        return torch.from_numpy(SuperKMeans(*centres.shape, n_threads=torch.get_num_threads(), **settings).train(rows))
+
+    return call
+
+
+def step(inputs: Inputs) -> Call:
+    """In units that an earlier step found, as every iteration of a loop but the first; with inertia, which the peers leave out."""
+    x, centres = inputs
+    units = kmeans_step(x, centres).units
+    return lambda: kmeans_step(x, centres, units=units).centres
+
+
+def step_eager(inputs: Inputs) -> Call:
+    """The fastest search of torch that we know (``addmm`` as in ``vq_assign``), then ``index_add_``."""
+    x, centres = inputs
+    k = len(centres)
+    blocks = x.split(max(256, (1 << 20) // k)) if x.device.type == "cpu" else x.split(1 << 18)
+
+    def call() -> torch.Tensor:
+        half_norms, sums, counts = centres.square().sum(1) / 2, torch.zeros_like(centres), centres.new_zeros(k)
+        for block in blocks:
+            labels = torch.addmm(half_norms, block, centres.T, alpha=-1).min(1).indices
+            sums.index_add_(0, labels, block)
+            counts += torch.bincount(labels, minlength=k)
+        return torch.where(counts[:, None] > 0, sums / counts[:, None], centres)
 
     return call
 
@@ -135,10 +192,27 @@ OPS = {
         cases=(*CASES, Clusters(262144, 64, 256)),
         smoke=SMOKE,
         inputs=gaussian,
-        providers={"uefl": lloyd, "scikit-learn": lloyd_scikit_learn, "faiss": lloyd_faiss},
+        providers={
+            "uefl": lloyd,
+            "scikit-learn": lloyd_scikit_learn,
+            "faiss": lloyd_faiss,
+            "superkmeans": lloyd_superkmeans,
+            "fastkmeans": lloyd_fastkmeans,
+        },
         gate=Gate("relative error of inertia", limit=1e-4, against=against_float64),
         bytes=lambda case: ITERATIONS * _bytes(case),
         flops=lambda case: ITERATIONS * 2 * case.n * case.d * case.k,
         covers=("kmeans",),
+    ),
+    "kmeans_step": Op(
+        cases=(Clusters(18000, 512, 64), Clusters(262144, 64, 256)),
+        cuda_cases=(Clusters(1 << 20, 64, 256),),
+        smoke=SMOKE,
+        inputs=gaussian,
+        providers={"uefl": step, "eager": step_eager, "faiss": partial(lloyd_faiss, iterations=1)},
+        gate=Gate("relative error of inertia", limit=1e-6, against=partial(against_float64, iterations=1)),
+        bytes=_bytes,
+        flops=lambda case: 2 * case.n * case.d * case.k,
+        covers=("kmeans_units",),
     ),
 }
