@@ -1,12 +1,24 @@
-"""Checks of what a k-means is asked for, and its defaults; shared by the torch and the NumPy front end, so without either."""
+"""Checks of what a k-means is asked for, and its defaults; shared by the torch and the NumPy front end, so without torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 INITS = ("k-means++", "k-means||", "random")
 METRICS = ("l2", "cosine")
+
+
+def native(op: str, name: str, value: Any) -> npt.NDArray[Any]:
+    """The array that a value is, in the byte order of this machine; a masked array is refused, its mask would be lost."""
+    if np.ma.is_masked(value):
+        raise TypeError(f"{op}: {name} is a masked array with masked values, which have no meaning here; remove those rows or fill them")
+    array = np.asarray(value)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def check_request(op: str, n: int, d: int, k: int, n_init: int | str, max_iter: int, tol: float, seed: int, metric: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ._checks import DTYPES
+from ._kmeans_checks import native
 from .ops.kmeans import kmeans
 from .ops.kmeans.reference import unit_rows
 from .ops.vq_assign import vq_assign
@@ -77,7 +78,7 @@ class KMeans:
         x, back = self._rows(X, fitting=True)
         if callable(self.init):
             raise TypeError("KMeans: init must be a name or the centres, got a function; call it and pass what it returns")
-        init = self.init if isinstance(self.init, str) else torch.as_tensor(self.init, device=x.device)
+        init = self.init if isinstance(self.init, str) else _given("init", self.init).to(x.device)
         try:
             found = kmeans(
                 x,
@@ -213,7 +214,7 @@ class KMeans:
             return None
         if isinstance(sample_weight, (int, float)):
             return x.new_full((len(x),), float(sample_weight), dtype=torch.float64)
-        weights = torch.as_tensor(np.asarray(sample_weight) if not isinstance(sample_weight, torch.Tensor) else sample_weight)
+        weights = _given("sample_weight", sample_weight)
         if tuple(weights.shape) != (len(x),):
             raise ValueError(f"KMeans: sample_weight must have shape [{len(x)}], got {list(weights.shape)}")
         return weights.to(x.device, torch.float64)
@@ -243,7 +244,7 @@ def _to_numpy(result: torch.Tensor) -> Any:
 def _tensor(X: Any) -> torch.Tensor:
     if hasattr(X, "toarray"):
         raise TypeError("KMeans: sparse data are not supported, expected a dense array; use X.toarray()")
-    array = np.asarray(X)
+    array = native("KMeans", "X", X)
     if array.dtype.kind == "c":
         raise ValueError("Complex data not supported: KMeans needs real numbers.")
     if array.dtype.kind not in "fiub":
@@ -252,8 +253,8 @@ def _tensor(X: Any) -> torch.Tensor:
         array = array.astype(np.float64)
     if array.ndim < 2:
         raise ValueError(f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: one row per sample.")
-    whole = array.flags.aligned and array.dtype.isnative and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
-    return _shared(array if whole else np.array(array, array.dtype.newbyteorder("="), order="C"))
+    whole = array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    return _shared(array if whole else np.array(array, order="C"))
 
 
 def _shared(array: Any) -> torch.Tensor:
@@ -263,6 +264,11 @@ def _shared(array: Any) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
+
+
+def _given(name: str, value: Any) -> torch.Tensor:
+    """Weights or centres."""
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(native("KMeans", name, value))
 
 
 def _names(X: Any) -> Any:

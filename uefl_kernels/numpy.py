@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _host
-from ._kmeans_checks import check_method, check_request, check_shape, starts
+from ._kmeans_checks import check_method, check_request, check_shape, native, starts
 
 __all__ = ["KMeansResult", "kmeans", "vq_assign"]
 
@@ -40,7 +40,7 @@ def vq_assign(
     """Index of the nearest codeword of every segment of every row: :func:`uefl_kernels.vq_assign` for arrays.
 
     Args:
-        x: ``[..., D]`` float32 or float64; any strides.
+        x: ``[..., D]`` float32 or float64; any strides and byte order.
         codebook: ``[K, d]`` or ``[S, K, d]``, float32 or float64, finite.
         metric: ``"l2"`` or ``"cosine"``.
         precision: ``"exact"`` or ``"fast"``.
@@ -50,7 +50,7 @@ def vq_assign(
         indices ``[..., S]``.
 
     Raises:
-        TypeError: a dtype other than float32 and float64.
+        TypeError: no array, a dtype other than float32 and float64, or masked values.
         ValueError: shapes, metric or precision that do not fit.
         RuntimeError: the codebook is not finite.
 
@@ -63,6 +63,7 @@ def vq_assign(
     """
     if precision not in ("exact", "fast"):
         raise ValueError(f"vq_assign: precision {precision!r} is not known, expected 'exact' or 'fast'")
+    x, codebook = _floats("vq_assign", "x", x), _floats("vq_assign", "codebook", codebook)
     indices: npt.NDArray[np.int64] = _host.vq_assign(x, codebook, metric=metric, exact=precision == "exact", threads=threads)
     return indices
 
@@ -83,7 +84,7 @@ def kmeans(
     """Cluster the rows of x: :func:`uefl_kernels.kmeans` for arrays, to the bit.
 
     Args:
-        x: ``[N, d]`` float32 or float64, finite; any strides.
+        x: ``[N, d]`` float32 or float64, finite; any strides and byte order. Arrays with masked values are refused.
         k, n_init, max_iter, tol, seed, metric: as there.
         weights: ``[N]``, not negative and not all zero.
         init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centres ``[k, d]``.
@@ -104,15 +105,9 @@ def kmeans(
             labels = ((x[:, None] - centres.astype(float)) ** 2).sum(-1).argmin(1)
             centres = np.stack([x[labels == i].mean(0, dtype=float) for i in range(k)]).astype(x.dtype)
     """
-    for name, array in (("x", x), ("weights", weights), ("init", init)):
-        if (array is None and name != "x") or (isinstance(array, str) and name == "init"):
-            continue
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"kmeans: {name} must be a NumPy array, got {type(array).__name__}")
-        if array.dtype.kind not in "fiub":
-            raise TypeError(f"kmeans: {name} has dtype {array.dtype}, expected real numbers")
-    if x.dtype not in (np.float32, np.float64):
-        raise TypeError(f"kmeans: x has dtype {x.dtype}, expected float32 or float64")
+    x = _floats("kmeans", "x", x)
+    weights = None if weights is None else _numbers("kmeans", "weights", weights)
+    init = init if isinstance(init, str) else _numbers("kmeans", "init", init)
     if x.ndim != 2:
         raise ValueError(f"kmeans: x must have shape [N, d], got {list(x.shape)}")
     if threads is not None and threads < 1:
@@ -130,3 +125,19 @@ def kmeans(
             centres = centres.astype(x.dtype)
     runs = starts(n_init, method)
     return KMeansResult(*_host.kmeans(x, k, weights, centres, method or "", metric == "cosine", runs, max_iter, float(tol), seed, threads))
+
+
+def _numbers(op: str, name: str, value: Any) -> npt.NDArray[Any]:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{op}: {name} must be a NumPy array, got {type(value).__name__}")
+    array = native(op, name, value)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{op}: {name} has dtype {value.dtype}, expected real numbers")
+    return array
+
+
+def _floats(op: str, name: str, value: Any) -> npt.NDArray[Any]:
+    array = _numbers(op, name, value)
+    if array.dtype not in (np.float32, np.float64):
+        raise TypeError(f"{op}: {name} has dtype {value.dtype}, expected float32 or float64; convert it with {name}.astype(np.float32)")
+    return array

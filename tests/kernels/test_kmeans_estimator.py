@@ -73,6 +73,26 @@ def test_lists_frames_and_strange_arrays():
     assert KMeans(2, random_state=0).fit(np.arange(12).reshape(6, 2)).cluster_centers_.dtype == np.float64
 
 
+def test_either_byte_order_and_masks_that_mask_nothing():
+    x, weights = DATA.astype(">f4"), np.arange(200.0)
+    expected = KMeans(3, init=DATA[:3], random_state=0).fit(DATA, sample_weight=weights)
+    model = KMeans(3, init=x[:3].astype(">f8"), random_state=0).fit(x, sample_weight=weights.astype(">f8"))
+    assert np.array_equal(model.cluster_centers_, expected.cluster_centers_)
+    assert np.array_equal(model.predict(np.ma.asarray(DATA)), expected.labels_)
+
+
+def test_masked_values_are_refused():
+    masked = np.ma.masked_less(DATA, -1.0)
+    fitted = KMeans(3, random_state=0).fit(DATA)
+    for name, call in {
+        "X": lambda: fitted.predict(masked),
+        "sample_weight": lambda: KMeans(3).fit(DATA, sample_weight=masked[:, 0]),
+        "init": lambda: KMeans(3, init=masked[:3]).fit(DATA),
+    }.items():
+        with pytest.raises(TypeError, match=f"^KMeans: {name} is a masked array with masked values, .*; remove those rows or fill them"):
+            call()
+
+
 def test_metric_cosine_predicts_what_it_fitted():
     for x in (DATA, DATA.astype(np.float64)):
         model = KMeans(5, metric="cosine", random_state=0).fit(x)
@@ -187,6 +207,22 @@ def test_numpy_equals_the_op(dtype):
     )
 
 
+@compiled
+@pytest.mark.parametrize("dtype", [">f4", ">f8"])
+def test_numpy_takes_either_byte_order(dtype):
+    from uefl_kernels import numpy as front
+
+    x, weights = DATA.astype(dtype), np.arange(200.0)
+    native = x.astype(x.dtype.newbyteorder("="))
+    found = front.kmeans(x, 3, init=x[:3], weights=weights.astype(">f8"))
+    expected = front.kmeans(native, 3, init=native[:3], weights=weights)
+    assert found.centres.dtype == native.dtype
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(front.vq_assign(x, x[:7]), front.vq_assign(native, native[:7]))
+
+
+MASKED = np.ma.masked_less(DATA, -1.0)
 NUMPY_REFUSED = {
     "list": (lambda front: front.kmeans([[1.0]], 1), TypeError, "^kmeans: x must be a NumPy array, got list"),
     "dtype": (lambda front: front.kmeans(DATA.astype(np.float16), 1), TypeError, "^kmeans: x has dtype float16, expected float32"),
@@ -201,6 +237,14 @@ NUMPY_REFUSED = {
     "init": (lambda front: front.kmeans(DATA, 4, init=DATA), ValueError, r"^kmeans: init must have shape \[4, 5\], got \[200, 5\]"),
     "method": (lambda front: front.kmeans(DATA, 4, init="best"), ValueError, "^kmeans: init 'best' is not known"),
     "values": (lambda front: front.kmeans(DATA * np.nan, 4), RuntimeError, "^kmeans: x holds NaN or infinity"),
+    "codebook dtype": (
+        lambda front: front.vq_assign(DATA, DATA.astype(">f2")), TypeError, "^vq_assign: codebook has dtype >f2, expected float32",
+    ),
+    "integers": (lambda front: front.vq_assign(DATA.astype(int), DATA), TypeError, "^vq_assign: x has dtype int64, .*; convert it"),
+    "list of codewords": (lambda front: front.vq_assign(DATA, [[1.0]]), TypeError, "^vq_assign: codebook must be a NumPy array, got list"),
+    "masked": (lambda front: front.kmeans(MASKED, 4), TypeError, "^kmeans: x is a masked array with masked values"),
+    "masked weights": (lambda front: front.kmeans(DATA, 4, weights=MASKED[:, 0]), TypeError, "^kmeans: weights is a masked array"),
+    "masked rows": (lambda front: front.vq_assign(MASKED, DATA), TypeError, "^vq_assign: x is a masked array .*; remove"),
     "precision": (lambda front: front.vq_assign(DATA, DATA, precision="half"), ValueError, "^vq_assign: precision 'half' is not known"),
 }  # fmt: skip
 

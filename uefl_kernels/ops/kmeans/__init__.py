@@ -157,9 +157,11 @@ def kmeans_batched(
         [kmeans(x, k, weights=w, seed=s, ...) for x, k, w, s in zip(xs, ks, weights, seeds)]
     """
     op = "kmeans_batched"
+    if isinstance(xs, torch.Tensor) and xs.dim() != 3:
+        raise ValueError(f"{op}: xs must be tensors [N, d], or one tensor [P, N, d], got {list(xs.shape)}; kmeans takes a single problem")
     xs = list(xs)
-    for x in xs:
-        _check_rows(op, x)
+    for i, x in enumerate(xs):
+        _check_rows(op, x, f"xs[{i}]")
     if not xs:
         return []
     if any((x.shape[1], x.dtype, x.device) != (xs[0].shape[1], xs[0].dtype, xs[0].device) for x in xs):
@@ -180,13 +182,13 @@ def kmeans_batched(
     return _call(op, torch.cat(xs), [x.shape[0] for x in xs], clusters, seeds, mass, given, n_init, max_iter, tol, metric)
 
 
-def _check_rows(op: str, x: torch.Tensor) -> None:
+def _check_rows(op: str, x: torch.Tensor, name: str = "x") -> None:
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{op}: x must be a torch.Tensor, got {type(x).__name__}; uefl_kernels.numpy takes arrays")
+        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(x).__name__}; uefl_kernels.numpy takes arrays")
     if x.dtype not in DTYPES:
-        raise TypeError(f"{op}: x has dtype {x.dtype}, expected float32, bfloat16, float16 or float64")
+        raise TypeError(f"{op}: {name} has dtype {x.dtype}, expected float32, bfloat16, float16 or float64")
     if x.dim() != 2:
-        raise ValueError(f"{op}: x must have shape [N, d], got {list(x.shape)}")
+        raise ValueError(f"{op}: {name} must have shape [N, d], got {list(x.shape)}")
 
 
 def _call(
