@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from uefl_kernels import vq_assign
 from uefl_kernels.nn import LossBreakdown
@@ -197,6 +198,15 @@ def test_kmeans_init():
     vq(normal(30, 8))
     assert torch.equal(vq.codebook, before)
     assert vq.state_dict()["_codebook.initted"].item()
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cosine_sim": True}, {"heads": 2, "codebook_dim": 4, "separate_codebook_per_head": True}])
+def test_kmeans_init_does_not_wait_for_the_device(options):
+    """Fake tensors have no values: whatever needed one, a GPU would have to be waited for."""
+    with FakeTensorMode():
+        vq = layer(kmeans_init=True, **options)
+        assert vq(torch.empty(5, 30, 8))[0].shape == (5, 30, 8)
+    assert not any(module.waiting for module in vq.modules() if hasattr(module, "waiting"))
 
 
 def test_kmeans_init_waits_for_rows_and_takes_few():

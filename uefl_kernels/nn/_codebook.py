@@ -1,6 +1,6 @@
 """The codewords of a VQ layer and all that moves them besides a gradient: moving averages, revival, k-means.
 
-Nothing here waits for the device, except for the first batch of ``kmeans_init``.
+Nothing here waits for the device, except for the first batch of ``kmeans_init`` where a mask or other processes have a part in it.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class Codebook(Float32Module):
     def initialize(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         """k-means on the rows ``[..., heads * d]`` of the first batch; later calls do nothing.
 
-        A batch without a single row, over all processes, leaves it to the next one.
+        A batch without a single row, over all processes, leaves it to the next one. These are the peer's rounds, not those of ``kmeans``:
+        an empty cluster stays where it is, cosine scales the means and not the rows, there is no early end, and processes add up their
+        sums in every round. One op does all heads of a round.
         """
         if not self.waiting:
             return

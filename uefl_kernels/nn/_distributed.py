@@ -26,14 +26,15 @@ def sample_rows(rows: torch.Tensor, count: int) -> torch.Tensor | None:
     """``[h, count, d]`` rows of ``[h, n, d]``, drawn from the rows of all processes and the same on each of them.
 
     They are distinct where there are enough. None when no process has a row. A process gives in proportion to what it has;
-    this waits for the device, once.
+    several of them wait for the device, once, to know that.
     """
     rank, world = rank_and_size()
-    sizes = torch.zeros(world, dtype=torch.int64, device=rows.device)
-    sizes[rank] = rows.shape[1]
+    ends = [0, rows.shape[1]]
     if world > 1:
+        sizes = torch.zeros(world, dtype=torch.int64, device=rows.device)
+        sizes[rank] = rows.shape[1]
         dist.all_reduce(sizes)
-    ends = [0, *sizes.cumsum(0).tolist()]
+        ends = [0, *sizes.cumsum(0).tolist()]
     if ends[-1] == 0:
         return None
     start, stop = (count * end // ends[-1] for end in ends[rank : rank + 2])

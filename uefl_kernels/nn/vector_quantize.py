@@ -37,7 +37,8 @@ class VectorQuantize(nn.Module):
         decay: of the moving averages; a batch enters with 1 - decay.
         eps: Laplace smoothing of the averaged cluster sizes.
         freeze_codebook: never update the codewords; ``forward`` can override it.
-        kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch (which waits for the device).
+        kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch (which waits for the device
+            if there is a mask, or another process).
         kmeans_iters: see there.
         use_cosine_sim: quantise unit vectors by the angle; the codewords are unit vectors too.
         threshold_ema_dead_code: codewords whose averaged cluster size falls below it are put onto random rows of the batch; 0 = off.
