@@ -4,7 +4,9 @@ And one import that must be the first of its kind: Triton decides when it is imp
 """
 
 import gzip
+import hashlib
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -79,4 +81,29 @@ def idx_root(tmp_path):
         (raw / f"{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
         labels = np.arange(count, dtype=np.uint8) % 10
         (raw / f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(np.array([0x801, count], ">i4").tobytes() + labels.tobytes()))
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def cifar_root(tmp_path, monkeypatch):
+    """A data root with CIFAR-10 as torchvision stores it, of 200 training and 40 test images, whose checksums torchvision is told."""
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / "root" / CIFAR10.base_folder
+    folder.mkdir(parents=True)
+
+    def store(name, content):
+        data = pickle.dumps(content)
+        (folder / name).write_bytes(data)
+        return hashlib.md5(data).hexdigest()
+
+    def batch(name, start):
+        pixels = np.random.default_rng(start).integers(0, 256, (40, 3 * 32 * 32), dtype=np.uint8)
+        return [name, store(name, {"data": pixels, "labels": [i % 10 for i in range(start, start + 40)]})]
+
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    meta = CIFAR10.meta | {"md5": store(CIFAR10.meta["filename"], {"label_names": names})}
+    monkeypatch.setattr(CIFAR10, "meta", meta)
+    monkeypatch.setattr(CIFAR10, "train_list", [batch(f"data_batch_{i}", 100 * i + i) for i in range(1, 6)])
+    monkeypatch.setattr(CIFAR10, "test_list", [batch("test_batch", 0)])
     return tmp_path / "root"

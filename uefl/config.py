@@ -188,7 +188,7 @@ def presets() -> dict[str, str]:
 
 
 def load(source: str, overrides: list[str] | None = None, **keys: Any) -> Config:
-    """Read a preset or a TOML file, then apply ``key=value`` overrides.
+    """Read a preset or a TOML file, then apply ``key=value`` overrides. A file that says ``base = "PRESET"`` names only what differs.
 
     Args:
         source: name of a preset, or the path of a .toml file.
@@ -198,7 +198,7 @@ def load(source: str, overrides: list[str] | None = None, **keys: Any) -> Config
     Raises:
         UserError: unknown preset or key, a value of the wrong type or out of its range.
     """
-    table = _read(source)
+    table = _with_base(_read(source))
     for item in overrides or []:
         key, sign, value = item.partition("=")
         if not sign:
@@ -248,6 +248,16 @@ def _read(source: str) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def _with_base(table: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the preset that a file is based on, where it does not name them itself."""
+    if "base" not in table:
+        return table
+    base = table.pop("base")
+    if not isinstance(base, str) or base not in presets():
+        raise UserError(f"key 'base': expected the name of a preset, got {base!r}; see `uefl presets`")
+    return _with_base(_read(base)) | table
 
 
 def _parse(text: str) -> Any:

@@ -34,8 +34,7 @@ class PlainProgress:
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """A round is measured."""
-        accuracy, entropy = _means(records)
-        self._print(f"{arm} round {round + 1}/{self._rounds}  accuracy {accuracy:.3f}  entropy {entropy:.3f}")
+        self._print(f"{arm} round {round + 1}/{self._rounds}  {_measured(records)}")
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened."""
@@ -79,8 +78,7 @@ class LiveProgress:
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """A round is measured; the exchange that measured it has already trained the next."""
-        accuracy, entropy = _means(records)
-        self._progress.update(self._task, measured=f"accuracy {accuracy:.3f}  entropy {entropy:.3f}")
+        self._progress.update(self._task, measured=_measured(records))
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened; stays above the bar."""
@@ -108,5 +106,7 @@ def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
         yield LiveProgress(progress)
 
 
-def _means(records: list[dict[str, Any]]) -> tuple[float, float]:
-    return statistics.fmean(r["accuracy"] for r in records), statistics.fmean(r["entropy"] for r in records)
+def _measured(records: list[dict[str, Any]]) -> str:
+    """Means over the clients of what all of them measured; without test images there is no accuracy."""
+    keys = [key for key in ("accuracy", "entropy") if all(r[key] is not None for r in records)]
+    return "  ".join(f"{key} {statistics.fmean(r[key] for r in records):.3f}" for key in keys)

@@ -32,6 +32,21 @@ def test_every_preset_loads_and_is_described_by_its_first_line():
         config.load(name)
 
 
+def test_a_preset_may_name_only_what_differs_from_another(tmp_path):
+    base, noniid = config.load("fedul-mnist-iid-40"), config.load("fedul-mnist-noniid-40")
+    assert (base.sets, base.penalty, base.batch_size) == (40, 2e-6, 128)
+    assert dataclasses.replace(base, split="noniid") == noniid
+    (tmp_path / "mine.toml").write_text('base = "fedul-mnist-noniid-40"\nrounds = [7]\n')
+    assert config.load(str(tmp_path / "mine.toml"), ["sets=30"]) == dataclasses.replace(noniid, rounds=(7,), sets=30)
+
+
+@pytest.mark.parametrize("base", ['"mnist"', "3", '["demo"]'])
+def test_a_base_that_is_no_preset(tmp_path, base):
+    (tmp_path / "mine.toml").write_text(f"base = {base}")
+    with pytest.raises(UserError, match=r"key 'base': expected the name of a preset, got .*; see `uefl presets`"):
+        config.load(str(tmp_path / "mine.toml"))
+
+
 def test_published_settings():
     paper, legacy = config.load("mnist-9"), config.load("mnist-9-legacy")
     for c in (paper, legacy):

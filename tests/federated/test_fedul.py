@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import uefl_kernels
+from uefl import config
 from uefl.algorithms.fedul import ARMS
 from uefl.algorithms.objectives import (
     Labels,
@@ -21,7 +22,7 @@ from uefl.algorithms.objectives import (
     log_transition,
 )
 from uefl.data.priors import surrogate_floor
-from uefl.data.sets import SetSilo
+from uefl.data.sets import SetSilo, build_sets
 from uefl.engines.base import Reply, Request
 from uefl.rules import SET_ARMS
 from uefl.seeds import derive
@@ -132,6 +133,23 @@ def test_the_supervised_losses_reach_theirs():
     published = trained("supervised", rounds=[12], server_epochs=4, loss="legacy_double_softmax")[1][-1]["server_loss"]
     assert proper < 0.1
     assert abs(published - (math.log(math.e + 2) - 1)) < 0.01  # with ten classes: 1.4612
+
+
+@pytest.mark.data
+def test_the_published_losses_reach_their_floors_on_mnist(data_root):
+    keys = ["loss=legacy_double_softmax", "clients=1", "augment=none", "validation=0"]
+
+    def run(name, *more):
+        cfg = config.load("fedul-narrow-iid", [*keys, f'arms=["{name}"]', *more])
+        fed = build_sets(cfg, data_root=data_root)
+        return finish(arm(cfg, fed)[0])[-1], fed.silos[0]
+
+    last, silo = run("fedul", "overlap=true", "legacy_column_norm=true", "labeled=0", "rounds=[5]")
+    floor = surrogate_floor(silo.priors.numpy(), silo.sizes.numpy(), legacy=True)
+    assert 2.05 < floor < 2.2  # ten sets: chance is log 10 = 2.303
+    assert abs(last["train_loss"] - floor) < 0.02
+    last, _ = run("supervised", "train_per_client=100", "test_per_client=100", "rounds=[10]")
+    assert abs(last["server_loss"] - (math.log(math.e + 9) - 1)) < 0.01
 
 
 def test_the_same_seed_gives_the_same_bits():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from uefl.data import priors as p
 from uefl.data import sets as s
 from uefl.data.silo import Split
 from uefl.errors import InvalidPriors, UserError
+from uefl.models.net import Net
 
 KEYS = {
     "arms": ["fedul"],
@@ -139,6 +142,20 @@ def test_published_overlap_and_column_normalisation():
     assert whole[1] > 0.8 * whole[0]
 
 
+@pytest.mark.parametrize("preset", [name for name in config.presets() if name.startswith("fedul-") and "cifar10" in name])
+def test_presets_on_cifar10_build(cifar_root, preset):
+    cfg = config.load(preset, ["clients=2", "train_per_client=60", "sets=2", "test_per_client=10", "validation=10"])
+    cfg = replace(cfg, labeled=min(cfg.labeled, 10))
+    fed = s.build_sets(cfg, data_root=cifar_root)
+    assert fed.image_shape == (3, 32, 32)
+    assert fed.classes[3] == "cat"
+    assert sum(len(silo.sets) for silo in fed.silos) == 120
+    net = Net(cfg, fed.image_shape, len(fed.classes)).eval()
+    assert sum(p.numel() for p in net.parameters()) == 11_181_642
+    logits, _ = net(fed.silos[0].images[:2].float(), None, 0.0)
+    assert logits.shape == (2, 10)
+
+
 @pytest.mark.data
 def test_published_statistics_on_mnist(data_root):
     keys = {"data": "mnist", "clients": 5, "train_per_client": 7200, "test_per_client": 2000, "labeled": 12000, "validation": 12000}
@@ -255,7 +272,7 @@ def test_targets_that_are_refused(sets, message):
         (np.array([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.4, 0.3, 0.3]]), "rank 2, less than the 3 classes"),
         (np.array([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.4, 0.3001, 0.2999]]), "ill-conditioned"),
         (np.array([[0.5, 0.5, 0], [0.2, 0.8, 0], [0.4, 0.6, 0]]), "no image of class c"),
-        (np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.1, 0.6, 0.3]]), "sets 1 and 3 have the same priors"),
+        (np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.1, 0.6, 0.3]]), "set 1 and set 3 have the same priors"),
     ],
 )
 def test_doubts(table, finding):

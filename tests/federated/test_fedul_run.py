@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file
 
 from uefl import config, run
 from uefl.data.sets import build_sets
 from uefl.errors import UserError
 from uefl.models import saved
+from uefl.progress import watch
+from uefl.report import read_run, spread_table
 
 from .test_own_sets import write
 from .test_run import Watcher, go_on, outcome
@@ -106,6 +110,25 @@ def test_own_sets_through_the_command(tmp_path):
     run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
     arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]
     assert set(arms["fedul"]["clients"]) == {"berlin", "madrid"}
+
+
+def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
+    keys = [f"data={write(tmp_path / 'sets', server=())}", "width=2", "rounds=[2]", "batch_size=8"]
+    observer, out = Console(file=io.StringIO(), width=200), tmp_path / "run"
+    with watch(observer) as lines:
+        run.train(config.load("own-sets", keys), preset="own-sets", out=out, device="cpu", data_root=None, observer=lines)
+    said = observer.file.getvalue()
+    assert "fedul round 2/2  entropy 0." in said
+    assert "accuracy" not in said
+    arms = json.loads((out / "summary.json").read_text())["arms"]
+    assert arms["fedul"]["accuracy"] is None
+    assert arms["fedul"]["accuracy_last4"] == {"mean": None, "sd": None}
+    assert arms["fedul"]["entropy"] > 0
+    report = (out / "report.md").read_text()
+    assert "| arm | entropy | left out | rounds | seconds |" in report
+    assert "no test images, hence no accuracy" in report
+    assert (out / "plots" / "arms.png").stat().st_size > 1000
+    assert spread_table([read_run(out)]).rows == [["fedul", "1", "-", "-"], ["fedpl", "1", "-", "-"]]
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,17 @@ def edited(**sets):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (edited(berlin={"a": (0.75, 0.25)}), r"client 'berlin', set 1 \('b'\): no priors given; add its row to the table"),
-        (edited(berlin=ROWS["berlin"] | {"c": (1, 0)}), "client 'berlin': priors are given for set 'c', which has no image"),
-        (edited(paris={"a": (1, 0)}), "the priors name client 'paris', which is not in"),
+        (edited(berlin={"a": (0.75, 0.25)}), r"client 'berlin', set 1 \('b'\): no priors given; add its row to priors.csv"),
+        (
+            edited(berlin=ROWS["berlin"] | {"c": (1, 0)}),
+            r"client 'berlin': priors are given for set 'c' \(priors.csv, line 4\), which has no image",
+        ),
+        (edited(paris={"a": (1, 0)}), r"client 'paris' \(priors.csv, line 6\) is not in .*clients, which holds berlin, madrid"),
         (
             edited(madrid={"9": (0.5, 0.4), "10": (1, 0)}),
-            "client 'madrid', set 0: priors do not sum to 1 within 0.0001; divide them by their sum",
+            r"client 'madrid', set 0 \('9', priors.csv, line 4\): priors do not sum to 1 within 0.0001; divide them by their sum",
         ),
-        (edited(madrid={"9": (1.5, -0.5), "10": (1, 0)}), "client 'madrid', set 0: a prior is negative"),
+        (edited(madrid={"9": (1, 0), "10": (1.5, -0.5)}), r"client 'madrid', set 1 \('10', priors.csv, line 5\): a prior is negative"),
         (edited(madrid={"9": ("x", 0.4), "10": (1, 0)}), "priors.csv, line 4: 'x' is not a number"),
         (edited(madrid={"9": (0.5,), "10": (1, 0)}), "priors.csv, line 4: 3 cells, expected 4"),
     ],
@@ -193,8 +196,6 @@ def test_parts_that_are_missing_or_strange(tmp_path):
     with pytest.raises(UserError, match="has no folder clients; expected clients/NAME/SET"):
         build(tmp_path)
     write(tmp_path, server=())
-    with pytest.raises(UserError, match="has no test images"):
-        build(tmp_path)
     np.savez(tmp_path / "test.npz", images=np.zeros((4, 12, 12), np.uint8), labels=np.array([0, 1, 2, 0]))
     with pytest.raises(UserError, match=r"labels must lie in \[0, 2\), the classes of the priors in their order"):
         build(tmp_path)
@@ -204,5 +205,33 @@ def test_parts_that_are_missing_or_strange(tmp_path):
     (tmp_path / "test.npz").unlink()
     (tmp_path / "test" / "bird").mkdir(parents=True)
     Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "test" / "bird" / "1.png")
-    with pytest.raises(UserError, match="class 'bird' is not one of cat, dog"):
+    message = r"class 'bird' of the folder .*test is not one of those of priors.csv \(cat, dog\); write it the same in both"
+    with pytest.raises(UserError, match=message):
         build(tmp_path)
+
+
+def test_classes_that_differ_where_there_is_no_table(tmp_path):
+    root = write(tmp_path, table="none", npz=False)
+    (root / "test" / "cat").rename(root / "test" / "cats")
+    message = r"class 'cats' of the folder .*test is not one of those of the folder labeled \(cat, dog\)"
+    with pytest.raises(UserError, match=message):
+        build(root, priors="estimated")
+
+
+def test_without_test_images_nothing_is_dealt(tmp_path):
+    fed = build(write(tmp_path, server=()))
+    assert [silo.test for silo in fed.silos] == [None, None]
+    assert "no test images; the server: no images" in fed.describe()
+    assert len(list(fed.tensors())) == 6  # a digest of the rest
+
+
+def test_doubts_name_sets_as_the_table_does(tmp_path):
+    notes = build(write(tmp_path, rows=edited(madrid={"9": (0.5, 0.5), "10": (0.5, 0.5)}))).notes
+    assert any("set 0 ('9', priors.csv, line 4) and set 1 ('10', priors.csv, line 5) have the same priors" in note for note in notes)
+
+
+def test_the_template_says_that_it_is_one():
+    with pytest.raises(
+        UserError, match=r"'sets' is none of digits.*own-sets are templates: give the path of your data with --set data=PATH"
+    ):
+        build_sets(config.load("own-sets", ["data=sets"]))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from uefl.data.sources import OwnSilos, Pool, digits, idx_files, npz_file
+from uefl.data.sources import OwnSilos, Pool, cifar10, digits, idx_files, npz_file
 from uefl.errors import UserError
 
 
@@ -47,6 +47,32 @@ def test_idx_without_root_or_files_says_how_to_get_them(tmp_path):
         idx_files("MNIST", None)
     with pytest.raises(UserError, match=r"no .*train-images-idx3-ubyte.gz: run torchvision.datasets.FashionMNIST"):
         idx_files("FashionMNIST", tmp_path)
+
+
+def test_cifar10_is_read_in_file_order_with_its_channels_first(cifar_root):
+    pool = cifar10(cifar_root)
+    assert pool.test is not None
+    assert (pool.train.images.shape, pool.test.images.shape) == ((200, 3, 32, 32), (40, 3, 32, 32))
+    assert (pool.train.images.dtype, pool.train.labels.dtype) == (torch.uint8, torch.int64)
+    assert pool.train.images.is_contiguous()
+    stored = [pickle.loads((cifar_root / "cifar-10-batches-py" / f"data_batch_{i}").read_bytes()) for i in range(1, 6)]
+    np.testing.assert_array_equal(pool.train.images.flatten(1).numpy(), np.concatenate([part["data"] for part in stored]))
+    assert pool.train.labels.tolist() == [label for part in stored for label in part["labels"]]
+    assert pool.test.labels.tolist() == [i % 10 for i in range(40)]
+    assert pool.classes[:4] == ("airplane", "automobile", "bird", "cat")
+
+
+def test_cifar10_that_is_not_the_published_one_is_not_unpickled(cifar_root, monkeypatch):
+    (cifar_root / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps([1]))
+    monkeypatch.setattr(pickle, "load", lambda *_, **__: pytest.fail("unpickled"))
+    with pytest.raises(UserError, match=r"no CIFAR-10 in .*corrupted.*: run torchvision.datasets.CIFAR10\(ROOT, download=True\)"):
+        cifar10(cifar_root)
+
+
+def test_cifar10_without_root_or_files_says_how_to_get_them(tmp_path):
+    for root, message in ((None, "CIFAR-10 needs a data root"), (tmp_path, "no CIFAR-10 in ")):
+        with pytest.raises(UserError, match=rf"{message}.*: run torchvision.datasets.CIFAR10\(ROOT, download=True\)"):
+            cifar10(root)
 
 
 @pytest.mark.parametrize(

@@ -58,14 +58,14 @@ def _one(
 
 
 def _server(federation: SetFederation, device: Device) -> SetClient | None:
-    """The server's images as those of a client: the labeled ones are one set whose classes are known, its test split is for validation."""
+    """The server's images as those of a client: the labeled ones are one set whose classes are known, its test split validates."""
     pattern = federation.labeled or federation.validation
     if pattern is None:
         return None
-    empty = Split(pattern.images[:0], pattern.labels[:0])
-    labeled, validation = federation.labeled or empty, federation.validation or empty
+    labeled = federation.labeled or Split(pattern.images[:0], pattern.labels[:0])
     shares = labeled.labels.bincount(minlength=len(federation.classes)).double() / max(len(labeled), 1)
-    return SetClient(SetSilo("server", labeled.images, torch.zeros_like(labeled.labels), shares[None], labeled.labels, validation), device)
+    sets = torch.zeros_like(labeled.labels)
+    return SetClient(SetSilo("server", labeled.images, sets, shares[None], labeled.labels, federation.validation), device)
 
 
 def _silent(line: str) -> None:

@@ -3,7 +3,7 @@
 Request tensors: ``values`` [P], ``statistics`` [Q]; and to go on with an optimizer, ``exp_avg`` and ``exp_avg_sq`` [P].
 
 =============  ==========================================================================================
-``evaluate``   metrics of the test split of the model as sent
+``evaluate``   metrics of the test split of the model as sent; without one, its entropy on the client's own images
 ``train``      local training with the objective named here (see ``objectives.py``)
 ``epochs``     passes over the images
 ``step``       steps that the optimizer has behind it, if it goes on
@@ -45,7 +45,7 @@ class SetClient:
             sets=silo.sets.to(where),
             priors=silo.priors.to(where),
             labels=labels,
-            test=silo.test.to(where),
+            test=None if silo.test is None else silo.test.to(where),
         )
 
     def __call__(self, request: Request) -> Reply:
@@ -65,24 +65,25 @@ class SetClient:
 
     def _fit(self, objective: Objective, request: Request) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         device, config, flat = self._device, self._device.config, self._device.flat
+        gradient = flat.values.grad
+        assert gradient is not None
         optimizer = torch.optim.Adam([flat.values], lr=config.lr, weight_decay=config.penalty * objective.coupled_decay, fused=True)
         if "exp_avg" in request.tensors:
             moments = {name: request.tensors[name].clone() for name in ("exp_avg", "exp_avg_sq")}
             optimizer.state[flat.values] = {"step": torch.tensor(float(request.options["step"]), device=device.device), **moments}
         penalty = 0.0 if objective.coupled_decay else config.penalty
-        sign = torch.empty_like(flat.values.detach()) if penalty else None
         total, images, steps = torch.zeros((), device=device.device), 0, 0
         device.net.train()
         with _Dropout(device.net, objective.dropout):
             for _ in range(int(request.options["epochs"])):
                 for batch in objective.epoch():
                     x = device.normalize(augment(self._silo.images[batch], config.augment))
-                    optimizer.zero_grad(set_to_none=False)
+                    if penalty:  # the gradient begins as that of the penalty instead of zero
+                        torch.sign(flat.values.detach(), out=gradient).mul_(penalty)
+                    else:
+                        gradient.zero_()
                     loss = objective.loss(x, batch)
                     loss.backward()
-                    if sign is not None:
-                        assert flat.values.grad is not None
-                        flat.values.grad.add_(torch.sign(flat.values.detach(), out=sign), alpha=penalty)
                     optimizer.step()
                     total += loss.detach() * len(batch)
                     images, steps = images + len(batch), steps + 1
@@ -96,17 +97,15 @@ class SetClient:
         device, test = self._device, self._silo.test
         device.net.eval()
         parts = []
-        for images in test.images.split(_EVALUATION_BATCH):
+        for images in (self._silo if test is None else test).images.split(_EVALUATION_BATCH):
             with device.amp():
                 logits, _ = device.net(device.normalize(images), None, 0.0)
             parts.append(logits.float().softmax(1))
         probs = torch.cat(parts)
-        values = {
-            "accuracy": metrics.accuracy(probs, test.labels),
-            "entropy": torch.special.entr(probs.double()).sum(1).mean(),
-            "nll": metrics.nll(probs, test.labels),
-            "ece": metrics.ece(probs, test.labels),
-        }
+        values = {"entropy": torch.special.entr(probs.double()).sum(1).mean()}
+        if test is not None:
+            measures = {"accuracy": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
+            values |= {name: measure(probs, test.labels) for name, measure in measures.items()}
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
 

@@ -72,7 +72,11 @@ def read_source(config: Config, data_root: Path | None) -> Pool | OwnSilos:
         return sources.npz_file(path)
     if path.is_dir():
         return image_folder(path, config.image_size)
-    raise UserError(f"key 'data': {config.data!r} is none of {', '.join(DATA_SETS)}, and no folder or .npz of that name is there")
+    raise UserError(
+        f"key 'data': {config.data!r} is none of {', '.join(DATA_SETS)}, and no folder or .npz of that name is there; "
+        "the presets own-silos and own-sets are templates: give the path of your data with --set data=PATH, laid out as in "
+        "docs/configuration.md"
+    )
 
 
 def _deal(pool: Pool, config: Config) -> dict[str, tuple[Split, Split]]:

@@ -1,11 +1,12 @@
-"""The user's own unlabeled sets: a folder with the images of every client by set, a table of priors, and labeled test images.
+"""The user's own unlabeled sets: a folder with the images of every client by set, a table of priors, and labeled images, if any.
 
 ::
 
     FOLDER/
       clients/NAME/SET/*.png         or clients/NAME.npz with images [n, H, W(, C)] uint8 and set [n] (names or integers)
       priors.csv                     or priors.json; not needed with priors = "estimated"
-      test/CLASS/*.png               or test.npz with images and labels [n] (0, 1, ... in the order of the classes)
+      test/CLASS/*.png               or test.npz with images and labels [n] (0, 1, ... in the order of the classes); without them
+                                     no accuracy is measured
       labeled/, validation/          as test, where the server has such images
 
 priors.csv: the columns client, set, then one per class; its header gives the classes and their order. priors.json:
@@ -19,7 +20,7 @@ import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +32,24 @@ from .rotate import resize
 from .silo import Split
 from .sources import read_npz, read_split
 
-_LAYOUT = "expected clients/NAME/SET/*.png or clients/NAME.npz, priors.csv or priors.json, and test/CLASS/*.png or test.npz"
-Table = dict[str, dict[str, list[float]]]
+_LAYOUT = (
+    "expected clients/NAME/SET/*.png or clients/NAME.npz, and priors.csv or priors.json; with test images, test/CLASS/*.png or test.npz"
+)
+
+
+class Row(NamedTuple):
+    """The priors of a set, and where they are written."""
+
+    shares: list[float]
+    place: str
+
+
+class Table(NamedTuple):
+    """Priors by client and set, and the classes in the order of their columns; all empty where no table is given."""
+
+    file: str
+    rows: dict[str, dict[str, Row]]
+    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,8 @@ class ClientImages:
     """``[n]`` int64"""
     priors: Matrix | None
     labels: torch.Tensor | None
+    set_names: tuple[str, ...] = ()
+    """what the user calls each set, and where its priors are written; empty for sets that were dealt"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,7 @@ class Material:
 
     clients: list[ClientImages]
     classes: tuple[str, ...]
-    test: Split
+    test: Split | None
     labeled: Split | None
     validation: Split | None
 
@@ -70,7 +89,8 @@ def read(root: Path, image_size: int = 0) -> Material:
     """
     if not (root / "clients").is_dir():
         raise UserError(f"{root} has no folder clients; {_LAYOUT}")
-    table, classes = _read_table(root)
+    table = _read_table(root)
+    classes, named_by = table.classes, table.file
     entries = [path for path in visible(root / "clients") if path.is_dir() or path.suffix == ".npz"]
     if not entries:
         raise UserError(f"{root / 'clients'} holds no client; {_LAYOUT}")
@@ -82,14 +102,12 @@ def read(root: Path, image_size: int = 0) -> Material:
         read_in[name] = _client(path, image_size)
     parts: dict[str, tuple[Split, tuple[str, ...]] | None] = {}
     for name in ("labeled", "validation", "test"):  # without a table the first of them names the classes of the others
-        parts[name] = _labelled(root, name, classes, image_size)
-        found = parts[name]
-        classes = classes or (found[1] if found else ())
-    test = parts["test"]
-    if test is None:
-        raise UserError(f"{root} has no test images; {_LAYOUT}")
-    for who in table.keys() - read_in.keys():
-        raise InvalidPriors(f"{root}: the priors name client {who!r}, which is not in {root / 'clients'}")
+        found = parts[name] = _labelled(root, name, classes, named_by, image_size)
+        if found and not classes:
+            classes, named_by = found[1], f"the folder {name}"
+    for who in table.rows.keys() - read_in.keys():
+        place = next(iter(table.rows[who].values())).place
+        raise InvalidPriors(f"{root}: client {who!r} ({place}) is not in {root / 'clients'}, which holds {', '.join(read_in)}")
     channels = max(len(images[0]) for images in (*(x for x, _, _ in read_in.values()), *(p[0].images for p in parts.values() if p)))
     sizes = {root / name: images[0] for name, (images, _, _) in read_in.items()} | {
         root / name: part[0].images[0] for name, part in parts.items() if part
@@ -99,11 +117,14 @@ def read(root: Path, image_size: int = 0) -> Material:
     def even(images: torch.Tensor) -> torch.Tensor:
         return images.expand(-1, channels, -1, -1).contiguous()
 
-    def server(part: tuple[Split, tuple[str, ...]] | None) -> Split | None:
+    def split(part: tuple[Split, tuple[str, ...]] | None) -> Split | None:
         return None if part is None else Split(even(part[0].images), part[0].labels)
 
-    clients = [ClientImages(n, even(x), sets, _rows(n, names, table), None) for n, (x, sets, names) in sorted(read_in.items())]
-    return Material(clients, classes, Split(even(test[0].images), test[0].labels), server(parts["labeled"]), server(parts["validation"]))
+    clients = []
+    for name, (images, sets, names) in sorted(read_in.items()):
+        priors, places = _rows(name, names, table)
+        clients.append(ClientImages(name, even(images), sets, priors, None, places))
+    return Material(clients, classes, split(parts["test"]), split(parts["labeled"]), split(parts["validation"]))
 
 
 def _client(path: Path, image_size: int) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
@@ -134,27 +155,31 @@ def _client(path: Path, image_size: int) -> tuple[torch.Tensor, torch.Tensor, li
     return pixels, torch.tensor([order.index(name) for name in names])[torch.from_numpy(inverse.astype(np.int64))], order
 
 
-def _rows(client: str, sets: list[str], table: Table) -> Matrix | None:
-    if not table:
-        return None
-    rows = table.get(client, {})
+def _rows(client: str, sets: list[str], table: Table) -> tuple[Matrix | None, tuple[str, ...]]:
+    """A client's priors, and what to call its sets in a message."""
+    if not table.rows:
+        return None, tuple(map(repr, sets))
+    rows = table.rows.get(client, {})
     for m, name in enumerate(sets):
         if name not in rows:
-            raise InvalidPriors(f"client {client!r}, set {m} ({name!r}): no priors given; add its row to the table")
-    for name in rows:
+            raise InvalidPriors(f"client {client!r}, set {m} ({name!r}): no priors given; add its row to {table.file}")
+    for name, row in rows.items():
         if name not in sets:
-            raise InvalidPriors(f"client {client!r}: priors are given for set {name!r}, which has no image")
-    return np.array([rows[name] for name in sets])
+            raise InvalidPriors(f"client {client!r}: priors are given for set {name!r} ({row.place}), which has no image")
+    return np.array([rows[name].shares for name in sets]), tuple(f"{name!r}, {rows[name].place}" for name in sets)
 
 
-def _labelled(root: Path, part: str, classes: tuple[str, ...], image_size: int) -> tuple[Split, tuple[str, ...]] | None:
+def _labelled(root: Path, part: str, classes: tuple[str, ...], named_by: str, image_size: int) -> tuple[Split, tuple[str, ...]] | None:
     """Images and labels of test, labeled or validation, and the classes that they are numbered by; None where there are none."""
     if (root / part).is_dir():
         files = labelled(root / part, _LAYOUT)
         names = classes or tuple(sorted({name for _, name in files}))
-        for file, name in files:
+        for _, name in files:
             if name not in names:
-                raise UserError(f"{file}: class {name!r} is not one of {', '.join(names)}")
+                raise UserError(
+                    f"class {name!r} of the folder {root / part} is not one of those of {named_by} ({', '.join(names)}); "
+                    "write it the same in both"
+                )
         images = {file: read_image(file, image_size) for file, _ in files}
         check_sizes(images)
         channels = max(len(image) for image in images.values())
@@ -173,8 +198,7 @@ def _labelled(root: Path, part: str, classes: tuple[str, ...], image_size: int) 
     return Split(resize(split.images, image_size) if image_size else split.images, split.labels), names
 
 
-def _read_table(root: Path) -> tuple[Table, tuple[str, ...]]:
-    """Priors by client and set, and the classes in the order of their columns; both empty where no table is given."""
+def _read_table(root: Path) -> Table:
     if (root / "priors.csv").is_file():
         path = root / "priors.csv"
         try:
@@ -187,7 +211,7 @@ def _read_table(root: Path) -> tuple[Table, tuple[str, ...]]:
         classes = tuple(rows[0][2:])
         if len(set(classes)) < len(classes):
             raise InvalidPriors(f"{path}: the header names a class twice: {','.join(classes)}")
-        table: Table = {}
+        table: dict[str, dict[str, Row]] = {}
         for line, row in enumerate(rows[1:], 2):
             if not any(row):
                 continue
@@ -195,14 +219,15 @@ def _read_table(root: Path) -> tuple[Table, tuple[str, ...]]:
                 raise InvalidPriors(f"{path}, line {line}: {len(row)} cells, expected {len(rows[0])}")
             if row[1] in table.setdefault(row[0], {}):
                 raise InvalidPriors(f"{path}, line {line}: client {row[0]!r}, set {row[1]!r} is there twice")
-            table[row[0]][row[1]] = [_number(cell, f"{path}, line {line}") for cell in row[2:]]
-        return table, classes
+            shares = [_number(cell, f"{path}, line {line}") for cell in row[2:]]
+            table[row[0]][row[1]] = Row(shares, f"{path.name}, line {line}")
+        return Table(path.name, table, classes)
     if (root / "priors.json").is_file():
         return _read_json(root / "priors.json")
-    return {}, ()
+    return Table("", {}, ())
 
 
-def _read_json(path: Path) -> tuple[Table, tuple[str, ...]]:
+def _read_json(path: Path) -> Table:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
         named = {client: {name: dict(row) for name, row in rows.items()} for client, rows in content.items()}
@@ -213,9 +238,12 @@ def _read_json(path: Path) -> tuple[Table, tuple[str, ...]]:
         for name, row in rows.items():
             if set(row) != set(classes):
                 raise InvalidPriors(f"{path}: client {client!r}, set {name!r} names {', '.join(row)}; expected {', '.join(classes)}")
-    return {
-        c: {s: [_number(row[k], f"{path}, client {c!r}, set {s!r}") for k in classes] for s, row in v.items()} for c, v in named.items()
-    }, classes
+
+    def shares(client: str, name: str) -> list[float]:
+        return [_number(named[client][name][k], f"{path}, client {client!r}, set {name!r}") for k in classes]
+
+    table = {client: {name: Row(shares(client, name), path.name) for name in rows} for client, rows in named.items()}
+    return Table(path.name, table, classes)
 
 
 def _number(value: Any, where: str) -> float:

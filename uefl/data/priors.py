@@ -148,7 +148,9 @@ def surrogate_floor(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: boo
 # --- checking them -------------------------------------------------------------------------------------------------
 
 
-def check_priors(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: int) -> tuple[Matrix, list[str]]:
+def check_priors(
+    client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: int, names: Sequence[str] = ()
+) -> tuple[Matrix, list[str]]:
     """Priors that a client can be trained with, and notices about what was put right.
 
     Args:
@@ -156,6 +158,7 @@ def check_priors(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], clas
         priors: ``[M, K]`` class shares, one row per set.
         sizes: ``[M]`` images of each set.
         classes: K.
+        names: what else a set is called, for the messages; empty: nothing else.
 
     Raises:
         InvalidPriors: no such matrix; the message names client and set.
@@ -178,11 +181,15 @@ def check_priors(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], clas
         if bad.any():
             at = int(bad.argmax())
             row = ", ".join(f"{p:.6g}" for p in priors[at])
-            raise InvalidPriors(f"client {client!r}, set {at}: {what} ({sizes[at]} images, priors {row})")
+            raise InvalidPriors(f"client {client!r}, {_set(at, names)}: {what} ({sizes[at]} images, priors {row})")
     off = np.abs(total - 1)
     at = int(off.argmax())
-    notes = [f"client {client!r}, set {at}: priors sum to {total[at]:.7g}; rows were normalised"] if off[at] > 1e-7 else []
+    notes = [f"client {client!r}, {_set(at, names)}: priors sum to {total[at]:.7g}; rows were normalised"] if off[at] > 1e-7 else []
     return normalized(priors), notes
+
+
+def _set(m: int, names: Sequence[str]) -> str:
+    return f"set {m} ({names[m]})" if names else f"set {m}"
 
 
 def check_targets(client: str, sets: npt.NDArray[np.generic], count: int) -> None:
@@ -194,7 +201,7 @@ def check_targets(client: str, sets: npt.NDArray[np.generic], count: int) -> Non
         raise InvalidPriors(f"client {client!r}: set {sets[outside][0]} of an image is outside [0, {count})")
 
 
-def doubts(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: Sequence[str]) -> list[str]:
+def doubts(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: Sequence[str], names: Sequence[str] = ()) -> list[str]:
     """Why a client's sets may not determine a classifier on their own; none of it is an error in itself."""
     count, found = len(priors), []
     if count < len(classes):
@@ -211,7 +218,8 @@ def doubts(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: S
     _, first, inverse = np.unique(priors, axis=0, return_index=True, return_inverse=True)
     for m, same in enumerate(first[inverse.ravel()]):
         if same != m:
-            found.append(f"client {client!r}: sets {same} and {m} have the same priors; they carry no information about each other")
+            pair = f"{_set(int(same), names)} and {_set(m, names)}"
+            found.append(f"client {client!r}: {pair} have the same priors; they carry no information about each other")
             break
     return found
 

@@ -39,7 +39,8 @@ class SetSilo:
     """``[M, K]`` float64, class shares of each set"""
     labels: torch.Tensor | None
     """``[n]`` int64"""
-    test: Split
+    test: Split | None
+    """None: no accuracy is measured"""
 
     @property
     def sizes(self) -> torch.Tensor:
@@ -48,7 +49,9 @@ class SetSilo:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All that a run depends on."""
-        yield from (self.images, self.sets, self.priors, self.test.images, self.test.labels)
+        yield from (self.images, self.sets, self.priors)
+        if self.test is not None:
+            yield from (self.test.images, self.test.labels)
         if self.labels is not None:
             yield self.labels
 
@@ -67,13 +70,13 @@ class SetFederation:
 
     def describe(self) -> str:
         """One line: how many clients, sets and images, and what the server holds."""
-        images, sets, tests = (sum(v) for v in zip(*((len(s.sets), len(s.priors), len(s.test)) for s in self.silos), strict=True))
+        images, sets, tests = (sum(v) for v in zip(*((len(s.sets), len(s.priors), len(s.test or ())) for s in self.silos), strict=True))
         sizes = torch.cat([s.sizes for s in self.silos])
         server = ", ".join(f"{len(part)} {what}" for part, what in ((self.labeled, "labeled"), (self.validation, "validation")) if part)
         shape = " x ".join(map(str, self.image_shape))
         return (
             f"{len(self.silos)} clients: {images} unlabeled images of {shape} in {sets} sets of {sizes.min()} to {sizes.max()}, "
-            f"{tests} test images; the server: {server or 'no'} images; {len(self.classes)} classes"
+            f"{tests or 'no'} test images; the server: {server or 'no'} images; {len(self.classes)} classes"
         )
 
     @property
@@ -111,12 +114,15 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
     path = config.path
     made = own_sets.read(path, config.image_size) if path is not None and path.is_dir() else _deal(config, data_root)
     classes = len(made.classes)
-    if len(made.test) < len(made.clients):
-        raise UserError(f"{config.data} has {len(made.test)} test images for {len(made.clients)} clients; each needs one or more")
-    tests = np.array_split(_rng(config, "test").permutation(len(made.test)), len(made.clients))
+    tests: list[Split | None] = [None] * len(made.clients)
+    if made.test is not None:
+        if len(made.test) < len(tests):
+            raise UserError(f"{config.data} has {len(made.test)} test images for {len(tests)} clients; each needs one or more")
+        dealt = np.array_split(_rng(config, "test").permutation(len(made.test)), len(tests))
+        tests = [take(made.test, torch.from_numpy(part)) for part in dealt]
     rng = _rng(config, "priors")
     corrected, doubts, silos = [], [], []
-    for client, tested in zip(made.clients, tests, strict=True):
+    for client, test in zip(made.clients, tests, strict=True):
         table = client.priors
         images = client.images.numpy()
         if config.priors == "estimated":
@@ -132,12 +138,11 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
             raise UserError(f"{config.data}: no priors given; add priors.csv or priors.json, or set priors = 'estimated'")
         priors.check_targets(client.name, client.sets.numpy(), len(table))
         sizes = client.sets.bincount(minlength=len(table)).numpy()
-        table, normalised = priors.check_priors(client.name, table, sizes, classes)
+        table, normalised = priors.check_priors(client.name, table, sizes, classes, client.set_names)
         table = priors.noisy(table, config.prior_noise, rng) if config.prior_noise else table
         table = priors.smoothed(table, config.prior_smoothing)
         corrected += normalised
-        doubts += priors.doubts(client.name, table, sizes, made.classes)
-        test = take(made.test, torch.from_numpy(tested))
+        doubts += priors.doubts(client.name, table, sizes, made.classes, client.set_names)
         silos.append(SetSilo(client.name, client.images, client.sets, torch.from_numpy(table), client.labels, test))
     doubts += _check_together(silos, made.classes)
     if doubts and config.strict:

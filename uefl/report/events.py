@@ -30,7 +30,8 @@ class EventWriter:
                 self._writer.add_scalar(f"{key}/{arm}", statistics.fmean(values), round)
         for key in _PER_CLIENT:
             for r in records:
-                self._writer.add_scalar(f"{key} {arm}/{r['client']}", r[key], round)
+                if r[key] is not None:
+                    self._writer.add_scalar(f"{key} {arm}/{r['client']}", r[key], round)
         self._writer.flush()
 
     def close(self) -> None:

@@ -43,6 +43,10 @@ class Run:
         """The records of one arm."""
         return [r for r in self.records if r["arm"] == arm]
 
+    def measured(self, key: str) -> bool:
+        """Whether any record has this metric."""
+        return any(r[key] is not None for r in self.records)
+
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
         """One metric of an arm as ``[rounds, clients]``; what was not measured is NaN."""
         row = {round: i for i, round in enumerate(sorted({r["round"] for r in self.of(arm)}))}
@@ -82,10 +86,10 @@ def summarize(records: list[Record]) -> dict[str, Record]:
     for arm, lines in _grouped(records, "arm"):
         rounds = [chunk for _, chunk in _grouped(lines, "round")]
         last = rounds[-1]
-        recent = [_mean(chunk, "accuracy") or 0.0 for chunk in rounds[-4:]]
+        recent = [value for chunk in rounds[-4:] if (value := _mean(chunk, "accuracy")) is not None]
         arms[arm] = {
             **{key: _mean(last, key) for key in ("accuracy", "entropy", "perplexity", "nll", "ece")},
-            "accuracy_last4": {"mean": statistics.fmean(recent), "sd": statistics.stdev(recent) if len(recent) > 1 else 0.0},
+            "accuracy_last4": _spread(recent),
             "rounds": len(rounds),
             **_selected(rounds),
             "clients": {r["client"]: {key: r[key] for key in ("accuracy", "entropy", "codewords")} for r in last},
@@ -100,6 +104,12 @@ def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
         return {}
     best = scores.index(max(scores))
     return {"selected": {"round": best + 1, "accuracy": _mean(rounds[best], "accuracy")}}
+
+
+def _spread(values: list[float]) -> Record:
+    """Mean and sample deviation, 0 for a single value and null for none."""
+    sd = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": statistics.fmean(values), "sd": sd} if values else {"mean": None, "sd": None}
 
 
 def _mean(records: list[Record], key: str) -> float | None:

@@ -19,6 +19,12 @@ _SETS_LEGEND = (
 )
 
 
+_NO_TEST_LEGEND = (
+    "There are no test images, hence no accuracy: the entropy (nats) is of the one model's predictions of the clients' own images, at the "
+    "last round.\n"
+)
+
+
 def write_report(path: Path) -> Run:
     """Read the run folder ``path`` and write its ``plots/*.png`` and ``report.md``; returns what was read.
 
@@ -32,7 +38,7 @@ def write_report(path: Path) -> Run:
         *(f"> {note}\n" for note in _warnings(run)),
         _facts(run),
         arm_table(run).markdown(),
-        _SETS_LEGEND if run.config.on_sets else _SILOS_LEGEND.format(several=_several(run)),
+        _legend(run),
         *(f"![{alt}](plots/{name})\n\n{caption}\n" for name, alt, caption in pictures),
         *([] if run.config.on_sets else ["## Extensions\n", *(_extensions(run) or ["No client was given further codewords.\n"])]),
         *([] if run.config.on_sets else ["## Clients\n", client_table(run).markdown()]),
@@ -41,8 +47,10 @@ def write_report(path: Path) -> Run:
     return run
 
 
-def _several(run: Run) -> str:
-    return "members" if run.config.uncertainty == "ensemble" else "passes"
+def _legend(run: Run) -> str:
+    if not run.config.on_sets:
+        return _SILOS_LEGEND.format(several="members" if run.config.uncertainty == "ensemble" else "passes")
+    return _SETS_LEGEND if run.measured("accuracy") else _NO_TEST_LEGEND
 
 
 def _warnings(run: Run) -> list[str]:

@@ -72,7 +72,8 @@ def write_plots(run: Run) -> list[tuple[str, str, str]]:
 
 def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
     if run.config.on_sets:  # one model, and test images dealt at random: the clients do not differ
-        caption = "Lines: all test images; bands: 10 % to 90 % quantile of the clients' parts of them."
+        what = "test images" if run.measured("accuracy") else "unlabeled images, as there are no test images"
+        caption = f"Lines: all {what}; bands: 10 % to 90 % quantile of the clients' parts of them."
         yield "arms.png", "Arms side by side", caption, _draw_arms(run)
         return
     few = len(run.clients) <= _MOST_PANELS
@@ -98,7 +99,8 @@ def _figure(width: float, height: float) -> Figure:
 
 def _draw_arms(run: Run) -> Figure:
     figure = _figure(8.4, 3.2)
-    for ax, key in zip(figure.subplots(1, 2), _LABEL, strict=True):
+    keys = [key for key in _LABEL if run.measured(key)]
+    for ax, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
         for arm in run.arms:
             _draw_mean(ax, run, arm, key)
         _finish(ax, run)

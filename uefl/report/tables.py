@@ -64,7 +64,7 @@ def arm_table(run: Run) -> Table:
         ]
         for name, arm in run.arms.items()
     ]
-    optional = {i for i, name in enumerate(header) if name in ("selected", "perplexity")}
+    optional = {i for i, name in enumerate(header) if name in ("accuracy", "last 4 rounds", "selected", "perplexity", "NLL", "ECE")}
     kept = [i for i in range(len(header)) if i not in optional or any(row[i] != "-" for row in rows)]
     header, rows = [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows)
@@ -104,9 +104,10 @@ def spread_table(runs: Sequence[Run]) -> Table:
     names = dict.fromkeys(name for run in finished for name in run.arms)
     rows = []
     for name in names:
-        values = [run.arms[name]["accuracy_last4"]["mean"] for run in finished if name in run.arms]
+        means = [run.arms[name]["accuracy_last4"]["mean"] for run in finished if name in run.arms]
+        values = [mean for mean in means if mean is not None]
         spread = number(statistics.stdev(values)) if len(values) > 1 else "-"
-        rows.append([name, str(len(values)), number(statistics.fmean(values)), spread])
+        rows.append([name, str(len(means)), number(statistics.fmean(values) if values else None), spread])
     return Table("over runs", ["arm", "runs", "accuracy, last 4 rounds", "sd over runs"], rows)
 
 
@@ -121,6 +122,6 @@ def number(value: Any, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def plus_minus(mean: float, sd: float) -> str:
+def plus_minus(mean: float | None, sd: float | None) -> str:
     """Mean and deviation in one cell."""
-    return f"{number(mean)} ± {number(sd)}"
+    return "-" if mean is None else f"{number(mean)} ± {number(sd)}"

@@ -1,0 +1,200 @@
+"""A FedUL round beside the published loop: the same sets, network, penalty and batches, both on the same threads, in turns.
+
+python -m benchmarks.fedul_round [PRESET] [--threads 1] [--turns 3] [--workers 3] [--set key=value]...
+
+A whole round of the default preset is 5 clients x 75 steps; ``--set clients=2 --set train_per_client=2560 --set
+test_per_client=533`` is 2 clients x 20 steps, with as many test images to each training image. On a machine with other jobs, compare
+the seconds of CPU, of all processes, on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from uefl import config
+from uefl.algorithms import build, clients
+from uefl.algorithms.client import Device
+from uefl.config import Config
+from uefl.data.sets import SetFederation, build_sets
+from uefl.engines.local import LocalEngine
+
+_MEAN, _STD = (0.1307,) * 3, (0.3081,) * 3
+
+
+class PublishedNet(nn.Module):
+    """The network of the paper on three equal channels, and behind it the transition from classes to sets, through probabilities."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for (inputs, outputs), pool in zip(pairwise((3, 64, 64, 128)), (True, True, False), strict=True):
+            layers += [nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs), nn.ReLU()] + [nn.MaxPool2d(2)] * pool
+        layers.append(nn.Flatten())
+        for inputs, outputs in pairwise((6272, 2048, 512)):
+            layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
+        self.logits = nn.Sequential(*layers, nn.Linear(512, classes))
+
+    def forward(self, x: torch.Tensor, priors: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """Images [B, 3, H, W], class priors [M, K] and shares [M] of the sets -> probabilities of the sets [B, M]."""
+        of_set = self.logits(x).softmax(1) @ priors.T * shares
+        return of_set / of_set.sum(1, keepdim=True)
+
+
+class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Images that become Pillow's, are transformed, and become tensors again, one by one."""
+
+    def __init__(self, images: torch.Tensor, targets: torch.Tensor, *, rotate: bool) -> None:
+        steps = [transforms.Grayscale(3), transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
+        self.transform = transforms.Compose([transforms.ToPILImage(), *([transforms.RandomRotation(20)] * rotate), *steps])
+        self.images, self.targets = images, targets
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.transform(self.images[i]), self.targets[i]
+
+
+class Published:
+    """The published loop, written from its description (it has no licence): images through Pillow in loader workers, float32, the
+    penalty through autograd over every tensor, an optimizer made anew, the average by entries of state dicts that are copied back.
+
+    Args:
+        workers: of each client's loader; 3 as published.
+        bf16: what it lacks, for comparison: bfloat16 where ours has it.
+    """
+
+    def __init__(self, cfg: Config, federation: SetFederation, *, workers: int, bf16: bool) -> None:
+        self.config, self.bf16 = cfg, bf16
+        self.server = PublishedNet(len(federation.classes))
+        self.models = [copy.deepcopy(self.server) for _ in federation.silos]
+        self.known = [(s.priors.float(), (s.sizes / s.sizes.sum()).float()) for s in federation.silos]
+        self.train_loaders = [
+            DataLoader(Images(s.images, s.sets, rotate=True), cfg.batch_size, shuffle=True, drop_last=True, num_workers=workers)
+            for s in federation.silos
+        ]
+        self.test_loaders = [DataLoader(Images(s.test.images, s.test.labels, rotate=False), 5 * cfg.batch_size) for s in federation.silos]
+
+    def train(self) -> None:
+        """A local epoch of every client, then the average."""
+        for model, loader, known in zip(self.models, self.train_loaders, self.known, strict=True):
+            optimizer = torch.optim.Adam(model.parameters(), lr=self.config.lr)
+            model.train()
+            for x, y in loader:
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
+                    output = model(x, *known)
+                penalty = sum(parameter.abs().sum() for parameter in model.parameters())
+                loss = nn.functional.cross_entropy(output.float(), y) + self.config.penalty * penalty
+                loss.backward()
+                loss.item()
+                optimizer.step()
+        self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        for name, mine in self.server.state_dict().items():
+            if not mine.is_floating_point():
+                mine.copy_(self.models[0].state_dict()[name])
+                continue
+            total = torch.zeros_like(mine)
+            for model in self.models:
+                total += model.state_dict()[name] / len(self.models)
+            mine.copy_(total)
+            for model in self.models:
+                model.state_dict()[name].copy_(total)
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """The errors on every client's test images."""
+        for model, loader in zip(self.models, self.test_loaders, strict=True):
+            model.eval()
+            for x, y in loader:
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
+                    logits = model.logits(x)
+                (logits.argmax(1) == y).sum().item()
+
+
+class Ours:
+    """The arm ``fedul`` as ``uefl train`` runs it."""
+
+    def __init__(self, cfg: Config, federation: SetFederation) -> None:
+        self.device = Device(cfg, federation, torch.device("cpu"))
+        engine = LocalEngine(clients(federation, self.device))
+        self.arm = build("fedul", cfg, engine, self.device, lambda line: None, federation)
+
+    def train(self) -> None:
+        """A local epoch of every client, then the average."""
+        self.arm.exchange(measure=False, train=True)
+
+    def measure(self) -> None:
+        """The model on every client's test images."""
+        self.arm.exchange(measure=True, train=False)
+
+
+def main() -> None:
+    """Time a few rounds of everyone in turns, after one that is not counted, and print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset", nargs="?", default="fedul-mnist-iid-10")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--bf16", action="store_true", help="the published loop also with bfloat16")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    cfg = config.load(args.preset, [*args.set, "validation=0"])  # both measure on the test images, once
+    federation = build_sets(cfg)
+    ours = Ours(cfg, federation)
+    makers: dict[str, Callable[[], Ours | Published]] = {
+        "uefl": lambda: ours,
+        "published": lambda: Published(cfg, federation, workers=args.workers, bf16=False),
+    }
+    if args.bf16:
+        makers["published, bfloat16"] = lambda: Published(cfg, federation, workers=args.workers, bf16=True)
+    loops = {name: make() for name, make in makers.items()}
+    turns: dict[str, list[tuple[float, ...]]] = {name: [] for name in loops}
+    for _ in range(1 + args.turns):
+        for name, loop in loops.items():
+            moments = [(time.perf_counter(), _cpu())]
+            for work in (loop.train, loop.measure):
+                work()
+                moments.append((time.perf_counter(), _cpu()))
+            (begin, cpu), (trained, _), (end, cpu_end) = moments
+            turns[name].append((trained - begin, end - trained, end - begin, cpu_end - cpu))
+    steps = sum(len(s.sets) // cfg.batch_size for s in federation.silos)
+    table = Table(
+        title=f"{args.preset}: {len(federation.silos)} clients, {steps} steps, {args.threads} thread(s), bf16 {ours.device.autocast}"
+    )
+    for column in ("loop", "train s", "measure s", "round s", "of ours", "CPU s", "of ours", "turns"):
+        table.add_column(column, justify="left" if column == "loop" else "right")
+    for name, values in turns.items():
+        train, measure, whole, cpu = (statistics.median(part) for part in zip(*values[1:], strict=True))
+        ratios = [sorted(theirs[i] / mine[i] for theirs, mine in zip(values[1:], turns["uefl"][1:], strict=True)) for i in (2, 3)]
+        wall_ratio, cpu_ratio = map(statistics.median, ratios)
+        spread = f"{ratios[1][0]:.2f} to {ratios[1][-1]:.2f}"
+        table.add_row(name, *(f"{x:.2f}" for x in (train, measure, whole, wall_ratio, cpu, cpu_ratio)), spread)
+    Console(width=120).print(table)
+
+
+def _cpu() -> float:
+    """Seconds of CPU of this process and of the loader workers that have ended."""
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in usage)
+
+
+if __name__ == "__main__":
+    main()
