@@ -23,7 +23,14 @@ namespace {
 cpu::Dtype dtype_of(const py::array& array, const char* name) {
   if (py::isinstance<py::array_t<float>>(array)) return cpu::Dtype::f32;
   if (py::isinstance<py::array_t<double>>(array)) return cpu::Dtype::f64;
-  throw py::type_error("vq_assign: " + std::string(name) + " must be a float32 or float64 array");
+  throw py::type_error("vq_assign: " + std::string(name) + " has dtype " + std::string(py::str(array.dtype())) +
+                       ", expected float32 or float64");
+}
+
+std::string shape_of(const py::array& array) {
+  std::string text;
+  for (py::ssize_t i = 0; i < array.ndim(); ++i) text += (i ? ", " : "") + std::to_string(array.shape(i));
+  return "[" + text + "]";
 }
 
 // The kernels read elements through pointers of their type: a misaligned array is copied too.
@@ -55,17 +62,24 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
                                std::optional<int64_t> at_most) {
   const cpu::Dtype dtype = dtype_of(x, "x"), codebook_dtype = dtype_of(codebook_given, "codebook");
   if (metric != "l2" && metric != "cosine") throw py::value_error("vq_assign: metric '" + metric + "' is not known, expected l2 or cosine");
-  if (at_most && *at_most < 1) throw py::value_error("vq_assign: threads must be >= 1, or None for all");
+  if (at_most && *at_most < 1) {
+    throw py::value_error("vq_assign: threads must be at least 1, or None for all, got " + std::to_string(*at_most));
+  }
   const py::array codebook = contiguous(codebook_given);
   const py::ssize_t dims = codebook.ndim();
   if (x.ndim() < 1) throw py::value_error("vq_assign: x must have shape [..., D], got a scalar");
-  if (dims != 2 && dims != 3) throw py::value_error("vq_assign: codebook must have shape [K, d] or [S, K, d]");
-  if (codebook.size() == 0) throw py::value_error("vq_assign: the codebook is empty; it needs at least one codeword of one element");
+  if (dims != 2 && dims != 3) {
+    throw py::value_error("vq_assign: codebook must have shape [K, d] or [S, K, d], got " + shape_of(codebook));
+  }
+  if (codebook.size() == 0) {
+    throw py::value_error("vq_assign: codebook " + shape_of(codebook) + " is empty; it needs at least one codeword of one element");
+  }
   const int64_t dim = x.shape(x.ndim() - 1), d = codebook.shape(dims - 1);
   const cpu::Codebook codes{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1, codebook.shape(dims - 2), d};
   if (dims == 3 ? codes.segments * d != dim : dim == 0 || dim % d != 0) {
-    throw py::value_error("vq_assign: x [..., " + std::to_string(dim) + "] does not fit codewords of " + std::to_string(d) +
-                          "; D must be S * d");
+    throw py::value_error("vq_assign: x " + shape_of(x) + " does not fit codebook " + shape_of(codebook) +
+                          (dims == 3 ? "; its last size must be " + std::to_string(codes.segments * d)
+                                     : "; make its last size a multiple of " + std::to_string(d)));
   }
   std::vector<py::ssize_t> shape(x.shape(), x.shape() + x.ndim());
   shape.back() = dim / d;

@@ -9,13 +9,26 @@ PRECISIONS = ("exact", "fast")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
+    """Raise TypeError for what is no dense tensor of one of the dtypes, ValueError for one on a device without float64."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        todo = "give its rows as one tensor" if tensor.is_nested else "call to_dense() on it"
+        raise TypeError(f"{op}: {name} is a {kind} tensor, expected a dense one; {todo}")
+    if tensor.dtype not in dtypes:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+        expected = f"{', '.join(others)} or {last}" if others else last
+        raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {expected}")
+    if tensor.device.type == "mps":
+        raise ValueError(f"{op}: {name} is on {tensor.device}, which has no float64; move it to the CPU")
+
+
 def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, precision: str) -> None:
     """Validate what every codeword search takes; raises TypeError or ValueError before any work."""
-    for name, tensor in (("x", x), ("codebook", codebook)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected float32, bfloat16, float16 or float64")
+    check_tensor(op, "x", x)
+    check_tensor(op, "codebook", codebook)
     if metric not in METRICS:
         raise ValueError(f"{op}: metric {metric!r} is not known, expected one of {METRICS}")
     if precision not in PRECISIONS:
@@ -87,30 +100,21 @@ def check_sets(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.T
 
 
 def _check_logits(op: str, logits: torch.Tensor, rows: str) -> None:
-    _check_tensor(op, "logits", logits, DTYPES)
+    check_tensor(op, "logits", logits)
     if logits.dim() != 2 or logits.shape[1] == 0:
         raise ValueError(f"{op}: logits must have shape [{rows}, K] with at least one class, got {list(logits.shape)}")
 
 
 def _check_constant(op: str, name: str, tensor: torch.Tensor, logits: torch.Tensor) -> None:
-    _check_tensor(op, name, tensor, (torch.float32, torch.float64))
+    check_tensor(op, name, tensor, (torch.float32, torch.float64))
     _check_device(op, name, tensor, logits)
     if tensor.requires_grad:
         raise ValueError(f"{op}: {name} requires a gradient, but it is a constant here; detach it, or compose the op from plain PyTorch")
 
 
 def _check_index(op: str, name: str, index: torch.Tensor, logits: torch.Tensor) -> None:
-    _check_tensor(op, name, index, (torch.int64,))
+    check_tensor(op, name, index, (torch.int64,))
     _check_device(op, name, index, logits)
-
-
-def _check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.dtype not in dtypes:
-        *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
-        expected = f"{', '.join(others)} or {last}" if others else last
-        raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {expected}")
 
 
 def _check_device(op: str, name: str, tensor: torch.Tensor, logits: torch.Tensor) -> None:

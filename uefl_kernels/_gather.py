@@ -7,8 +7,9 @@ import torch
 
 def gather(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """codebook [K, d] | [S, K, d], indices [..., S] -> codewords [..., S, d]."""
-    d = codebook.shape[-1]
-    return codebook.reshape(-1, d)[flat_indices(codebook, indices)].reshape(*indices.shape, d)
+    if codebook.dim() == 2:
+        return codebook[indices]
+    return codebook[torch.arange(len(codebook), device=indices.device), indices]  # an index beyond K is an error, not the next book's
 
 
 def flat_indices(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

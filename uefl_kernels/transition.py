@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ._checks import check_tensor
+
 _TOLERANCE = 1e-4
 
 
@@ -36,10 +38,8 @@ def log_transition_matrix(
     """
     op = "log_transition_matrix"
     for name, tensor in (("class_priors", class_priors), ("set_priors", set_priors), ("target_prior", target_prior)):
-        if tensor is None:
-            continue
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            raise TypeError(f"{op}: {name} must be a floating-point torch.Tensor, got {getattr(tensor, 'dtype', type(tensor).__name__)}")
+        if tensor is not None:
+            check_tensor(op, name, tensor)
     if class_priors.dim() != 2 or 0 in class_priors.shape:
         raise ValueError(f"{op}: class_priors must have shape [M, K], sets by classes, got {list(class_priors.shape)}")
     m, k = class_priors.shape

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import uefl_kernels.numpy
 from uefl_kernels import vq_assign
 
 _host = pytest.importorskip("uefl_kernels._host", reason="the compiled kernels are absent")
@@ -88,18 +89,18 @@ def test_one_thread_starts_no_other():
 
 X, C = array(4, 6), array(5, 3)
 ERRORS = {
-    "x-dtype": ((X.astype(np.int32), C), TypeError, "x must be a float32 or float64 array"),
-    "codebook-dtype": ((X, C.astype(np.float16)), TypeError, "codebook must be a float32 or float64 array"),
+    "x-dtype": ((X.astype(np.int32), C), TypeError, "x has dtype int32, expected float32 or float64"),
+    "x-byte-order": ((X.astype(">f4"), C), TypeError, "x has dtype >f4, expected float32 or float64"),
+    "codebook-dtype": ((X, C.astype(np.float16)), TypeError, "codebook has dtype float16, expected float32 or float64"),
     "metric": ((X, C, "l1"), ValueError, "metric 'l1' is not known, expected l2 or cosine"),
-    "scalar": ((np.float32(1) + np.zeros((), np.float32), C), TypeError, None),
-    "codebook-shape": ((X, C[0]), ValueError, r"codebook must have shape \[K, d\] or \[S, K, d\]"),
-    "codebook-empty": ((X, C[:0]), ValueError, "the codebook is empty"),
-    "length": ((X[:, :5], C), ValueError, r"x \[..., 5\] does not fit codewords of 3; D must be S \* d"),
-    "segments": ((X, np.ones((3, 5, 3), np.float32)), ValueError, r"x \[..., 6\] does not fit codewords of 3"),
-    "threads": ((X, C, "l2", True, 0), ValueError, "threads must be >= 1, or None for all"),
+    "scalar": ((np.array(1, np.float32), C), ValueError, r"x must have shape \[..., D\], got a scalar"),
+    "codebook-shape": ((X, C[0]), ValueError, r"codebook must have shape \[K, d\] or \[S, K, d\], got \[3\]"),
+    "codebook-empty": ((X, C[:0]), ValueError, r"codebook \[0, 3\] is empty"),
+    "length": ((X[:, :5], C), ValueError, r"x \[4, 5\] does not fit codebook \[5, 3\]; make its last size a multiple of 3"),
+    "segments": ((X, np.ones((3, 5, 3), np.float32)), ValueError, r"x \[4, 6\] does not fit codebook \[3, 5, 3\]; its last size must be 9"),
+    "threads": ((X, C, "l2", True, 0), ValueError, "threads must be at least 1, or None for all, got 0"),
     "not-finite": ((X, np.full((5, 3), np.nan)), RuntimeError, "the codebook holds NaN or infinity"),
 }
-ERRORS["scalar"] = ((np.array(1, np.float32), C), ValueError, r"x must have shape \[..., D\], got a scalar")
 
 
 @pytest.mark.parametrize("case", ERRORS)
@@ -107,6 +108,19 @@ def test_errors(case):
     arguments, error, message = ERRORS[case]
     with pytest.raises(error, match=f"^vq_assign: {message}"):
         _host.vq_assign(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[1.0]], C), "x must be a NumPy array, got list"),
+        ((X, torch.from_numpy(C)), "codebook must be a NumPy array, got Tensor"),
+    ],
+    ids=["list", "tensor"],
+)
+def test_what_is_no_array_is_refused(arguments, message):
+    with pytest.raises(TypeError, match=f"^vq_assign: {message}"):
+        uefl_kernels.numpy.vq_assign(*arguments)
 
 
 def test_plan_and_features():

@@ -268,7 +268,7 @@ REFUSED = {
     "init of another shape": (lambda: kmeans(X, 2, init=X[:3]), ValueError, r"^kmeans: init must have shape \[2, 3\], got \[3, 3\]"),
     "init of integers": (lambda: kmeans(X, 2, init=X[:2].long()), TypeError, r"^kmeans: init has dtype torch.int64, expected float32"),
     "weights of another shape": (lambda: kmeans(X, 2, weights=W[:5]), ValueError, r"^kmeans: weights must have shape \[6\], got \[5\]"),
-    "weights not a tensor": (lambda: kmeans(X, 2, weights=[1.0] * 6), TypeError, r"^kmeans: weights must be a tensor of float32"),
+    "weights not a tensor": (lambda: kmeans(X, 2, weights=[1.0] * 6), TypeError, r"^kmeans: weights must be a torch.Tensor, got list"),
     "device": (lambda: kmeans(X, 2, weights=W.to("meta")), ValueError, r"^kmeans: x is on cpu and weights on meta; move one of them"),
     "batch of lists": (lambda: kmeans_batched([[1.0]], 1), TypeError, r"^kmeans_batched: xs\[0\] must be a torch.Tensor, got list"),
     "batch of one matrix": (lambda: kmeans_batched(X, 1), ValueError, r"^kmeans_batched: xs must be tensors .*got \[6, 3\]; kmeans takes"),

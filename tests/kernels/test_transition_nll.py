@@ -369,7 +369,7 @@ def test_direct_calls_are_guarded(case):
 
 P = torch.full((2, 4), 0.25, dtype=torch.float64)
 BAD_PRIORS = {
-    "integers": ((P.int(),), TypeError, "class_priors must be a floating-point torch.Tensor, got torch.int32"),
+    "integers": ((P.int(),), TypeError, "class_priors has dtype torch.int32, expected float32"),
     "shape": ((P[0],), ValueError, r"class_priors must have shape \[M, K\], sets by classes, got \[4\]"),
     "negative": ((torch.tensor([[0.5, 0.5], [1.5, -0.5]]),), ValueError, "set 1 is -0.5 for class 1, expected a share of at least 0"),
     "NaN": ((torch.tensor([[0.5, torch.nan]]),), ValueError, "class_priors of set 0 is nan for class 1"),

@@ -330,6 +330,19 @@ def test_errors_name_the_op():
         vq(torch.zeros(4, 6).long(), torch.zeros(5, 3))
 
 
+@pytest.mark.parametrize("weight", [float("nan"), -float("inf"), "1", torch.ones(2)], ids=str)
+def test_a_weight_that_is_no_finite_number(weight):
+    with pytest.raises(ValueError, match=r"^vq: commitment_weight must be a finite number, got"):
+        vq(normal(4, 6), normal(5, 3), commitment_weight=weight)
+
+
+def test_weights_that_change_under_compile():
+    x, codebook = normal(9, 6), normal(5, 3)
+    compiled = torch.compile(lambda weight: vq(x, codebook, commitment_weight=weight).loss, fullgraph=True, backend="eager")
+    for weight in (0.25, 0.5, 0.75):
+        assert torch.equal(compiled(weight), vq(x, codebook, commitment_weight=weight).loss)
+
+
 def test_an_estimator_that_is_not_known():
     with pytest.raises(ValueError, match=r"^vq: estimator 'gumbel' is not known, expected one of \('straight_through', 'rotation'\)"):
         vq(normal(4, 6), normal(5, 3), estimator="gumbel")

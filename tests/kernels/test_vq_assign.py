@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from uefl_kernels import COMPILED, backend, vq_assign
 
@@ -184,6 +185,12 @@ def test_row_with_any_nan_gets_index_0(bits, precision):
     assert vq_assign(x, codebook, precision=precision)[5:9].count_nonzero() == 0
 
 
+def test_infinite_row_gets_index_0():
+    x, codebook = normal(40, 64), normal(64, 64, seed=1)
+    x[5, 3], x[6, 0], x[7, 63], x[7, 2] = (float(v) for v in ("inf", "-inf", "inf", "-inf"))
+    assert vq_assign(x, codebook)[5:8].count_nonzero() == 0
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["auto", "reference"])
 def test_codebook_that_is_not_finite(name, value):
@@ -194,11 +201,17 @@ def test_codebook_that_is_not_finite(name, value):
 
 
 X, C = torch.zeros(4, 6), torch.zeros(5, 3)
+RAGGED = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
+with FakeTensorMode():
+    ON_MPS = torch.empty(4, 6, device="mps")
 ERRORS = {
     "x-type": (lambda: vq_assign([1.0], C), TypeError, "x must be a torch.Tensor, got list"),
     "codebook-type": (lambda: vq_assign(X, None), TypeError, "codebook must be a torch.Tensor, got NoneType"),
     "x-dtype": (lambda: vq_assign(X.int(), C), TypeError, "x has dtype torch.int32, expected float32"),
     "codebook-dtype": (lambda: vq_assign(X, C.to(torch.complex64)), TypeError, "codebook has dtype torch.complex64, expected"),
+    "sparse": (lambda: vq_assign(X.to_sparse(), C), TypeError, r"x is a sparse_coo tensor, expected a dense one; call to_dense\(\) on it"),
+    "nested": (lambda: vq_assign(RAGGED, C), TypeError, "x is a nested tensor, expected a dense one; give its rows as one tensor"),
+    "mps": (lambda: vq_assign(ON_MPS, C), ValueError, "x is on mps:0, which has no float64; move it to the CPU"),
     "metric": (lambda: vq_assign(X, C, metric="l1"), ValueError, "metric 'l1' is not known, expected one of"),
     "precision": (lambda: vq_assign(X, C, precision="high"), ValueError, "precision 'high' is not known, expected one of"),
     "device": (lambda: vq_assign(X, C.to("meta")), ValueError, "x is on cpu and codebook on meta; move one of them"),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._checks import check_tensor
 from . import _distributed as distributed
 from . import _peer
 from .vector_quantize import VectorQuantize
@@ -140,6 +141,7 @@ class ResidualVQ(nn.Module):
         _peer.refuse("ResidualVQ.forward", other, _peer.RESIDUAL_VQ_FORWARD)
         if self.accept_image_fmap and mask is not None:
             raise ValueError("ResidualVQ: mask is for sequences; images (accept_image_fmap=True) take none")
+        check_tensor("ResidualVQ", "x", x)
         fits = x.dim() == 4 if self.accept_image_fmap else x.dim() >= 2
         if not fits or x.shape[1 if self.accept_image_fmap else -1] != self.dim:
             expected = f"[B, {self.dim}, H, W]" if self.accept_image_fmap else f"[..., {self.dim}]"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .. import VQOutput, vq, vq_with_sums
+from .._checks import check_tensor
 from .._gather import flat_indices, gather
 from . import _peer
 from ._codebook import Codebook
@@ -101,11 +102,15 @@ class VectorQuantize(nn.Module):
         learnable = bool(learnable_codebook)
         ema_update = not learnable if ema_update is None else ema_update
         for name, value in (("dim", dim), ("codebook_size", codebook_size), ("codebook_dim", codebook_dim), ("heads", heads)):
-            if value < 1:
-                raise ValueError(f"VectorQuantize: {name} is {value}, expected at least 1")
-        for name, number in (("decay", decay), ("eps", eps), ("kmeans_iters", kmeans_iters), ("commitment_weight", commitment_weight)):
-            if not 0 <= number < float("inf") or (name == "decay" and number > 1):
-                raise ValueError(f"VectorQuantize: {name} is {number}, expected {'0 to 1' if name == 'decay' else '0 or more'}")
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"VectorQuantize: {name} is {value!r}, expected an int of at least 1")
+        numbers = {"decay": decay, "eps": eps, "kmeans_iters": kmeans_iters, "commitment_weight": commitment_weight}
+        for name, number in (numbers | {"threshold_ema_dead_code": threshold_ema_dead_code}).items():
+            most = 1 if name == "decay" else float("inf")
+            if not isinstance(number, (int, float)) or not 0 <= number <= most or number == float("inf"):
+                raise ValueError(
+                    f"VectorQuantize: {name} is {number!r}, expected a number {'from 0 to 1' if most == 1 else 'of at least 0'}"
+                )
         if learnable and (ema_update or use_cosine_sim):
             reason = "ema_update=True" if ema_update else "use_cosine_sim=True"
             raise ValueError(f"VectorQuantize: learnable_codebook=True excludes {reason}; use one of them")
@@ -146,6 +151,8 @@ class VectorQuantize(nn.Module):
 
     @codebook.setter
     def codebook(self, codes: torch.Tensor) -> None:
+        if not isinstance(codes, torch.Tensor):
+            raise TypeError(f"VectorQuantize: codebook must be a torch.Tensor, got {type(codes).__name__}")
         if codes.shape != self.codebook.shape:
             raise ValueError(f"VectorQuantize: codebook must have shape {list(self.codebook.shape)}, got {list(codes.shape)}")
         with torch.no_grad():
@@ -316,9 +323,7 @@ class VectorQuantize(nn.Module):
         return nn.functional.normalize(split, dim=-1, eps=1e-6).flatten(-2)
 
     def _check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-            kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-            raise TypeError(f"VectorQuantize: x must be a floating-point tensor, got {kind}")
+        check_tensor("VectorQuantize", "x", x)
         second = self._channels_second and x.dim() > 2
         expected = f"[B, {self.dim}, H, W]" if self.accept_image_fmap else f"[B, {self.dim}, ...]" if second else f"[..., {self.dim}]"
         if x.dim() < 2 or (self.accept_image_fmap and x.dim() != 4) or x.shape[1 if second else -1] != self.dim:
@@ -327,8 +332,7 @@ class VectorQuantize(nn.Module):
             return
         if self.accept_image_fmap:
             raise ValueError("VectorQuantize: mask is for sequences; images (accept_image_fmap=True) take none")
-        if mask.dtype != torch.bool:
-            raise TypeError(f"VectorQuantize: mask must be bool, True where x counts, got {mask.dtype}")
+        check_tensor("VectorQuantize", "mask", mask, (torch.bool,))
         shape = [*x.shape[:1], *x.shape[2:]] if second else [*x.shape[:-1]]
         if list(mask.shape) != shape:
             raise ValueError(f"VectorQuantize: mask must have shape {shape} for x {list(x.shape)}, got {list(mask.shape)}")

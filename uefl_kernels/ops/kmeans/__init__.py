@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._checks import DTYPES
+from ..._checks import check_tensor
 from ..._kmeans_checks import check_method, check_request, check_shape, starts
 from ..._library import define, define_composed, resolve
 from .. import kmeans_step as _defined_first  # noqa: F401
@@ -173,8 +173,7 @@ def kmeans_batched(
     for name, tensors in (("weights", weights), ("init", init)):
         if tensors is not None and not isinstance(tensors, str):
             for i, (tensor, x) in enumerate(zip(tensors, xs, strict=True)):
-                if not isinstance(tensor, torch.Tensor):
-                    raise TypeError(f"{op}: {name}[{i}] must be a torch.Tensor, got {type(tensor).__name__}")
+                check_tensor(op, f"{name}[{i}]", tensor)
                 expected = [x.shape[0]] if name == "weights" else [clusters[i], x.shape[1]]
                 check_shape(op, f"{name}[{i}]", tensor.shape, expected)
     given = init if isinstance(init, str) else torch.cat(list(init))
@@ -185,8 +184,7 @@ def kmeans_batched(
 def _check_rows(op: str, x: torch.Tensor, name: str = "x") -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(x).__name__}; uefl_kernels.numpy takes arrays")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{op}: {name} has dtype {x.dtype}, expected float32, bfloat16, float16 or float64")
+    check_tensor(op, name, x)
     if x.dim() != 2:
         raise ValueError(f"{op}: {name} must have shape [N, d], got {list(x.shape)}")
 
@@ -207,15 +205,13 @@ def _call(
     for n, k, seed in zip(sizes, clusters, seeds, strict=True):
         check_request(op, n, x.shape[1], k, n_init, max_iter, tol, seed, metric)
     if weights is not None:
-        if not isinstance(weights, torch.Tensor) or weights.dtype not in DTYPES:
-            raise TypeError(f"{op}: weights must be a tensor of float32, bfloat16, float16 or float64")
+        check_tensor(op, "weights", weights)
         check_shape(op, "weights", weights.shape, [x.shape[0]])
         weights = weights.detach().double()
     centres = None
     if isinstance(init, torch.Tensor):
+        check_tensor(op, "init", init)
         check_shape(op, "init", init.shape, [sum(clusters), x.shape[1]])
-        if init.dtype not in DTYPES:
-            raise TypeError(f"{op}: init has dtype {init.dtype}, expected float32, bfloat16, float16 or float64")
         centres = init.detach().to(reference.centre_dtype(x))
     else:
         check_method(op, init)

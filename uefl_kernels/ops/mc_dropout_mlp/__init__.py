@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import DTYPES
+from ..._checks import check_tensor
 from ..._library import define, define_autograd, define_triton, once_differentiable, resolve
 from . import backward, reference
 
@@ -198,10 +198,7 @@ def _check(
     named += [(f"weights[{i}]", weight) for i, weight in enumerate(weights)]
     named += [(f"biases[{i}]", bias) for i, bias in enumerate(biases) if bias is not None]
     for name, tensor in named:
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected float32, bfloat16, float16 or float64")
+        check_tensor(op, name, tensor)
         if tensor.device != x.device:
             raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
     if x.dim() < 1 or x.shape[-1] == 0:

@@ -136,14 +136,15 @@ def vq(
     Returns:
         :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to x as the
         estimator says and none to the codebook; loss has the closed forms of the two terms above. A row that holds
-        NaN takes codeword 0 and makes the loss NaN; one with NaN or an infinity makes the gradient of its codeword NaN
-        and of no other. N = 0 gives a loss of 0.
+        NaN takes codeword 0 and makes the loss NaN, an infinity takes what :func:`vq_assign` says and makes it infinite; one
+        with either makes the gradient of its codeword NaN and of no other. N = 0 gives a loss of 0.
 
     Derivatives are first order, in reverse mode: a second one raises RuntimeError, as do ``torch.func.grad`` and its
     relatives and forward mode. ``torch.func.vmap`` calls the op once for each element of the batch.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`vq_assign`; ValueError for an estimator that is not one of the two.
+        TypeError, ValueError, RuntimeError: as :func:`vq_assign`; ValueError for an estimator that is not one of the two and for
+            a weight that is not finite.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 (means instead of norms); Fifty et al.
     2024, "Restructuring Vector Quantization with the Rotation Trick", section 4.2.
@@ -204,6 +205,9 @@ def _call(
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     if not torch.compiler.is_compiling() and any(unpack_dual(t).tangent is not None for t in (x, codebook)):
         raise RuntimeError("vq: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch")
+    for name, weight in (("codebook_weight", codebook_weight), ("commitment_weight", commitment_weight)):
+        if not isinstance(weight, (int, float, torch.SymFloat)) or not -torch.inf < weight < torch.inf:
+            raise ValueError(f"vq: {name} must be a finite number, got {weight!r}")
     weights = float(codebook_weight), float(commitment_weight)
     *out, sums = resolve("vq", x)(x, codebook, metric, precision == "exact", with_sums, *weights, estimator == "rotation")
     return VQOutput(*out), sums

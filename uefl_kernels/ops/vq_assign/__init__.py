@@ -21,7 +21,8 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", pr
     """Index of the nearest codeword of every segment of every row.
 
     The answer is the argmin of the float64 distance on the values given, summed in the order of the elements, ties to the
-    lowest index: the same on every backend, for any batch size and number of threads. A row that holds NaN gets index 0.
+    lowest index: the same on every backend, for any batch size and number of threads. A row that holds NaN gets index 0, as does
+    one with an infinity under ``"l2"``: it is infinitely far from every codeword.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d contiguous segments.
