@@ -164,8 +164,9 @@ def measure(name: str, case: Case, providers: list[str], seconds: float, benches
             racers.append((bench, provider))
     for row, (walls, cpus) in zip(rows, race(racers, seconds), strict=True):
         median = statistics.median(walls)
-        low, _, high = statistics.quantiles(walls, n=4) if len(walls) > 1 else (median,) * 3
-        row |= {"median_ms": median * 1e3, "spread": (high - low) / median, "cores": sum(cpus) / sum(walls)}
+        quartiles = statistics.quantiles(walls, n=4) if len(walls) > 1 else None
+        spread = None if quartiles is None else (quartiles[2] - quartiles[0]) / median
+        row |= {"median_ms": median * 1e3, "spread": spread, "cores": sum(cpus) / sum(walls)}
         row |= {"gb_s": op.bytes(case) / median / 1e9, "gflop_s": op.flops(case) / median / 1e9}
     return rows
 

@@ -4,7 +4,7 @@ To add an op, write ``benchmarks/ops/<family>.py`` with a dict ``OPS`` of its ro
 benchmarks.run --op NAME --smoke`` runs it. Say ::
 
     @dataclass(frozen=True)
-    class Head(Case):  # the sizes of one measurement; --shape takes Head(2000, 512).name == "2000x512"
+    class Head(Case):  # the sizes of one measurement; --shape takes Head(2000, 512).name == "2000x512", and any other
         batch: int
         hidden: int
         passes: int = 20  # a field at its default is left out of the name
@@ -49,7 +49,12 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """The sizes of one measurement; a subclass per family of ops names them."""
+    """The sizes of one measurement; a subclass per family of ops names them, and raises ValueError where they do not go together."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type == "int" and getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
 
     @property
     def name(self) -> str:
@@ -59,6 +64,29 @@ class Case:
 
 
 C = TypeVar("C", bound=Case)
+
+
+def form(kind: type[Case]) -> str:
+    """How the name of a case is written: "NxDIMxK[xSEGMENTS][xDTYPE]"."""
+    names = ((field.name.upper(), field.default is MISSING) for field in fields(kind))
+    return "".join(f"x{name}" if needed else f"[x{name}]" for name, needed in names)[1:]
+
+
+def case_of(kind: type[C], name: str) -> C:
+    """The case of that name, whatever its sizes. Raises ValueError when it names none."""
+    values: dict[str, int | str] = {}
+    left = name.split("x")
+    for field in fields(kind):
+        if left and left[0].isdecimal() == (field.type == "int"):
+            text = left.pop(0)
+            values[field.name] = int(text) if field.type == "int" else text
+        elif field.default is MISSING:
+            break
+    else:
+        case = kind(**values)
+        if case.name == name:
+            return case
+    raise ValueError(f"expected {form(kind)}, what is at its default left out")
 
 
 @dataclass(frozen=True)

@@ -43,23 +43,27 @@ def _cpu_name() -> str:
 
 
 class Table:
-    """Prints the rows of one case after another, under one header.
+    """Prints the rows of one case after another, under one header per op.
 
     The ratio is the provider's time over that of ours ("uefl", in the best variant): above 1, ours is faster.
     """
 
     def __init__(self) -> None:
-        self._line(COLUMNS)
+        self._op = ""
 
-    def add(self, rows: list[dict[str, Any]]) -> None:
-        """Print the rows of one case, ours among them."""
+    def add(self, rows: list[dict[str, Any]], error: str) -> None:
+        """Print the rows of one case, ours among them, below a header where the op is another one; ``error`` is what its column holds."""
+        if rows and rows[0]["op"] != self._op:
+            self._op = rows[0]["op"]
+            print(f"{self._op}: error = {error}")
+            self._line(COLUMNS)
         baseline = next((row["median_ms"] for row in rows if row["provider"] == "uefl"), None)
         for row in rows:
             self._line(
                 (
                     *(row[key] for key in ("op", "shape", "provider", "variant")),
                     f"{row['median_ms']:.4g}",
-                    f"{row['spread']:.0%}",
+                    "-" if row["spread"] is None else f"{row['spread']:.0%}",
                     f"{row['median_ms'] / baseline:.2f}" if baseline else "-",
                     "-" if row["error"] is None else f"{row['error']:.1e}",
                     "-" if row["peak_mb"] is None else f"{row['peak_mb']:.1f}",

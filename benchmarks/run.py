@@ -18,13 +18,14 @@ import torch
 from . import results
 from .measure import Bench, elsewhere, measure, threads_differ, use_threads
 from .ops import REGISTRY
-from .registry import ours
+from .registry import Case, case_of, form, ours
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="measure the ops beside their peers")
     parser.add_argument("--op", type=_names, default=list(REGISTRY), help="only these ops, separated by commas")
-    parser.add_argument("--shape", help="only this shape, named as in the table")
+    parser.add_argument("--shape", help="only this shape, named as in the table; with one --op, any sizes of your own")
+    parser.add_argument("--list", action="store_true", help="show the ops, their shapes and providers, and measure nothing")
     parser.add_argument("--peers", type=_names, help="only these peers, separated by commas; ours are always measured")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for every provider (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="spent on timing each provider of a shape (default: 1.5, on a GPU 0.3)")
@@ -46,8 +47,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         if options.shape in (None, case.name)
     ]
     if not options.cases:
-        shapes = dict.fromkeys(case.name for op in chosen for case in op.cases_on(options.device))
-        parser.error(f"no shape {options.shape!r}; there are {', '.join(shapes)}")
+        options.cases = [_own_case(parser, options)]
     cores = len(os.sched_getaffinity(0))
     if not 1 <= options.threads <= cores:
         parser.error(f"{options.threads} threads on {cores} cores; use 1 to {cores}")
@@ -67,6 +67,29 @@ def _known(parser: argparse.ArgumentParser, what: str, named: list[str], known: 
         parser.error(f"no {what} {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
 
 
+def _own_case(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, Case]:
+    """The op and the case that ``--shape`` describes, which is none of the listed ones."""
+    shapes = dict.fromkeys(case.name for name in options.op for case in REGISTRY[name].cases_on(options.device))
+    name, *others = options.op
+    if others or "uefl" not in REGISTRY[name].providers:
+        parser.error(f"no shape {options.shape!r}; there are {', '.join(shapes)}; for sizes of your own name one of our ops with --op")
+    try:
+        return name, case_of(type(REGISTRY[name].smoke), options.shape)
+    except ValueError as why:
+        parser.error(f"no shape {options.shape!r} of {name}: {why}; there are {', '.join(shapes)}")
+
+
+def show(ops: list[str], device: str) -> None:
+    """Print what can be measured."""
+    for name in ops:
+        op = REGISTRY[name]
+        print(f"{name} (error: {op.gate.figure})")
+        print(f"    shapes     {' '.join(case.name for case in op.cases_on(device))}")
+        if "uefl" in op.providers:
+            print(f"    your own   {form(type(op.smoke))}")
+        print(f"    providers  {' '.join(op.providers)}")
+
+
 def version(provider: str) -> str:
     """Of the library that a peer is named after, else of torch."""
     try:
@@ -78,6 +101,9 @@ def version(provider: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     options = options_of(arguments)
+    if options.list:
+        show(options.op, options.device)
+        return 0
     use_threads(options.threads)
     about = results.about(options.device, options.threads)
     print(f"{about['machine']}, {about['threads']} thread(s), torch {torch.__version__}, commit {about['commit']}, {about['date']}")
@@ -93,8 +119,12 @@ def main(arguments: list[str] | None = None) -> int:
         table = results.Table()
         for name, case in options.cases:
             providers = [p for p in REGISTRY[name].providers if ours(p) or options.peers is None or p in options.peers]
-            found = measure(name, case, providers, 0 if options.smoke else options.seconds, benches, skipped)
-            table.add(found)
+            try:
+                found = measure(name, case, providers, 0 if options.smoke else options.seconds, benches, skipped)
+            except (MemoryError, RuntimeError, ValueError) as error:  # most likely of a shape of the user's own
+                print(f"{name} {case.name}: {type(error).__name__}: {error}")
+                return 2
+            table.add(found, REGISTRY[name].gate.figure)
             rows += [row | {"version": version(row["provider"])} | about for row in found]
 
     for who in dict.fromkeys(skipped):

@@ -12,6 +12,7 @@ import uefl_kernels.ops
 from benchmarks import measure, results, roofline, run
 from benchmarks.ops import REGISTRY
 from benchmarks.ops.vq import nearest, wrong_rate
+from benchmarks.registry import case_of
 from uefl_kernels import backend, vq_assign
 
 
@@ -142,6 +143,57 @@ def test_unknown_shape_is_an_error(capsys):
     with pytest.raises(SystemExit):
         run.main(["--shape", "1x2x3"])
     assert "9216x512x64" in capsys.readouterr().err
+
+
+def test_shape_of_ones_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    arguments = ["--op", "vq_assign", "--shape", "70x12x5x3xbfloat16", "--peers", "matmul", "--variants", "portable", "--seconds", "0.001"]
+    assert run.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^vq_assign +70x12x5x3xbfloat16 +uefl +portable ", printed, re.M)
+    assert re.search(r"^vq_assign +70x12x5x3xbfloat16 +matmul ", printed, re.M)
+    assert list(tmp_path.iterdir()) == []  # without --save
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "message"),
+    [
+        ("vq_assign", "70x12", "expected NxDIMxK[xSEGMENTS][xDTYPE], what is at its default left out; there are 200000x64x256,"),
+        ("vq_assign", "70x12x5x1", "expected NxDIMxK[xSEGMENTS][xDTYPE], what is at its default left out"),
+        ("vq_assign", "70x12x5x6x7", "expected NxDIMxK"),
+        ("vq_assign", "70x12x5xint8", "dtype 'int8' is not known, expected one of float32, bfloat16"),
+        ("vq_assign", "70x12x5x7", "dim 12 cannot be cut into 7 segments"),
+        ("vq_assign", "0x12x5", "n must be at least 1, got 0"),
+        ("layer", "2x3x4x5xgumbel", "estimator 'gumbel' is not known"),
+        ("vq,layer", "70x12x5", "for sizes of your own name one of our ops with --op"),
+        ("limits", "float32x64", "there are copy, read, float32, bfloat16; for sizes"),
+    ],
+)
+def test_shape_that_cannot_be(op, shape, message, capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--op", op, "--shape", shape])
+    error = capsys.readouterr().err
+    assert f"no shape {shape!r}" in error
+    assert message in error
+
+
+def test_every_shape_is_found_by_its_name():
+    for op in REGISTRY.values():
+        if "uefl" in op.providers:
+            for case in (op.smoke, *op.cases, *(op.cuda_cases or ())):
+                assert case_of(type(op.smoke), case.name) == case
+
+
+def test_case_that_ours_refuses_ends_the_run_with_its_message(capsys):
+    assert run.main(["--op", "kmeans", "--shape", "5x3x9"]) == 2
+    assert "kmeans 5x3x9: ValueError: " in capsys.readouterr().out
+
+
+def test_list(capsys):
+    assert run.main(["--list"]) == 0
+    printed = capsys.readouterr().out
+    assert "vq_assign (error: wrong indices)\n    shapes     200000x64x256 " in printed
+    assert "    your own   NxDIMxK[xSEGMENTS][xDTYPE]\n    providers  uefl uefl-fast " in printed
 
 
 def test_gate_of_the_search_agrees_with_the_definition():

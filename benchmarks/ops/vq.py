@@ -16,6 +16,7 @@ from uefl_kernels import backend, vq, vq_assign
 from ..registry import Call, Case, Gate, Op, needs
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ class Search(Case):
     k: int
     segments: int = 1
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dim % self.segments:
+            raise ValueError(f"dim {self.dim} cannot be cut into {self.segments} segments")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not known, expected one of {', '.join(DTYPES)}")
 
     @property
     def flops(self) -> int:
