@@ -1,11 +1,12 @@
-"""The layers in two gloo processes with batches of different sizes: nobody hangs, and both end with the same codewords.
+"""The layers in two, three and four gloo processes with batches of different sizes: nobody hangs, and all end with the same codewords.
 
-A process that waits for one that does not come fails after a minute.
+A process that waits for one that does not come fails after a minute. The processes are forked off one that has imported torch.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
 from .conftest import normal
 
-WORLD = 2
-SIZES = ((30, 7), (5, 40), (0, 12), (9, 0), (0, 0), (20, 21))  # rows of each process in each step
+WORLDS = (2, 3, 4)
+SIZES = ((30, 7, 0, 12), (5, 40, 3, 0), (0, 12, 25, 1), (9, 0, 1, 2), (0, 0, 0, 0), (20, 21, 22, 23))  # rows of each process in each step
 CASES = {
     "averages": {},
     "revival": {"threshold_ema_dead_code": 1},
@@ -60,14 +61,33 @@ def train_residual(rank):
     return rvq.state_dict() | {"kept": torch.tensor(kept)}
 
 
-def train_learnable(rank):
-    vq = torch.nn.parallel.DistributedDataParallel(layer(learnable_codebook=True, threshold_ema_dead_code=0.5))
-    optimizer = torch.optim.SGD(vq.parameters(), lr=1.0)
-    for step in (0, 1, 5):
+def train_under_ddp(rank, **options):
+    vq = layer(**options)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), vq))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(len(SIZES)):
         optimizer.zero_grad()
-        vq(rows(rank, step).requires_grad_())[2].backward()
+        quantized, _, loss = model(rows(rank, step))
+        (quantized.sum() + loss).backward()
         optimizer.step()
-    return vq.module.state_dict()
+    return model.module.state_dict()
+
+
+def train_compiled(rank):
+    """Beside the same steps without the compiler: 1 for each step and tensor of the state that are equal."""
+    eager, compiled = (layer(threshold_ema_dead_code=1) for _ in range(2))
+    run, same = torch.compile(compiled, fullgraph=True, backend="aot_eager"), []
+    for step in (0, 1):
+        results = []
+        for call in (eager, run):
+            torch.manual_seed(step)
+            x = rows(rank, step).requires_grad_()
+            quantized, indices, loss = call(x)
+            (quantized.sum() + loss).backward()
+            results.append((quantized, indices, loss, x.grad))
+        same += [torch.equal(*pair) for pair in zip(*results, strict=True)]
+        same += [torch.equal(value, compiled.state_dict()[name]) for name, value in eager.state_dict().items()]
+    return compiled.state_dict() | {"same": torch.tensor(same)}
 
 
 def sent():
@@ -90,31 +110,46 @@ def give_rows(rank):
     return vq.state_dict()
 
 
-JOBS = {
-    **{(name, masked): (train, name, masked) for name in CASES for masked in (False, True)},
-    "rows": (give_rows,),
-    "residual": (train_residual,),
-    "learnable": (train_learnable,),
-}
+def jobs(world):
+    found = {(name, masked): (train, name, masked) for name in CASES for masked in (False, True)}
+    found["ddp"] = (functools.partial(train_under_ddp, threshold_ema_dead_code=1),)
+    found["learnable"] = (functools.partial(train_under_ddp, learnable_codebook=True, threshold_ema_dead_code=0.5),)
+    found |= {"rows": (give_rows,), "residual": (train_residual,)}
+    return found | ({"compiled": (train_compiled,)} if world == 2 else {})
 
 
-def work(rank, folder):
+def work(rank, folder, world):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=datetime.timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60)
     )
-    dist.all_reduce = counted(dist.all_reduce)
-    torch.save({job: function(rank, *args) for job, (function, *args) in JOBS.items()}, f"{folder}/{rank}.pt")
+    plain, dist.all_reduce = dist.all_reduce, counted(dist.all_reduce)
+    found = {}
+    for job, (function, *args) in jobs(world).items():
+        if job == "compiled":
+            dist.all_reduce = plain  # the compiler knows this one
+        found[job] = function(rank, *args)
+    torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def states(tmp_path_factory):
-    """What every job left in both processes; one pair of them does all, because they take seconds to start."""
+@pytest.fixture(scope="module", params=WORLDS)
+def states(request, tmp_path_factory):
+    """What every job left in each process; a group of them does all, because they take seconds to start."""
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(work, (str(folder),), nprocs=WORLD)
-    first, second = (torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD))
-    return {job: (first[job], second[job]) for job in JOBS}
+    mp.set_forkserver_preload(["torch", "uefl_kernels.nn"])
+    mp.start_processes(work, (str(folder), request.param), nprocs=request.param, start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
+
+
+def state_of(states, job):
+    """Of the first process, once all are seen to have the same."""
+    if job not in states[0]:
+        pytest.skip("run in another number of processes")
+    first, *others = (found[job] for found in states)
+    for other in others:
+        assert_same(first, other)
+    return first
 
 
 def assert_same(first, second):
@@ -127,36 +162,38 @@ def assert_same(first, second):
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "masked"])
 @pytest.mark.parametrize("name", CASES)
 def test_same_codewords_and_one_message_per_step(states, name, masked):
-    first, second = states[name, masked]
-    assert_same(first, second)
-    messages = first["messages"].tolist()
+    state = state_of(states, (name, masked))
+    messages = state["messages"].tolist()
     assert messages[1:] == [1] * (len(SIZES) - 1)
     assert messages[0] == (13 if "kmeans_init" in CASES[name] else 1)  # how many rows, which rows, ten rounds, the step itself
-    start = layer(**CASES[name])
-    assert not torch.equal(first["_codebook.embed"], start._codebook.embed)
+    assert not torch.equal(state["_codebook.embed"], layer(**CASES[name])._codebook.embed)
 
 
 def test_averages_are_those_of_one_process_with_all_rows(states):
-    state = states["averages", False][0]
+    state = state_of(states, ("averages", False))
     vq = layer()
     for step in range(len(SIZES)):
-        vq(torch.cat([rows(rank, step) for rank in range(WORLD)]))
-    for name, value in vq.state_dict().items():  # float32 sums of two halves instead of one
-        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
+        vq(torch.cat([rows(rank, step) for rank in range(len(states))]))
+    for name, value in vq.state_dict().items():  # float32 sums of a part each instead of one
+        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
 
 
-def test_dead_codewords_take_rows_of_both_processes(states):
-    state, other = states["rows"]
-    assert_same(state, other)
-    codes = state["_codebook.embed"][0, :, 0]
-    assert {v for v in codes.tolist() if v in set(range(1, 7)) | set(range(11, 17))} == {float(v) for v in (*range(1, 7), *range(11, 17))}
+def test_dead_codewords_take_rows_of_every_process(states):
+    codes = set(state_of(states, "rows")["_codebook.embed"][0, :, 0].tolist())
+    for rank in range(len(states)):
+        given = {float(10 * rank + i) for i in range(1, 7)}
+        assert len(codes & given) >= min(6, 19 // len(states))
 
 
 def test_residual_quantisers_leave_out_the_same(states):
-    first, second = states["residual"]
-    assert_same(first, second)
-    assert len(set(first["kept"].tolist())) > 1
+    assert len(set(state_of(states, "residual")["kept"].tolist())) > 1
 
 
-def test_learned_codewords_under_ddp(states):
-    assert_same(*states["learnable"])
+@pytest.mark.parametrize("job", ["ddp", "learnable"])
+def test_same_model_under_ddp(states, job):
+    state = state_of(states, job)
+    assert not torch.equal(state["1._codebook.embed"], layer()._codebook.embed)
+
+
+def test_compiled_with_its_message_inside_one_graph(states):
+    assert state_of(states, "compiled")["same"].all()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._checks import DTYPES
+from ..._checks import check_tensor
 from ..._kmeans_checks import check_shape
 from ..._library import define, define_composed, resolve
 from . import reference
@@ -131,13 +131,9 @@ def kmeans_step(
 
 def _check(x: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, units: KMeansUnits | None) -> None:
     op = "kmeans_step"
-    for name, tensor in (("x", x), ("centres", centres), ("weights", weights)):
-        if tensor is None and name == "weights":
-            continue
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected float32, bfloat16, float16 or float64")
+    named = {"x": x, "centres": centres} | ({} if weights is None else {"weights": weights})
+    for name, tensor in named.items():
+        check_tensor(op, name, tensor)
         if tensor.device != x.device:
             raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
     if x.dim() != 2 or x.shape[1] == 0:
