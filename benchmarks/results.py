@@ -21,7 +21,7 @@ from .registry import ours
 FOLDER = Path(__file__).with_name("results")
 KEY = ("op", "shape", "provider", "variant", "threads")
 COLUMNS = ("op", "shape", "provider", "variant", "median ms", "spread", "ratio", "error", "peak MB", "GB/s", "GFLOP/s", "cores")
-WIDTHS = (12, 20, 24, 8, 10, 7, 7, 8, 8, 7, 8, 6)
+WIDTHS = (20, 20, 24, 8, 10, 7, 7, 8, 8, 7, 8, 6)
 
 
 def about(device: str, threads: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ than the op's gate allows ends the run with exit code 1. Nothing here asserts a 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from contextlib import ExitStack
@@ -104,6 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         show(options.op, options.device)
         return 0
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # torch.compile without a GPU: a warning amid the table
     use_threads(options.threads)
     about = results.about(options.device, options.threads)
     print(f"{about['machine']}, {about['threads']} thread(s), torch {torch.__version__}, commit {about['commit']}, {about['date']}")

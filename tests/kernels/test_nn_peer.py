@@ -219,6 +219,8 @@ def residual_pair(**options):
     theirs = peer.ResidualVQ(**options)
     ours = ResidualVQ(**options)
     assert list(ours.load_state_dict(theirs.state_dict())) == [[], []]
+    for name in ("codebook_dim", "codebook_sizes", "has_projections", "num_quantizers"):
+        assert getattr(ours, name) == getattr(theirs, name)
     return ours, theirs
 
 
@@ -233,7 +235,7 @@ def test_residual_same_results_and_codewords(name, masked):
         for layer in (ours, theirs):
             x = normal(3, n, 16, seed=step).requires_grad_()
             torch.manual_seed(step)
-            quantized, indices, losses, codes = layer(x, return_all_codes=True, **given)
+            quantized, indices, losses, codes = layer(x, *given.values(), return_all_codes=True)
             ((quantized * normal(3, n, 16, seed=9)).sum() + losses.sum()).backward()
             results.append((quantized.detach(), losses.detach(), codes.detach(), x.grad, indices))
         for got, want in zip(*results, strict=True):

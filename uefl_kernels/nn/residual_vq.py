@@ -31,6 +31,7 @@ class ResidualVQ(nn.Module):
         **vq_kwargs: of every :class:`VectorQuantize`, with one head; or the remaining arguments of the peer at their defaults.
 
     Attributes:
+        codebook_sizes: K of each quantiser.
         layers: the quantisers, whose ``perplexity`` and ``usage`` say how each of them is used.
         codebooks: ``[Q, K, d]``, or a tuple of ``[K, d]`` where sizes differ.
 
@@ -73,14 +74,15 @@ class ResidualVQ(nn.Module):
             )
         codebook_dim = dim if codebook_dim is None else codebook_dim
         self.dim, self.num_quantizers = dim, len(sizes)
+        self.codebook_dim, self.codebook_sizes = codebook_dim, tuple(sizes)
         self.accept_image_fmap = accept_image_fmap
         self.quantize_dropout = quantize_dropout and len(sizes) > 1
         self.quantize_dropout_cutoff_index = quantize_dropout_cutoff_index
         self.quantize_dropout_multiple_of = quantize_dropout_multiple_of
         self.quant_grad_frac = quant_grad_frac
-        projects = codebook_dim != dim
-        self.project_in: nn.Module = nn.Linear(dim, codebook_dim) if projects else nn.Identity()
-        self.project_out: nn.Module = nn.Linear(codebook_dim, dim) if projects else nn.Identity()
+        self.has_projections = codebook_dim != dim
+        self.project_in: nn.Module = nn.Linear(dim, codebook_dim) if self.has_projections else nn.Identity()
+        self.project_out: nn.Module = nn.Linear(codebook_dim, dim) if self.has_projections else nn.Identity()
         self.layers = nn.ModuleList(VectorQuantize(codebook_dim, size, **vq_kwargs) for size in sizes)
 
     @property
@@ -114,8 +116,8 @@ class ResidualVQ(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        *,
         mask: torch.Tensor | None = None,
+        *,
         return_all_codes: bool = False,
         freeze_codebook: bool | None = None,
         rand_quantize_dropout_fixed_seed: int | None = None,
