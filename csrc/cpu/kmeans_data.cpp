@@ -3,22 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <mutex>
 #include <stdexcept>
 
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRowsOfWork = 256;    // of one portion, where a row costs little
-constexpr double kHeaviest = 0x1p1000;  // of a weight
-
-// The least e >= -900 with value < 2^e.
-int exponent(double value) {
-  int e = 0;
-  std::frexp(value, &e);
-  return std::max(e, -900);
-}
+constexpr int64_t kRowsOfWork = 256;  // of one portion, where a row costs little
 
 }  // namespace
 
@@ -48,23 +39,17 @@ void KMeansData::for_rows(const Work& work) const {
 
 KMeansData::KMeansData(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel) : parallel_(parallel) {
   make_dense(problem.x, options.spherical);
-  find_range();
+  scales_ = kmeans_scales(rows_of(dense_), problem.weights, parallel, "kmeans");
   const int64_t n = dense_.n, d = dense_.d;
-  mass_scale_ = power_of_two(mass_bits(n));
   if (problem.weights) {
-    weights_.assign(problem.weights, problem.weights + n);
-    const auto valid = [](double weight) { return 0 <= weight && weight <= kHeaviest; };
-    if (!std::all_of(weights_.begin(), weights_.end(), valid) || *std::max_element(weights_.begin(), weights_.end()) == 0) {
-      throw std::runtime_error("kmeans: weights must be finite (at most 2^1000), not negative and not all zero");
-    }
-    weight_unit_ = normalise(weights_);
+    weights_.resize(n);
+    std::transform(problem.weights, problem.weights + n, weights_.begin(), [&](double weight) { return weight / scales_.weight_unit; });
   }
-  scale_.resize(d);
-  for (int64_t j = 0; j < d; ++j) scale_[j] = power_of_two(mass_bits(n) - exponent(reach_[j]));
   const bool seeding = options.seeding != Seeding::given;
   if (seeding || options.tol > 0) {
     const int64_t bits = std::min<int64_t>(kGridBits, (60 - ceil_log2(n * d)) / 2);
-    make_grid(bits, power_of_two(bits - exponent(*std::max_element(reach_.begin(), reach_.end()))), seeding);
+    // The reach of a column is below 2^e, and its scale is 2^(mass_bits - e).
+    make_grid(bits, *std::min_element(scales_.scale.begin(), scales_.scale.end()) * power_of_two(bits - mass_bits(n)), seeding);
   }
 }
 
@@ -96,30 +81,6 @@ void KMeansData::make_dense(const Rows& x, bool spherical) {
   });
 }
 
-void KMeansData::find_range() {
-  const int64_t d = dense_.d;
-  std::vector<double> low(d, std::numeric_limits<double>::infinity()), high(d, -std::numeric_limits<double>::infinity());
-  bool finite = true;
-  std::mutex merge;
-  for_rows([&](int64_t lo, int64_t hi) {
-    std::vector<double> least(d, std::numeric_limits<double>::infinity()), most(d, -std::numeric_limits<double>::infinity());
-    const bool all = kernel_.range(dense_, lo, hi, least.data(), most.data());
-    const std::lock_guard<std::mutex> lock(merge);
-    finite = finite && all;
-    for (int64_t j = 0; j < d; ++j) low[j] = std::min(low[j], least[j]), high[j] = std::max(high[j], most[j]);
-  });
-  if (!finite) throw std::runtime_error("kmeans: x holds NaN or infinity; remove or replace those rows");
-  middle_.resize(d);
-  reach_.resize(d);
-  for (int64_t j = 0; j < d; ++j) {
-    middle_[j] = low[j] / 2 + high[j] / 2;
-    reach_[j] = std::max(high[j] - middle_[j], middle_[j] - low[j]);
-    if (low[j] < -kLargest || high[j] > kLargest) {
-      throw std::runtime_error("kmeans: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
-    }
-  }
-}
-
 // The rows as whole numbers, kept for seeding or only to see how much they vary.
 void KMeansData::make_grid(int64_t bits, double scale, bool keep) {
   const int64_t n = dense_.n, d = dense_.d;
@@ -131,7 +92,7 @@ void KMeansData::make_grid(int64_t bits, double scale, bool keep) {
     std::vector<int16_t> values(d);
     std::vector<int64_t> sum(d), square(d);
     for (int64_t i = lo; i < hi; ++i) {
-      kernel_.quantise(dense_, i, {middle_.data(), scales.data()}, values.data(), sum.data(), square.data());
+      kernel_.quantise(dense_, i, {scales_.middle.data(), scales.data()}, values.data(), sum.data(), square.data());
       if (keep) grid_->store(i, values.data());
     }
     const std::lock_guard<std::mutex> lock(merge);

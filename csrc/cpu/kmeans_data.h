@@ -11,8 +11,6 @@
 
 namespace uefl::cpu {
 
-inline double power_of_two(int64_t e) { return __builtin_ldexp(1.0, static_cast<int>(e)); }
-
 // square_norms of ops/kmeans_step/reference.py.
 double square_norm(const double* values, int64_t d);
 
@@ -46,8 +44,10 @@ class KMeansData {
 
   const Dense& dense() const { return dense_; }
   const Parallel& parallel() const { return parallel_; }
-  KMeansUnits units() const { return {{middle_.data(), scale_.data()}, weights_.empty() ? nullptr : weights_.data(), mass_scale_}; }
-  double weight_unit() const { return weight_unit_; }
+  KMeansUnits units() const {
+    return {{scales_.middle.data(), scales_.scale.data()}, weights_.empty() ? nullptr : weights_.data(), scales_.mass_scale};
+  }
+  double weight_unit() const { return scales_.weight_unit; }
   double variance() const { return variance_; }
 
   KMeansCentres given(const void* init, int64_t k, bool spherical) const;
@@ -57,7 +57,6 @@ class KMeansData {
 
  private:
   void make_dense(const Rows& x, bool spherical);
-  void find_range();
   void make_grid(int64_t bits, double scale, bool keep);
   // Calls work(lo, hi) for portions of the rows, at the same time.
   template <class Work>
@@ -67,9 +66,9 @@ class KMeansData {
   const KMeansKernel& kernel_ = kmeans_kernel();
   std::vector<double> copy_;  // of x, when it is not dense
   Dense dense_;
+  KMeansScales scales_;
   std::vector<double> weights_;  // at most 1, or empty
-  double mass_scale_, weight_unit_ = 1, variance_ = 0;
-  std::vector<double> middle_, scale_, reach_;
+  double variance_ = 0;
   std::unique_ptr<Grid> grid_;
 };
 

@@ -30,14 +30,6 @@ double uniform(int64_t t, int64_t round, int64_t restart, uint32_t stage, uint64
 
 }  // namespace
 
-double normalise(std::vector<double>& weights) {
-  int exponent = 0;
-  const double mantissa = std::frexp(*std::max_element(weights.begin(), weights.end()), &exponent);
-  const double unit = std::ldexp(1.0, std::max(exponent - (mantissa == 0.5), -900));
-  for (double& weight : weights) weight /= unit;
-  return unit;
-}
-
 Grid::Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, const Parallel& parallel)
     : n_(n),
       d_(d),
@@ -212,7 +204,8 @@ std::vector<int64_t> Grid::oversampled(int64_t k, uint64_t seed, int64_t restart
   std::vector<int64_t> owned(drawn.size());
   for (int64_t i = 0; i < n_; ++i) owned[owner[i]] += mass(i);
   std::vector<double> weights(owned.begin(), owned.end());
-  normalise(weights);
+  const double unit = least_power_of_two(*std::max_element(weights.begin(), weights.end()));
+  for (double& weight : weights) weight /= unit;
   Grid few(static_cast<int64_t>(drawn.size()), d_, bits_, std::move(weights), parallel_);
   std::vector<int16_t> values(d_);
   for (size_t i = 0; i < drawn.size(); ++i) {

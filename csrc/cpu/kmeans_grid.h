@@ -12,12 +12,6 @@ namespace uefl::cpu {
 
 constexpr int kGridBits = 14;  // of a whole number, beside its sign
 
-// n whole numbers of at most 2^this add up to at most 2^62.
-inline int64_t mass_bits(int64_t n) { return 62 - ceil_log2(n); }
-
-// Weights at most 1: divided by the least power of two (but 2^-900) that is not below the largest; returns it.
-double normalise(std::vector<double>& weights);
-
 struct alignas(64) GridLine {
   char bytes[64];
 };

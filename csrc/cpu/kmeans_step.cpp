@@ -1,11 +1,27 @@
 #include "cpu/kmeans_step.h"
 
 #include <atomic>
+#include <cmath>
+#include <limits>
 #include <mutex>
+#include <stdexcept>
 
 #include "cpu/features.h"
 
 namespace uefl::cpu {
+namespace {
+
+constexpr int64_t kRowsOfWork = 256;    // of one portion, where a row costs little
+constexpr double kHeaviest = 0x1p1000;  // of a weight
+
+// The least e >= -900 with value < 2^e.
+int exponent(double value) {
+  int e = 0;
+  std::frexp(value, &e);
+  return std::max(e, -900);
+}
+
+}  // namespace
 
 const KMeansKernel& kmeans_kernel() {
 #if defined(__x86_64__)
@@ -45,6 +61,50 @@ Dense DenseRows::read(int64_t lo, int64_t hi) {
     data = reinterpret_cast<const char*>(memory_.data()) - lo * d * (wide_ ? 8 : 4);
   }
   return {data, wide_, x_.outer * x_.inner, d};
+}
+
+double least_power_of_two(double value) {
+  int e = 0;
+  const double mantissa = std::frexp(value, &e);
+  return power_of_two(std::max(e - (mantissa == 0.5), -900));
+}
+
+KMeansScales kmeans_scales(const Rows& x, const double* weights, const Parallel& parallel, const std::string& op) {
+  const auto require = [&](bool condition, const char* expected) {
+    if (!condition) throw std::runtime_error(op + ": " + expected);
+  };
+  const int64_t n = x.outer * x.inner, d = x.dim;
+  KMeansScales result{std::vector<double>(d), std::vector<double>(d, 1), power_of_two(mass_bits(n)), 1};
+  if (n == 0) return result;
+  std::vector<double> low(d, std::numeric_limits<double>::infinity()), high(d, -std::numeric_limits<double>::infinity());
+  bool finite = true;
+  std::mutex merge;
+  parallel((n + kRowsOfWork - 1) / kRowsOfWork, [&](int64_t lo, int64_t hi) {
+    DenseRows rows(x);
+    std::vector<double> least(low.size(), std::numeric_limits<double>::infinity());
+    std::vector<double> most(high.size(), -std::numeric_limits<double>::infinity());
+    bool all = true;
+    for (int64_t portion = lo; portion < hi; ++portion) {
+      const int64_t first = portion * kRowsOfWork, last = std::min(n, first + kRowsOfWork);
+      all = kmeans_kernel().range(rows.read(first, last), first, last, least.data(), most.data()) && all;
+    }
+    const std::lock_guard<std::mutex> lock(merge);
+    finite = finite && all;
+    for (int64_t j = 0; j < d; ++j) low[j] = std::min(low[j], least[j]), high[j] = std::max(high[j], most[j]);
+  });
+  require(finite, "x holds NaN or infinity; remove or replace those rows");
+  for (int64_t j = 0; j < d; ++j) {
+    require(low[j] >= -kLargest && high[j] <= kLargest, "x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
+    result.middle[j] = low[j] / 2 + high[j] / 2;
+    result.scale[j] = power_of_two(mass_bits(n) - exponent(std::max(high[j] - result.middle[j], result.middle[j] - low[j])));
+  }
+  if (weights) {
+    const double heaviest = *std::max_element(weights, weights + n);
+    require(std::all_of(weights, weights + n, [](double weight) { return 0 <= weight && weight <= kHeaviest; }) && heaviest > 0,
+            "weights must be finite (at most 2^1000), not negative and not all zero");
+    result.weight_unit = least_power_of_two(heaviest);
+  }
+  return result;
 }
 
 void KMeansTotals::move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to) {

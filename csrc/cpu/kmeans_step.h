@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "cpu/kmeans_kernel.h"
@@ -20,6 +21,14 @@ namespace uefl::cpu {
 using Parallel = std::function<void(int64_t count, const std::function<void(int64_t lo, int64_t hi)>& work)>;
 
 inline int64_t ceil_log2(int64_t n) { return n > 1 ? 64 - __builtin_clzll(static_cast<uint64_t>(n - 1)) : 0; }
+
+// n whole numbers of at most 2^this add up to at most 2^62.
+inline int64_t mass_bits(int64_t n) { return 62 - ceil_log2(n); }
+
+inline double power_of_two(int64_t e) { return __builtin_ldexp(1.0, static_cast<int>(e)); }
+
+// The least power of two that is not below a value, 2^-900 at least.
+double least_power_of_two(double value);
 
 // Of an element of x or of a centre: the squares of 2^60 of them add up in float64.
 constexpr double kLargest = 0x1p480;
@@ -43,6 +52,16 @@ class DenseRows {
   const bool wide_, in_place_;
   std::vector<double> memory_;
 };
+
+// units() of ops/kmeans_step/reference.py: middle [d], scale [d], and the numbers.
+struct KMeansScales {
+  std::vector<double> middle, scale;
+  double mass_scale, weight_unit;
+};
+
+// weights [n] or null. Throws std::runtime_error, which names the op, when x or the weights are not finite or too large, or weights are
+// negative or all zero.
+KMeansScales kmeans_scales(const Rows& x, const double* weights, const Parallel& parallel, const std::string& op);
 
 // What a row adds to its cluster: round((x - middle) * weight * scale) to the sums, round(weight * mass_scale) to the mass.
 struct KMeansUnits {

@@ -156,10 +156,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   return {labels, sums, masses, inertia};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_units(const Tensor& x, std::optional<Tensor> weights_given) {
+  const auto expect = [](bool condition, const char* expected) { require(condition, expected, "kmeans_units: "); };
+  expect(x.is_cpu() && x.dim() == 2 && has_valid_dtype(x), "x must have shape [N, d], on the CPU: float32, bfloat16, float16 or float64");
+  const int64_t n = x.size(0), d = x.size(1);
+  expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double), "weights must be float64 of shape [N]");
+  const Tensor weights = weights_given ? torch::stable::contiguous(*weights_given) : x;
+  const cpu::Rows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
+  const cpu::KMeansScales found = cpu::kmeans_scales(rows, weights_given ? doubles(weights) : nullptr, in_parallel, "kmeans_step");
+  const auto filled = [&](std::vector<int64_t> shape, const double* values) {
+    Tensor tensor = torch::stable::new_empty(x, shape, ScalarType::Double);
+    std::copy(values, values + tensor.numel(), static_cast<double*>(tensor.mutable_data_ptr()));
+    return tensor;
+  };
+  return {filled({d}, found.middle.data()), filled({d}, found.scale.data()), filled({}, &found.mass_scale), filled({}, &found.weight_unit)};
+}
+
 }  // namespace
 }  // namespace uefl
 
 STABLE_TORCH_LIBRARY_IMPL(uefl, CPU, m) {
   m.impl("kmeans", TORCH_BOX(&uefl::kmeans));
   m.impl("kmeans_step", TORCH_BOX(&uefl::kmeans_step));
+  m.impl("kmeans_units", TORCH_BOX(&uefl::kmeans_units));
 }

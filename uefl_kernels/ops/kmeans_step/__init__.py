@@ -8,7 +8,7 @@ import torch
 
 from ..._checks import check_tensor
 from ..._kmeans_checks import check_shape
-from ..._library import define, define_composed, resolve
+from ..._library import define, define_composed, forced, resolve
 from . import reference
 
 
@@ -118,7 +118,8 @@ def kmeans_step(
     x, before = x.detach(), centres.detach().to(wide)
     mass = None if weights is None else weights.detach().double()
     if units is None:
-        units = KMeansUnits(*torch.ops.uefl.kmeans_units(x, mass))  # plain PyTorch everywhere
+        kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl  # plain PyTorch on a GPU, whatever the backend
+        units = KMeansUnits(*kernel.kmeans_units(x, mass))
     middle, scale, mass_scale, weight_unit = units
     labels, counted, counts, inertia = resolve("kmeans_step", x)(
         x, before, None if mass is None else mass / weight_unit, middle, scale, mass_scale, True
