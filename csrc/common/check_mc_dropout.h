@@ -11,10 +11,20 @@
 #include <string>
 #include <vector>
 
+#include "common/mc_dropout.h"
+
 namespace uefl {
 
 // A unit is dropped when its 16 random bits are below this: with probability round(65536 p) / 65536, at most 65535 / 65536.
 inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(std::min(65535.0, std::nearbyint(p * 65536))); }
+
+// Of a name that the check has let through.
+inline McActivation activation_of(const std::string& name) {
+  return name == "gelu"   ? McActivation::gelu
+         : name == "relu" ? McActivation::relu
+         : name == "silu" ? McActivation::silu
+                          : McActivation::tanh;
+}
 
 namespace check {
 inline void require(const char* op, bool condition, const char* expected) {

@@ -23,8 +23,6 @@ struct alignas(64) Line {
   float value[kLineFloats];
 };
 
-float scale_of(uint32_t threshold) { return static_cast<float>(65536.0 / (65536.0 - threshold)); }
-
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 }  // namespace
@@ -37,7 +35,7 @@ McDropout::McDropout(const std::vector<int64_t>& widths, const float* parameters
   for (int64_t i = 0; i < depth; ++i) {
     const int64_t inputs = widths[i], outputs = widths[i + 1];
     const int64_t blocks = (outputs + most - 1) / most, block = (outputs + blocks - 1) / blocks, padded = round_up(outputs, block);
-    const double scale = scale_of(thresholds[i]);
+    const double scale = dropout_scale(thresholds[i]);
     std::vector<float>& packed = packed_[i];
     packed.resize(padded * (inputs + 1));
     for (int64_t o = 0; o < outputs; ++o) {
@@ -49,7 +47,7 @@ McDropout::McDropout(const std::vector<int64_t>& widths, const float* parameters
     layers_.push_back({inputs, outputs, block, thresholds[i], packed.data(), packed.data() + padded * inputs});
     width = std::max(width, round_up(padded, kMcUnits));
   }
-  model_ = {layers_.data(), depth,         widths[0],  width, thresholds[depth], scale_of(thresholds[depth]), activation,
+  model_ = {layers_.data(), depth,         widths[0],  width, thresholds[depth], dropout_scale(thresholds[depth]), activation,
             passes,         widths.back(), consistent, seed};
 }
 

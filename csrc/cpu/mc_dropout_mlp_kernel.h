@@ -4,15 +4,12 @@
 
 #include <cstdint>
 
-#include "common/philox.h"
+#include "common/mc_dropout.h"
 
 namespace uefl::cpu {
 
-enum class McActivation { gelu, relu, silu, tanh };
-
-constexpr int64_t kMcPasses = 2;               // that share a load of the weights
-constexpr int64_t kMcGroup = 8;                // tiles that share a draw, where all rows have the same masks
-constexpr int64_t kMcUnits = 8, kMcWords = 4;  // units of one Philox call, 16 bits each, and its words
+constexpr int64_t kMcPasses = 2;  // that share a load of the weights
+constexpr int64_t kMcGroup = 8;   // tiles that share a draw, where all rows have the same masks
 
 struct McLayer {
   int64_t inputs, outputs;

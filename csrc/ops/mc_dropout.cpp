@@ -18,13 +18,6 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-cpu::McActivation activation_of(const std::string& name) {
-  return name == "gelu"   ? cpu::McActivation::gelu
-         : name == "relu" ? cpu::McActivation::relu
-         : name == "silu" ? cpu::McActivation::silu
-                          : cpu::McActivation::tanh;
-}
-
 std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor& parameters_given, std::vector<int64_t> widths,
                                                   std::vector<double> p, int64_t passes, std::string activation, bool consistent,
                                                   const Tensor& seed) {

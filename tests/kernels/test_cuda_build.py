@@ -39,6 +39,8 @@ def test_every_kernel_is_there_for_every_dtype(build):
         for dtype in ("float", "double", "__half", "__nv_bfloat16"):
             mangled = {"float": "f", "double": "d"}.get(dtype, f"{len(dtype)}{dtype}")
             assert re.search(f"{len(kernel)}{kernel}I{mangled}(Li16)?E", code), f"{kernel}<{dtype}>"
+    for kernel in ("4headILi2ELb0E", "4headILi4ELb1E", "4tailILb0E", "9pack_rowsI6__half", "12pack_weights", "7combine", "12dropout_mask"):
+        assert kernel in code, kernel
 
 
 def test_nothing_spills(build):

@@ -11,7 +11,7 @@ import torch
 import uefl_kernels
 from uefl_kernels import backend, mc_dropout_mlp
 
-from .test_mc_dropout_mlp import FIELDS, mlp
+from .mc_dropout_cases import FIELDS, mlp
 
 if torch.cuda.is_available():
     pytest.skip("the interpreter is for machines without a GPU", allow_module_level=True)

@@ -42,7 +42,7 @@ class MCDropout(nn.Module):
 
     Args:
         model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters stay its own.
-        passes: T, at least 1.
+        passes: T, at least 1; with one, variance and mutual_info are 0 whatever the model, so they say nothing.
         consistent: one mask per pass for the whole batch (BatchBALD); for the chain above only.
         max_rows: of a folded batch; a batch that is larger is not cut.
 

@@ -27,6 +27,9 @@
 struct float4 {
   float x = 0, y = 0, z = 0, w = 0;
 };
+struct uint2 {
+  unsigned x = 0, y = 0;
+};
 struct Dimension {
   unsigned x;
 };
@@ -101,6 +104,7 @@ inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vo
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
 // Built without contraction, plain operators round as these do.
+inline float __fdividef(float a, float b) { return a / b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __dmul_rn(double a, double b) { return a * b; }

@@ -100,6 +100,11 @@ def mc_dropout_mlp(
     from Philox4x32-10, with counters that ``reference.py`` documents, and are the same on every backend, for any number of
     threads; so are the results on the CPU. Nothing of size passes x rows is stored.
 
+    On a GPU the CUDA C++ kernel takes tails of up to 32 layers and any number of classes; one layer with up to 32 classes, the usual
+    head, is the fast case. The Triton kernel, which runs where CUDA C++ was not built, takes one layer after the first dropout and up
+    to 256 classes; what is larger runs there on the reference, in float64 and pass by pass (an error if Triton was asked for by name).
+    The gradient is plain PyTorch on every device, pass by pass. None of the GPU code has been run on a GPU yet.
+
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64. Results do not depend on how many rows there are, but a row's
             masks depend on its position, so splitting a batch changes the draws.
@@ -108,7 +113,7 @@ def mc_dropout_mlp(
         p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if there is one, the
             hidden ones, the logits' if there is one). It is rounded to a multiple of 2^-16, at most 1 - 2^-16, and kept units
             are scaled by the inverse of the rounded probability, so that the expectation is exact.
-        passes: T, at least 1.
+        passes: T, at least 1. One pass has nothing to disagree with: variance and mutual_info are then 0 (the latter but for rounding).
         activation: ``"gelu"`` (exact), ``"relu"``, ``"silu"`` or ``"tanh"``.
         input_dropout: drop inputs, too.
         logit_dropout: drop logits, too.

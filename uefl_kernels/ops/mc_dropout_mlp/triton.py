@@ -1,5 +1,7 @@
 """The Triton kernel of ``mc_dropout_mlp`` for tails of one layer (or of none), and of its masks. Not run on a GPU yet.
 
+Deeper tails and more than 256 classes are left to CUDA C++ (``csrc/cuda/mc_dropout_mlp*``), or to the reference where that is not built.
+
 A program has ROWS rows for all passes: in each pass it draws the masks of UNITS units at a time, multiplies what they keep by the
 weights, and adds the probabilities to statistics in registers. Nothing of the size of the passes, or of the masks, is in memory.
 """

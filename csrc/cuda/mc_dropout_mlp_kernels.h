@@ -1,0 +1,282 @@
+// mc_dropout_mlp on CUDA, for sm_80 and later: a share of the passes of 16 rows in a warp, masks in registers. Not run on a GPU yet.
+//
+//   pack_rows, pack_weights   float32, padded with zeros, in the order in which lanes take them; once per call
+//   head                      tails of one layer with at most 32 outputs: nothing but the statistics leaves the registers
+//   tail                      any number of layers and classes: what a pass hands from layer to layer lies in memory of the warp's own,
+//                             which is the same for all passes, so that each mask is drawn once
+//   combine                   the statistics of the slots
+//
+// A warp has a tile of 16 rows and a slot: every slots-th pair of passes. The pair shares each load of rows and weights. How many slots
+// there are depends on the number of passes alone, and combine adds them up in their order; so neither the grid nor the number of rows
+// changes a bit of a row's results. Warps never wait for one another, and a lane reads only what it, or a kernel before, has written.
+#pragma once
+
+#include "cuda/mc_dropout_mlp_parts.h"
+
+namespace uefl::cuda {
+namespace mc_dropout {
+namespace {
+
+// Over the four lanes of a row.
+__device__ inline float row_sum(float value) {
+  value += __shfl_xor_sync(kAllLanes, value, 1);
+  return value + __shfl_xor_sync(kAllLanes, value, 2);
+}
+__device__ inline float row_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+}
+
+// The softmax of one row. fmaxf passes over a NaN; the total does not.
+struct Softmax {
+  float most = -INFINITY, total = 0, weighted = 0, inverse = 0;  // weighted: sum of exp(below) below; inverse: of the total
+
+  __device__ float power(float logit) const { return expf(logit - most); }
+  __device__ float add(float logit) {
+    const float e = power(logit);
+    total += e;
+    weighted += e > 0 ? e * (logit - most) : 0.0f;
+    return e;
+  }
+  __device__ void sum_up() {
+    total = row_sum(total), weighted = row_sum(weighted);
+    inverse = __fdividef(1, total);
+  }
+  __device__ float nats() const { return logf(total) - weighted * inverse; }
+};
+
+// One row's probabilities of a pass enter the statistics of its slot (Welford's update); done: passes so far, with this one.
+template <int kClasses>
+__device__ inline void add_row(const Problem& problem, int64_t row, int first_class, const float (&powers)[kClasses],
+                               const Softmax& softmax, float done) {
+  const int64_t place = row * problem.padded_classes + first_class;
+  float4 *const means = reinterpret_cast<float4*>(problem.mean + place), *const moments = reinterpret_cast<float4*>(problem.moment + place);
+  const float share = 1 / done;
+  UEFL_UNROLL
+  for (int i = 0; i < kClasses / 4; ++i) {
+    float4 mean{}, moment{};
+    if (done > 1) mean = means[i], moment = moments[i];
+    const auto update = [&](float power, float& average, float& squares) {
+      const float probability = power * softmax.inverse, deviation = probability - average;
+      average += deviation * share;
+      squares += deviation * (probability - average);
+    };
+    update(powers[4 * i], mean.x, moment.x), update(powers[4 * i + 1], mean.y, moment.y);
+    update(powers[4 * i + 2], mean.z, moment.z), update(powers[4 * i + 3], mean.w, moment.w);
+    means[i] = mean, moments[i] = moment;
+  }
+  if (first_class == 0) problem.entropy[row] = softmax.nats() + (done > 1 ? problem.entropy[row] : 0);
+}
+
+template <int kBlocks, bool kConsistent>
+__global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 3 : 2) head(Problem problem) {
+  constexpr int kClasses = 2 * kBlocks;  // of a lane, in each of its two rows
+  const volatile uint2* keys = round_keys(problem.seed);
+  const int work = static_cast<int>(thread() / kWarp);
+  if (work >= problem.tiles * problem.slots) return;
+  const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int tile = work / problem.slots, slot = work % problem.slots;
+  const Layer& layer = problem.layers[0];
+  const float4* rows = problem.x + int64_t{tile} * problem.unit_blocks * kVectors;
+
+  for (int round = 0; problem.pass(slot, round) < problem.passes; ++round) {
+    const uint32_t pass = problem.pass(slot, round);
+    const auto row = static_cast<uint32_t>(problem.first_row + tile * kTileRows + g);
+    const Masks<kConsistent> masks(keys, pass, row, 0);
+    float logits[kPasses][kBlocks][4] = {};
+    for (int block = 0; block < problem.unit_blocks; ++block) {
+      Units kept[kPasses];
+      kept[0] = kept[1] = load_units(rows + block * kVectors, lane);
+      masks.drop(kept, problem.thresholds[0], static_cast<uint32_t>(4 * block + t));
+      multiply_block<kBlocks>(kept, layer.weights + block * (4 * kBlocks * kWarp), lane, logits);
+    }
+    UEFL_UNROLL
+    for (int p = 0; p < kPasses; ++p) {
+      if (pass + p >= problem.passes) break;
+      const auto done = static_cast<float>(kPasses * round + p + 1);
+      UEFL_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        float logit[kClasses];
+        UEFL_UNROLL
+        for (int j = 0; j < kClasses; ++j) {
+          const int c = kClasses * t + j;
+          logit[j] = c < layer.outputs ? (logits[p][j / 2][2 * h + j % 2] + layer.bias[c]) * problem.logit_scale : -INFINITY;
+        }
+        if (problem.thresholds[1] > 0) {
+          const PhiloxWords words =
+              philox({{pass + p, kConsistent ? 0 : row + 8 * h, 1, kClasses * t / 8u}}, static_cast<uint64_t>(*problem.seed));
+          UEFL_UNROLL
+          for (int j = 0; j < kClasses; ++j) {
+            // Of 16 classes a lane has half a call: the words 0 and 1, or 2 and 3.
+            const uint32_t word = kClasses == 8 || t % 2 == 0 ? words.word[j / 2] : words.word[(j / 2 + 2) % 4];
+            if ((j % 2 ? word : word << 16) < problem.thresholds[1] && kClasses * t + j < layer.outputs) logit[j] = 0;
+          }
+        }
+        Softmax softmax;
+        UEFL_UNROLL
+        for (int j = 0; j < kClasses; ++j) softmax.most = fmaxf(softmax.most, logit[j]);
+        softmax.most = row_max(softmax.most);
+        UEFL_UNROLL
+        for (int j = 0; j < kClasses; ++j) logit[j] = softmax.add(logit[j]);  // its power
+        softmax.sum_up();
+        add_row(problem, slot * problem.rows() + tile * kTileRows + g + 8 * h, kClasses * t, logit, softmax, done);
+      }
+    }
+  }
+}
+
+// The statistics of one more pass of a slot, whose logits lie in a buffer; a lane has classes 8 t ... 8 t + 7 of each block of 32.
+__device__ inline void add_pass(const Problem& problem, const float4* logits, int64_t first_row, float done, int lane) {
+  const int blocks = problem.padded_classes / kUnits, t = lane % 4;
+  const auto logit = [&](const Units& units, int block, int h, int j) {
+    return block * kUnits + 8 * t + j < problem.classes ? units.row[h][j] * problem.logit_scale : -INFINITY;
+  };
+  Softmax softmax[2];
+  for (int block = 0; block < blocks; ++block) {
+    const Units units = load_units(logits + block * kVectors, lane);
+    UEFL_UNROLL
+    for (int i = 0; i < 16; ++i) softmax[i / 8].most = fmaxf(softmax[i / 8].most, logit(units, block, i / 8, i % 8));
+  }
+  UEFL_UNROLL
+  for (int h = 0; h < 2; ++h) softmax[h].most = row_max(softmax[h].most);
+  for (int block = 0; block < blocks; ++block) {
+    const Units units = load_units(logits + block * kVectors, lane);
+    UEFL_UNROLL
+    for (int i = 0; i < 16; ++i) softmax[i / 8].add(logit(units, block, i / 8, i % 8));
+  }
+  UEFL_UNROLL
+  for (int h = 0; h < 2; ++h) softmax[h].sum_up();
+  for (int block = 0; block < blocks; ++block) {
+    Units units = load_units(logits + block * kVectors, lane);
+    UEFL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      UEFL_UNROLL
+      for (int j = 0; j < 8; ++j) units.row[h][j] = softmax[h].power(logit(units, block, h, j));
+      add_row(problem, first_row + lane / 4 + 8 * h, block * kUnits + 8 * t, units.row[h], softmax[h], done);
+    }
+  }
+}
+
+__device__ inline float activate(McActivation activation, float x) {
+  switch (activation) {
+    case McActivation::relu:
+      return x < 0 ? 0 : x;  // a NaN stays
+    case McActivation::silu:
+      return x / (1 + expf(-x));
+    case McActivation::tanh:
+      return tanhf(x);
+    default:
+      return 0.5f * x * (1 + erff(x * 0.70710678f));
+  }
+}
+
+// buffers: of each warp of the grid two of kPasses times `width` blocks.
+template <bool kConsistent>
+__global__ void __launch_bounds__(kThreads, 2) tail(Problem problem, float4* buffers, int width) {
+  const volatile uint2* keys = round_keys(problem.seed);
+  const int lane = threadIdx.x % kWarp, t = lane % 4;
+  const int64_t buffer_size = int64_t{kPasses} * width * kVectors;
+  float4* const own = buffers + thread() / kWarp * 2 * buffer_size;
+  const auto at = [&](int64_t stage, int p, int64_t block) {
+    return own + stage % 2 * buffer_size + (p * int64_t{width} + block) * kVectors;
+  };
+  const int warps = static_cast<int>(threads() / kWarp);
+  for (int work = static_cast<int>(thread() / kWarp); work < problem.tiles * problem.slots; work += warps) {
+    const int tile = work / problem.slots, slot = work % problem.slots;
+    for (int round = 0; problem.pass(slot, round) < problem.passes; ++round) {
+      const uint32_t pass = problem.pass(slot, round);
+      const auto row = static_cast<uint32_t>(problem.first_row + tile * kTileRows + lane / 4);
+      // Units enter a stage: the dropout before a layer, or of the logits.
+      const auto enter = [&](int stage, int block, Units(&units)[kPasses]) {
+        const uint32_t threshold = problem.thresholds[stage];
+        if (threshold > 0) {
+          const Masks<kConsistent> masks(keys, pass, row, static_cast<uint32_t>(stage));
+          masks.drop(units, threshold, static_cast<uint32_t>(4 * block + t));
+        }
+        UEFL_UNROLL
+        for (int p = 0; p < kPasses; ++p) store_units(units[p], at(stage, p, block), lane);
+      };
+      for (int block = 0; block < problem.unit_blocks; ++block) {
+        Units units[kPasses];
+        units[0] = units[1] = load_units(problem.x + (int64_t{tile} * problem.unit_blocks + block) * kVectors, lane);
+        enter(0, block, units);
+      }
+      for (int i = 0; i < problem.depth; ++i) {
+        const Layer& layer = problem.layers[i];
+        for (int o = 0; o < layer.output_blocks; ++o) {
+          float sums[kPasses][kWideOutputs][4] = {};
+          for (int block = 0; block < layer.unit_blocks; ++block) {
+            const Units units[kPasses] = {load_units(at(i, 0, block), lane), load_units(at(i, 1, block), lane)};
+            const int64_t place = int64_t{o} * layer.unit_blocks + block;
+            multiply_block<kWideOutputs>(units, layer.weights + place * (4 * kWideOutputs * kWarp), lane, sums);
+          }
+          Units units[kPasses];
+          UEFL_UNROLL
+          for (int k = 0; k < 16; ++k) {
+            const int output = o * kUnits + 8 * t + k % 8;
+            const float bias = output < layer.outputs ? layer.bias[output] : 0.0f;
+            UEFL_UNROLL
+            for (int p = 0; p < kPasses; ++p) {
+              const float sum = sums[p][k % 8 / 2][k / 8 * 2 + k % 2] + bias;
+              units[p].row[k / 8][k % 8] = i + 1 < problem.depth ? activate(problem.activation, sum) : sum;
+            }
+          }
+          enter(i + 1, o, units);
+        }
+      }
+      for (int p = 0; p < kPasses && pass + p < problem.passes; ++p) {
+        const auto done = static_cast<float>(kPasses * round + p + 1);
+        add_pass(problem, at(problem.depth, p, 0), slot * problem.rows() + tile * kTileRows, done, lane);
+      }
+    }
+  }
+}
+
+// One thread per row and class, and one more per row for the entropy.
+__global__ void combine(Problem problem, int64_t rows, float* mean_out, float* entropy_out, float* variance_out) {
+  const int width = problem.classes + 1;
+  const float all = static_cast<float>(problem.passes);
+  for (int64_t i = thread(); i < rows * width; i += threads()) {
+    const int64_t row = i / width, c = i % width;
+    float mean = 0, moment = 0, entropy = 0, done = 0;
+    for (int slot = 0; slot < problem.slots; ++slot) {
+      const int64_t at = slot * problem.rows() + row;
+      const uint32_t pairs = problem.passes / kPasses;
+      if (c == problem.classes) {
+        entropy += problem.entropy[at];
+        continue;
+      }
+      const uint32_t odd = problem.passes % kPasses != 0 && pairs % problem.slots == static_cast<uint32_t>(slot);
+      const float count = static_cast<float>(kPasses * ((pairs + problem.slots - 1 - slot) / problem.slots) + odd);
+      const float deviation = problem.mean[at * problem.padded_classes + c] - mean, share = count / (done + count);
+      mean += deviation * share;
+      moment += problem.moment[at * problem.padded_classes + c] + deviation * deviation * done * share;
+      done += count;
+    }
+    if (c == problem.classes) {
+      entropy_out[row] = entropy / all;
+    } else {
+      mean_out[row * problem.classes + c] = mean;
+      variance_out[row * problem.classes + c] = moment / all;
+    }
+  }
+}
+
+__global__ void dropout_mask(const int64_t* seed, int64_t rows, int64_t columns, uint32_t pass, uint32_t stream, uint32_t threshold,
+                             bool consistent, bool* keep) {
+  const int64_t calls = (columns + kMcUnits - 1) / kMcUnits;
+  for (int64_t i = thread(); i < rows * calls; i += threads()) {
+    const int64_t row = i / calls, call = i % calls;
+    const PhiloxWords words =
+        philox({{pass, consistent ? 0 : static_cast<uint32_t>(row), stream, static_cast<uint32_t>(call)}}, static_cast<uint64_t>(*seed));
+    UEFL_UNROLL
+    for (int64_t j = 0; j < kMcUnits; ++j) {
+      if (call * kMcUnits + j >= columns) break;
+      keep[row * columns + call * kMcUnits + j] = (words.word[j / 2] >> (j % 2 * 16) & 0xffffu) >= threshold;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mc_dropout
+}  // namespace uefl::cuda
