@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout of a classifier's head (``mc_dropout_mlp``) beside the loops that it replaces.
+"""Monte-Carlo dropout of a classifier's head (``mc_dropout_mlp``), and of a whole classifier (``MCDropout``), beside the loops.
 
 No two providers draw the same masks, so the gate compares ours with the definition in float64 on the same seed, and each peer's
 figure is how far its mean probabilities are from the definition's: sampling noise, of order 1 / sqrt(passes).
@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torchvision.models import resnet18
 
 from uefl_kernels import MCStats, backend, mc_dropout_mlp
+from uefl_kernels.nn import MCDropout
 
 from ..registry import Call, Case, Gate, Op, needs
 
@@ -125,7 +128,84 @@ def on_gpu(name: str) -> Callable[[Inputs], Call]:
     return prepare
 
 
+@dataclass(frozen=True)
+class Images(Case):
+    """B square images into a ResNet-18 with dropout 0.1 before its last layer, T passes."""
+
+    batch: int
+    pixels: int
+    passes: int
+
+    @property
+    def bytes(self) -> int:
+        """Images and weights read once, in float32."""
+        return 4 * (self.batch * 3 * self.pixels**2 + 11_181_642)
+
+    @property
+    def flops(self) -> int:
+        """One pass of the convolutions (1.81 GMAC at 224 x 224), and the last layer for every pass."""
+        return 2 * self.batch * (1_810_000_000 * self.pixels**2 // 224**2 + self.passes * 512 * 10)
+
+
+def images(case: Images, device: str) -> tuple[Images, nn.Module, torch.Tensor]:
+    """The same weights and images on every device."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = resnet18(num_classes=10)
+        model.fc = nn.Sequential(nn.Dropout(0.1), model.fc)
+        x = torch.randn(case.batch, 3, case.pixels, case.pixels)
+    return case, model.to(device).eval(), x.to(device)
+
+
+def around(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
+    """MCDropout around the model."""
+    case, model, x = inputs
+    wrapped = MCDropout(model, case.passes)
+    return lambda: torch.no_grad()(wrapped)(x, seed=0)
+
+
+def against_reference(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Callable[[MCStats], float]:
+    """Largest deviation of the mean probabilities from those of the definition on the same features."""
+    with backend("reference"):
+        truth = around(inputs)().mean_probs
+    return lambda found: float((found.mean_probs.double() - truth.double()).abs().max())
+
+
+def one_forward_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
+    """The ruler: one pass of the model with dropout off, and its softmax."""
+    _, model, x = inputs
+
+    def call() -> None:
+        with torch.no_grad():
+            model(x).softmax(-1)
+
+    return call
+
+
+def every_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
+    """A torch loop over forward passes with dropout on and batch norm as in evaluation."""
+    case, model, x = inputs
+
+    @torch.no_grad()
+    def call() -> MCStats:
+        model.get_submodule("fc").train()
+        stats = _statistics([model(x).softmax(-1) for _ in range(case.passes)])
+        model.eval()
+        return stats
+
+    return call
+
+
 OPS = {
+    "mc_dropout": Op(
+        cases=(Images(64, 64, 20),),
+        smoke=Images(2, 32, 3),
+        inputs=images,
+        providers={"uefl": around, "one-forward-pass": one_forward_pass, "torch-whole-passes": every_pass},
+        gate=Gate("largest error of mean_probs", limit=1e-5, against=against_reference),
+        bytes=lambda case: case.bytes,
+        flops=lambda case: case.flops,
+    ),
     "mc_dropout_mlp": Op(
         cases=(Head(10_000, 512, 512, 10, 100), Head(10_000, 512, 512, 10, 20), Head(2_000, 4_608, 512, 10, 20)),
         smoke=Head(40, 16, 24, 10, 4),
@@ -133,6 +213,7 @@ OPS = {
         providers={
             "uefl": ours(),
             "uefl-consistent": ours(consistent=True),
+            "uefl-cuda": on_gpu("cuda"),
             "uefl-triton": on_gpu("triton"),
             "one-deterministic-pass": deterministic,
             "torch-shared-prefix": shared_prefix,
@@ -143,5 +224,5 @@ OPS = {
         covers=("dropout_mask", "mc_dropout_mlp_backward"),
         bytes=lambda case: case.bytes,
         flops=lambda case: case.flops,
-    )
+    ),
 }

@@ -48,7 +48,7 @@ std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor&
   check_mc_dropout(x, parameters_given, widths, p, passes, activation, seed);
   const int64_t depth = static_cast<int64_t>(widths.size()) - 1, rows = x.size(0), inputs = widths[0], classes = widths.back();
   STD_TORCH_CHECK(depth <= kMostLayers, "mc_dropout_mlp: the CUDA kernel takes at most ", kMostLayers,
-                  " layers after the first dropout, got ", depth, "; use backend 'triton' or 'reference'");
+                  " layers after the first dropout, got ", depth, "; use backend 'reference'");
   STD_TORCH_CHECK(passes <= INT32_MAX, "mc_dropout_mlp: the CUDA kernel takes at most 2^31 - 1 passes, got ", passes);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const Tensor parameters = torch::stable::contiguous(parameters_given);
