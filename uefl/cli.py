@@ -130,15 +130,20 @@ def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Ru
     """Write pictures and report.md of runs anew and print their tables; for several, mean and deviation over them."""
     from . import report as reports
 
-    once = {folder.resolve(): folder for folder in runs}.values()  # a run named twice would count twice in the mean
+    once = list({folder.resolve(): folder for folder in runs}.values())  # a run named twice would count twice in the mean
     read = [reports.write_report(folder) for folder in once]
     console = _console()
+    if len(once) < len(runs):
+        typer.echo("note: a folder is named twice; it counts once")
     for run in read:
         console.print(reports.arm_table(run).rich())
     if len(read) == 1:
         console.print(*(table.rich() for table in reports.tables(read[0])[1:]))
         return
-    console.print(reports.spread_table(read).rich())
+    again = reports.repeated([run for run in read if run.finished])
+    console.print(reports.spread_table([run for run in read if run.path not in again]).rich())
+    for path, like in again.items():
+        typer.echo(f"left out of the mean: {path} repeats {like}, configuration and seed are the same")
     unfinished = [str(run.path) for run in read if not run.finished]
     if unfinished:
         typer.echo(f"left out of the mean, unfinished: {', '.join(unfinished)}")

@@ -13,18 +13,17 @@ from .errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-OPS = ("vq_assign", "vq")
 ENVIRONMENT = ("UEFL_BACKEND", "UEFL_DATA", "UEFL_CPU")
 
 
 def collect() -> dict[str, Any]:
     """Everything the doctor knows, as plain values.
 
-    Keys: ``versions``, ``compiled`` (``loaded`` and ``reason``), ``cpu`` (``variant``, ``features``, ``reason``, ``refused``),
+    Keys: ``versions``, ``compiled`` (``loaded`` and ``reason``), ``cpu`` (``variant``, ``features``, ``reason``),
     ``cuda`` (one entry per device), ``ops`` (op, device, backend and why), ``environment``.
 
     Raises:
-        UserError: UEFL_BACKEND names no backend.
+        UserError: UEFL_BACKEND names no backend, or UEFL_CPU no instruction set that this processor has.
     """
     try:
         library = importlib.import_module("uefl_kernels._library")
@@ -44,7 +43,7 @@ def collect() -> dict[str, Any]:
             for d in devices
             if d.type == "cuda"
         ],
-        "ops": [{"op": op, "device": str(d), **_choice(op, d, cpu)} for op in OPS for d in devices],
+        "ops": [{"op": op, "device": str(d), **_choice(op, d, cpu)} for op in library.ops() for d in devices],
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
     }
 
@@ -84,15 +83,16 @@ def _version(name: str) -> str:
 
 def _cpu() -> dict[str, Any]:
     """What the NumPy front end says about the processor; it may be absent, and it refuses a UEFL_CPU that cannot run here."""
-    refused = False
     try:
         host = importlib.import_module("uefl_kernels._host")
-        return {"variant": str(host.variant()), "features": dict(host.cpu_features()), "reason": None, "refused": False}
+        return {"variant": str(host.variant()), "features": dict(host.cpu_features()), "reason": None}
     except ModuleNotFoundError:
         reason = "the module _host is not built"
-    except (ImportError, RuntimeError, ValueError) as error:
-        reason, refused = str(error).splitlines()[0], not isinstance(error, ImportError)
-    return {"variant": None, "features": None, "reason": reason, "refused": refused}
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+    except (RuntimeError, ValueError) as error:
+        raise UserError(str(error).splitlines()[0]) from None
+    return {"variant": None, "features": None, "reason": reason}
 
 
 def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
@@ -110,17 +110,17 @@ def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
         return {"backend": forced, "why": f"UEFL_BACKEND={forced}"}
     if device.type == "cpu":
         if library.has_kernel("uefl", op, "CPU"):
-            if cpu["refused"]:
-                return {"backend": "error", "why": cpu["reason"]}
             return {"backend": "cpu", "why": f"compiled, {cpu['variant'] or 'variant unknown'}"}
-        return {"backend": "reference", "why": f"compiled kernels: {library.load_error()}"}
-    # On a GPU every op is its own or the search kernel with plain PyTorch around it, so the search decides.
-    if library.has_kernel("uefl_cuda", "vq_assign", "CUDA"):
-        if library.cuda_architecture_built(device):
-            return {"backend": "cuda", "why": "CUDA C++ kernels are built for this architecture"}
-        missing = "the CUDA C++ kernels were not built for this GPU"
+        absent = library.load_error()
+        return {"backend": "reference", "why": f"compiled kernels: {absent}" if absent else "made of PyTorch and of the other ops"}
+    if not library.has_kernel("uefl_cuda", op, "CUDA"):
+        missing = "no CUDA C++ kernel, or built without nvcc"
+    elif library.cuda_architecture_built(device):
+        return {"backend": "cuda", "why": "CUDA C++ kernels are built for this architecture"}
     else:
-        missing = "built without nvcc"
+        missing = "the CUDA C++ kernels were not built for this GPU"
+    if not library.has_kernel("uefl_triton", op, "CUDA"):
+        return {"backend": "reference", "why": f"{missing}; no Triton kernel"}
     if library.triton_available():
         return {"backend": "triton", "why": missing}
     return {"backend": "reference", "why": f"{missing}, and Triton is not installed"}

@@ -98,6 +98,10 @@ def check(c: Config) -> None:
     for key, choices in _CHOICES.items():
         if getattr(c, key) not in choices:
             raise UserError(f"key {key!r}: {getattr(c, key)!r} is not one of {', '.join(choices)}")
+    for key, value in vars(c).items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(math.isfinite(x) for x in numbers if isinstance(x, float)):
+            raise UserError(f"key {key!r}: expected {'finite numbers' if isinstance(value, tuple) else 'a finite number'}; got {value!r}")
     for key in _AT_LEAST_ONE:
         if getattr(c, key) < 1:
             raise UserError(f"key {key!r}: must be at least 1, got {getattr(c, key)}")
@@ -119,8 +123,7 @@ def check(c: Config) -> None:
         ("dropout", 0 <= c.dropout < 1, "in [0, 1)"),
         ("holdout", 0 < c.holdout < 1, "between 0 and 1"),
         ("gamma", c.gamma >= 0, "0 or more"),
-        ("lr", 0 < c.lr < math.inf, "positive and finite"),
-        ("rotations", all(map(math.isfinite, c.rotations)), "finite angles"),
+        ("lr", c.lr > 0, "positive and finite"),
         ("deadline", c.deadline >= 0, "0 or more"),
         (
             "pretrained",
@@ -182,8 +185,8 @@ def _of_sets(c: Config) -> Rules:
         ("test_prior", not c.test_prior or abs(sum(c.test_prior) - 1) <= 1e-4, "numbers that sum to 1"),
         ("h", 0 <= c.h <= 1, "in [0, 1]"),
         *((key, getattr(c, key) == getattr(type(c), key), "its default: it is for arms on silos") for key in _SILO_ONLY),
-        ("penalty", 0 <= c.penalty < math.inf, "0 or more"),
-        ("vat_weight", 0 <= c.vat_weight < math.inf, "0 or more"),
-        ("vat_xi", 0 < c.vat_xi < math.inf, "positive and finite"),
-        ("vat_epsilon", 0 < c.vat_epsilon < math.inf, "positive and finite"),
+        ("penalty", c.penalty >= 0, "0 or more"),
+        ("vat_weight", c.vat_weight >= 0, "0 or more"),
+        ("vat_xi", c.vat_xi > 0, "positive"),
+        ("vat_epsilon", c.vat_epsilon > 0, "positive"),
     ]

@@ -59,21 +59,21 @@ def train(cfg: Config, *, preset: str, out: Path, device: str, data_root: Path |
     """Run every arm of the configuration into a new folder and return the summary.
 
     Raises:
-        UserError: the folder is in use, or the silos cannot be built; nothing was written.
+        UserError: the folder is not free, or the silos cannot be built; nothing was written.
         RunError: the run could not finish honestly; the folder holds what there is.
     """
     where = _device(device)
     if cfg.path is not None and cfg.path.exists():  # the user's own data, found again from any folder
         cfg = dataclasses.replace(cfg, data=str(cfg.path.resolve()))
-    if (out / "config.toml").exists():
-        raise UserError(f"{out} is in use; choose another folder with --out, or go on with that run: --resume {out}")
-    if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
-        raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
+    _check_free(out)
     run = _prepare(cfg, preset, out, where, data_root, observer)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out} cannot be made ({error.strerror}); choose another folder with --out") from None
     with _lock(out):
-        if (out / "config.toml").exists():  # another process was faster
-            raise UserError(f"{out} is in use; choose another folder with --out")
+        if (out / "config.toml").exists():
+            raise UserError(f"{out} was taken by another process just now; choose another folder with --out")
         checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
         return run.go({}, _START)
 
@@ -99,6 +99,17 @@ def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer
         if "made_with" in plain:
             cfg = dataclasses.replace(cfg, threads=plain["made_with"]["threads"])
         return _prepare(cfg, preset, out, where, data_root, observer).go(tensors, plain)
+
+
+def _check_free(out: Path) -> None:
+    """A new run needs a folder of its own."""
+    if (out / "summary.json").is_file():
+        raise UserError(f"{out} holds a finished run already; choose another folder with --out, or see that run again: uefl report {out}")
+    if (out / "config.toml").exists():
+        with _lock(out):  # refuses a run that is going on
+            raise UserError(f"{out} holds a run that has not finished; choose another folder with --out, or uefl train --resume {out}")
+    if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
+        raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
 
 
 _START: dict[str, Any] = {"arm": 0, "seconds": {}, "rejected": {}, "metrics_bytes": 0}
@@ -145,7 +156,7 @@ class _Run:
         self.observer.notice(self.federation.describe())
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
-        with _events(self.out) as events:
+        with _events(self.out, self.metrics) as events:
             for index in range(plain["arm"], len(self.cfg.arms)):
                 arm = self._arm(self.cfg.arms[index])
                 if index == plain["arm"] and tensors:
@@ -281,8 +292,9 @@ def _lock(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _events(out: Path) -> Iterator[report.EventWriter | None]:
-    writer = report.open_event_writer(out)
+def _events(out: Path, metrics: Path) -> Iterator[report.EventWriter | None]:
+    """What is in the metrics already is written again: the events of a run that was killed may be ahead of them."""
+    writer = report.open_event_writer(out, [json.loads(line) for line in metrics.read_text().splitlines()])
     try:
         yield writer
     finally:

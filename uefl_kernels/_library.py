@@ -140,6 +140,12 @@ def has_kernel(namespace: str, name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"{namespace}::{name}", key)
 
 
+def ops() -> list[str]:
+    """Names of all ops."""
+    importlib.import_module("._api", __package__)  # where the ops are defined
+    return sorted(_fakes)
+
+
 def triton_available() -> bool:
     """True when Triton is installed."""
     return importlib.util.find_spec("triton") is not None

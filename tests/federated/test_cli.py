@@ -177,6 +177,14 @@ def test_report_counts_a_run_named_twice_once(tmp_path):
     result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "a/../a")])
     assert result.exit_code == 0, result.output
     assert "over runs" not in result.output
+    assert "a folder is named twice; it counts once" in result.output
+
+
+def test_report_counts_runs_of_one_seed_once(tmp_path):
+    for name in "ab":
+        run_folder.write(tmp_path / name)
+    result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert f"left out of the mean: {tmp_path / 'b'} repeats {tmp_path / 'a'}, configuration and seed are the same" in result.output
 
 
 def test_presets_lists_each_with_what_it_runs():

@@ -168,6 +168,18 @@ def test_values_out_of_range_are_refused(key, value, more):
     assert "\n" not in str(error.value)
 
 
+_NUMBERS = [f.name for f in dataclasses.fields(Config) if "float" in str(f.type)]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("key", _NUMBERS)
+def test_numbers_are_finite(key, value):
+    given = [value] if key in ("rotations", "test_prior") else value
+    with pytest.raises(UserError, match=f"key '{key}': expected (a finite number|finite numbers); got "):
+        config.from_table({key: given, "clients": 1})
+    assert len(_NUMBERS) > 15
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 import types
 
@@ -54,7 +56,8 @@ def test_versions_and_environment_are_told(monkeypatch, host):
 
 def test_compiled_cpu_kernels_are_named_with_their_variant(monkeypatch, host):
     kernels(monkeypatch, ("uefl", "CPU"))
-    assert choices("cpu") == {"vq_assign": ("cpu", "compiled, avx2"), "vq": ("cpu", "compiled, avx2")}
+    assert {"vq_assign", "vq", "kmeans", "mc_dropout_mlp", "transition_nll", "set_proportion_loss"} <= set(choices("cpu"))
+    assert set(choices("cpu").values()) == {("cpu", "compiled, avx2")}
 
 
 def test_without_compiled_kernels_the_reference_runs_and_says_why(monkeypatch, host):
@@ -66,8 +69,8 @@ def test_without_compiled_kernels_the_reference_runs_and_says_why(monkeypatch, h
 
 
 def test_what_the_doctor_says_of_this_machine_is_what_the_dispatcher_holds():
-    compiled = library.has_kernel("uefl", "vq", "CPU")
-    assert choices("cpu")["vq"][0] == ("cpu" if compiled else "reference")
+    for op, (backend, _) in choices("cpu").items():
+        assert backend == ("cpu" if library.has_kernel("uefl", op, "CPU") else "reference")
     assert doctor.collect()["compiled"]["loaded"] == (library.load_error() is None)
 
 
@@ -78,33 +81,35 @@ def test_an_absent_host_module_is_said(monkeypatch):
     assert "not built" in cpu["reason"]
 
 
-def test_a_variant_that_cannot_run_here_is_an_error_of_every_op(monkeypatch, host):
-    kernels(monkeypatch, ("uefl", "CPU"))
-
-    def refuse():
-        raise RuntimeError("UEFL_CPU=foo is not a variant")
-
-    host.variant = refuse
-    assert choices("cpu")["vq"] == ("error", "UEFL_CPU=foo is not a variant")
+def test_a_variant_or_backend_that_is_none_ends_the_command():
+    for name in ("UEFL_CPU", "UEFL_BACKEND"):
+        if name == "UEFL_CPU" and not library.COMPILED:
+            continue
+        command = [sys.executable, "-m", "uefl", "doctor"]
+        result = subprocess.run(command, env=os.environ | {name: "foo"}, capture_output=True, text=True)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"error: {name}=")
+        assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("present", "capability", "triton", "backend", "why"),
     [
         ([("uefl_cuda", "CUDA")], (9, 0), True, "cuda", "built for this architecture"),
-        ([("uefl_cuda", "CUDA")], (7, 5), True, "triton", "were not built for this GPU"),
-        ([], (9, 0), True, "triton", "built without nvcc"),
-        ([], (9, 0), False, "reference", "Triton is not installed"),
+        ([("uefl_cuda", "CUDA"), ("uefl_triton", "CUDA")], (7, 5), True, "triton", "were not built for this GPU"),
+        ([("uefl_triton", "CUDA")], (9, 0), True, "triton", "built without nvcc"),
+        ([("uefl_triton", "CUDA")], (9, 0), False, "reference", "Triton is not installed"),
+        ([], (9, 0), True, "reference", "no Triton kernel"),
     ],
-    ids=["cuda", "old-device", "no-nvcc", "neither"],
+    ids=["cuda", "old-device", "no-nvcc", "neither", "no-kernel"],
 )
 def test_choice_on_a_gpu(monkeypatch, host, gpu, present, capability, triton, backend, why):
     kernels(monkeypatch, *present)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(library, "triton_available", lambda: triton)
-    for op in doctor.OPS:
-        assert choices("cuda:0")[op][0] == backend
-        assert why in choices("cuda:0")[op][1]
+    for chosen, reason in choices("cuda:0").values():
+        assert chosen == backend
+        assert why in reason
 
 
 def test_a_forced_backend_is_named_or_its_absence_explained(monkeypatch, host):

@@ -30,6 +30,14 @@ def test_train_and_test_folders_are_the_splits(make_images, tmp_path):
     assert own.silos["b"][1] is None
 
 
+def test_a_stray_file_beside_the_classes_of_a_split_is_noted(make_images, tmp_path):
+    for folder in ("silos/a/train/cat", "silos/a/train/dog", "silos/a/test/dog"):
+        make_images(folder, count=3)
+    assert image_folder(tmp_path / "silos").notes == ()
+    (tmp_path / "silos/a/test/notes.txt").write_text("x")
+    assert "a/test/notes.txt" in image_folder(tmp_path / "silos").notes[0]
+
+
 def test_train_and_test_may_be_classes(make_images, tmp_path):
     make_images("silos/a/train")
     make_images("silos/a/test")
@@ -77,6 +85,9 @@ def test_hidden_files_and_notes_beside_the_silos_are_passed_over(make_images, tm
     own = image_folder(tmp_path / "silos")
     assert list(own.silos) == ["a"]
     assert len(own.silos["a"][0]) == 10
+    assert own.notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'}",)
+    (tmp_path / "silos/a/labels.csv").write_text("x")
+    assert image_folder(tmp_path / "silos").notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'} and 1 more",)
 
 
 def test_empty_class_folder_is_only_a_class_that_a_silo_does_not_have(make_images, tmp_path):

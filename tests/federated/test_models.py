@@ -40,7 +40,7 @@ def test_resnet18_takes_grey_images():
 
 
 def test_images_too_small_for_the_encoder():
-    with pytest.raises(UserError, match="do not fit the encoder"):
+    with pytest.raises(UserError, match=r"^images of 1 x 4 x 4 are too small for encoder 'cnn'; set a larger image_size, or another"):
         Net(settings(), (1, 4, 4), 10)
 
 

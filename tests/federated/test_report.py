@@ -12,7 +12,9 @@ from uefl.report import (
     client_table,
     differing_keys,
     open_event_writer,
+    plots,
     read_run,
+    repeated,
     spread_table,
     summarize,
     write_report,
@@ -74,6 +76,34 @@ def test_spread_over_runs_leaves_unfinished_ones_out(tmp_path):
     table = spread_table([*runs, unfinished])
     assert table.rows[1] == ["uefl", "2", "0.470", "0.014"]
     assert spread_table(runs[:1]).rows[1] == ["uefl", "1", "0.460", "-"]
+
+
+@pytest.mark.parametrize(("rounds", "name"), [(1, "last round"), (3, "last 3 rounds"), (4, "last 4 rounds")])
+def test_the_mean_over_rounds_says_of_how_many(tmp_path, rounds, name):
+    run = write_report(run_folder.write(tmp_path, [line for line in run_folder.records() if line["round"] < rounds]))
+    assert arm_table(run).header[2] == name
+    assert f"{name}: mean ± standard deviation over these rounds" in arm_table(run).note
+    assert spread_table([run]).header[2] == f"accuracy, {name}"
+
+
+def test_a_run_that_repeats_another_is_found(tmp_path):
+    runs = [read_run(run_folder.write(tmp_path / name, **keys)) for name, keys in {"a": {}, "b": {"threads": 2}, "c": {"seed": 1}}.items()]
+    assert repeated(runs) == {tmp_path / "b": tmp_path / "a"}
+
+
+def test_a_folder_of_runs_is_no_run_but_holds_some(tmp_path):
+    run_folder.write(tmp_path / "a")
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path} has no config.toml; it is a folder of runs: uefl report {tmp_path}/*")):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_the_legend_of_the_colours_is_not_cut_off(tmp_path, clients):
+    run = read_run(run_folder.write(tmp_path, run_folder.records(clients=clients)))
+    figure = plots._draw_usage(run, "uefl")
+    figure.draw_without_rendering()
+    label = figure.axes[1].yaxis.label.get_window_extent()
+    assert 0 <= label.y0 < label.y1 <= figure.bbox.height
 
 
 def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
@@ -179,6 +209,19 @@ def test_events_hold_means_and_clients_of_every_round(tmp_path):
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [(e.step, round(e.value, 5)) for e in events.Scalars("accuracy/uefl")] == [(0, 0.31), (1, 0.41)]
     assert [round(e.value, 5) for e in events.Scalars("accuracy uefl/silo-2")] == [0.32, 0.42]
+
+
+def test_events_are_written_anew_from_the_metrics_when_a_run_goes_on(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    lines = [line for line in run_folder.records() if line["arm"] == "fedavg"]
+    for known in (0, 6):  # killed when round 3 was in the events, but only rounds 1 and 2 in the metrics
+        writer = open_event_writer(tmp_path, lines[:known])
+        for number in range(known // 3, 3):
+            writer.round("fedavg", number, lines[3 * number : 3 * number + 3])
+        writer.close()
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [e.step for e in events.Scalars("accuracy/fedavg")] == [0, 1, 2]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_without_the_extra_there_is_no_writer(tmp_path, monkeypatch):

@@ -174,12 +174,21 @@ def test_resuming_a_finished_run_returns_its_summary_and_writes_nothing(finished
 
 def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     out = finished[0]
-    with pytest.raises(UserError, match="in use; choose another folder with --out"):
+    with pytest.raises(UserError, match=r"holds a finished run already; choose another folder with --out, or see .*: uefl report"):
         start(out)
-    (tmp_path / "notes.txt").write_text("mine")
+    begun = interrupted(tmp_path / "begun")
+    with pytest.raises(UserError, match="holds a run that has not finished; choose another folder with --out, or uefl train --resume"):
+        start(begun)
+    with run._lock(begun), pytest.raises(UserError, match="is in use by another process"):
+        start(begun)
+    with pytest.raises(UserError, match=r"/proc/foo cannot be made \(.*\); choose another folder with --out"):
+        start(Path("/proc/foo"))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="in use by something that is no run"):
-        start(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+        start(other)
+    assert [p.name for p in other.iterdir()] == ["notes.txt"]
 
 
 def test_two_processes_do_not_share_a_folder(finished):

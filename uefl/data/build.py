@@ -55,7 +55,7 @@ def build_silos(config: Config, *, data_root: Path | None = None) -> Federation:
         silos = [Silo(name, train, test, test) for name, (train, test) in parts.items()]
     else:
         silos = [Silo(name, *_hold_out(name, train, config.holdout, generator), test) for name, (train, test) in parts.items()]
-    return Federation(tuple(silos), data.classes, mean, std)
+    return Federation(tuple(silos), data.classes, mean, std, data.notes)
 
 
 def read_source(config: Config, data_root: Path | None) -> Pool | OwnSilos:

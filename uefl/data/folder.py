@@ -20,7 +20,8 @@ _LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/
 def image_folder(root: Path, image_size: int = 0) -> OwnSilos:
     """Read ``root/SILO/CLASS/*`` or ``root/SILO/{train,test}/CLASS/*``; classes are the union over all silos, sorted by name.
 
-    Every file in a class folder must be an image that Pillow reads; only hidden files are passed over. Images are RGB if any of them
+    Every file in a class folder must be an image that Pillow reads; a file that is no image beside folders is passed over with a note,
+    a hidden one without. Images are RGB if any of them
     is in colour, else greyscale; transparency is dropped.
 
     Args:
@@ -41,9 +42,16 @@ def image_folder(root: Path, image_size: int = 0) -> OwnSilos:
         pixels = torch.stack([images[path].expand(channels, -1, -1) for path, _ in part])
         return Split(pixels, torch.tensor([classes.index(label) for _, label in part]))
 
-    return OwnSilos(
-        {name: (split(parts["train"]), split(parts["test"]) if "test" in parts else None) for name, parts in files.items()}, classes
-    )
+    silos = {name: (split(parts["train"]), split(parts["test"]) if "test" in parts else None) for name, parts in files.items()}
+    return OwnSilos(silos, classes, _strays(root))
+
+
+def _strays(root: Path) -> tuple[str, ...]:
+    """Files where folders are expected, as a note."""
+    silos = [f for f in visible(root) if f.is_dir()]
+    parts = [f for silo in silos for f in visible(silo) if f.is_dir() and any(inside.is_dir() for inside in visible(f))]
+    files = [path for folder in (root, *silos, *parts) for path in visible(folder) if path.is_file()]
+    return (f"passed over beside the folders: {files[0]}" + (f" and {len(files) - 1} more" if len(files) > 1 else ""),) if files else ()
 
 
 def _parts(silo: Path) -> dict[str, list[tuple[Path, str]]]:

@@ -28,6 +28,8 @@ class Pool:
     train: Split
     test: Split | None
     classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """what the user should know about the files"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class OwnSilos:
 
     silos: dict[str, tuple[Split, Split | None]]
     classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def digits() -> Pool:

@@ -91,7 +91,7 @@ class Net(nn.Module):
             self.encoder = encoders.cnn5x5(config.width)
         else:
             self.encoder = getattr(encoders, config.encoder)(channels, config.pretrained)
-        height, width, self.dim = self._token_shape(image_shape)
+        height, width, self.dim = self._token_shape(config.encoder, image_shape)
         self.segments = config.segments
         self.positions = height * width
         inputs = self.positions * self.dim
@@ -130,11 +130,12 @@ class Net(nn.Module):
         return self.head.stochastic(self.head.prefix(tokens)), out
 
     @torch.no_grad()
-    def _token_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    def _token_shape(self, name: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
         training, probe = self.encoder.training, torch.zeros(1, *image_shape)
         try:
             dim, height, width = self.encoder.eval()(probe).shape[1:]
-        except RuntimeError as error:
-            raise UserError(f"images of {list(image_shape)} do not fit the encoder ({error}); set image_size, or another encoder") from None
+        except RuntimeError:  # a map that pooling would leave nothing of
+            size = " x ".join(map(str, image_shape))
+            raise UserError(f"images of {size} are too small for encoder {name!r}; set a larger image_size, or another encoder") from None
         self.encoder.train(training)
         return height, width, dim

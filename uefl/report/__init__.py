@@ -3,7 +3,7 @@
 from .events import EventWriter, open_event_writer
 from .folder import Run, read_run, summarize
 from .markdown import write_report
-from .tables import Table, arm_table, client_table, differing_keys, spread_table, tables
+from .tables import Table, arm_table, client_table, differing_keys, repeated, spread_table, tables
 
 __all__ = [
     "EventWriter",
@@ -14,6 +14,7 @@ __all__ = [
     "differing_keys",
     "open_event_writer",
     "read_run",
+    "repeated",
     "spread_table",
     "summarize",
     "tables",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +42,18 @@ class EventWriter:
         self._writer.close()
 
 
-def open_event_writer(directory: Path) -> EventWriter | None:
-    """A writer of events into a run folder, or None when the extra is not installed."""
+def open_event_writer(directory: Path, records: Iterable[dict[str, Any]] = ()) -> EventWriter | None:
+    """A writer of events into a run folder, or None when the extra is not installed.
+
+    Events that are there are replaced by those of ``records``: TensorBoard would show a round that was written twice as two.
+    """
     try:
-        return EventWriter(directory)
+        importlib.import_module("torch.utils.tensorboard")
     except ImportError:
         return None
+    for old in directory.glob("events.out.tfevents.*"):
+        old.unlink()
+    writer = EventWriter(directory)
+    for (arm, number), lines in groupby(records, key=lambda r: (r["arm"], r["round"])):
+        writer.round(arm, number, list(lines))
+    return writer

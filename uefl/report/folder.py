@@ -68,7 +68,9 @@ def read_run(path: Path) -> Run:
     """
     for name in ("config.toml", "metrics.jsonl"):
         if not (path / name).is_file():
-            raise UserError(f"{path} has no {name}; expected a run folder, as `uefl train` writes it")
+            holds_runs = any(path.glob("*/config.toml"))
+            advice = f"it is a folder of runs: uefl report {path}/*" if holds_runs else "expected a run folder, as `uefl train` writes it"
+            raise UserError(f"{path} has no {name}; {advice}")
     finished = (path / "summary.json").is_file()
     records = _read_records(path / "metrics.jsonl", finished)
     if not records:

@@ -10,12 +10,12 @@ from .tables import arm_table, client_table
 
 _SILOS_LEGEND = (
     "Accuracy, entropy (nats, of the mean over the {several}), perplexity, NLL and ECE are means over the clients' test splits at the "
-    "last round; the third column is the mean and the standard deviation of the accuracy over the last four rounds.\n"
+    "last round; the third column is the mean and the standard deviation of the accuracy over the rounds that it names.\n"
 )
 _SETS_LEGEND = (
     "Accuracy, entropy (nats), NLL and ECE are of the one model on the test images, which are dealt to the clients, at the last round; "
-    "the third column is the mean and the standard deviation of the accuracy over the last four rounds. Selected: accuracy of the model "
-    "that was best on the server's validation images, and its round.\n"
+    "the third column is the mean and the standard deviation of the accuracy over the rounds that it names. Selected: accuracy of the "
+    "model that was best on the server's validation images, and its round.\n"
 )
 
 

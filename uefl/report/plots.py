@@ -77,13 +77,14 @@ def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
         yield "arms.png", "Arms side by side", caption, _draw_arms(run)
         return
     few = len(run.clients) <= _MOST_PANELS
-    band = "Lines: mean over the clients; bands: from the 10 % to the 90 % quantile of the clients."
+    starts = " Grey uprights: an iteration begins." if len(run.config.iterations()) > 1 else ""
+    band = f"Lines: mean over the clients; bands: from the 10 % to the 90 % quantile of the clients.{starts}"
     marks = "Triangles: codewords added before this round (decided on held-out training images; shown here: the test split)."
     yield "arms.png", "Arms side by side", band, _draw_arms(run)
     for key in ("accuracy", "entropy"):
         alt = f"{key.capitalize()} per client over the rounds"
         if few:
-            yield f"{key}.png", alt, f"One panel per client. {marks}", _draw_clients(run, key)
+            yield f"{key}.png", alt, f"One panel per client. {marks}{starts}", _draw_clients(run, key)
         else:
             yield f"{key}.png", alt, f"{band} Thin lines: the clients that were extended. {marks}", _draw_many_clients(run, key)
     for arm in run.arms:
@@ -180,7 +181,7 @@ def _draw_usage(run: Run, arm: str) -> Figure:
     ax.set_xlabel(f"codeword (shared: the first {run.config.codewords}; then the client's extensions)")
     ax.set_title(arm)
     ax.spines[:].set_visible(False)
-    figure.colorbar(image, ax=ax, label="share of the client's vectors (%)", pad=0.01, fraction=0.03)
+    figure.colorbar(image, ax=ax, label="share (%)", pad=0.01, fraction=0.03)
     return figure
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .folder import Run
@@ -22,6 +23,8 @@ class Table:
     rows: list[list[str]]
     numeric: bool = True
     """the columns after the first hold numbers, set flush right"""
+    note: str = ""
+    """what the terminal shows below it"""
 
     def markdown(self) -> str:
         """As a Markdown table, without the title."""
@@ -37,6 +40,7 @@ class Table:
 
         padding = (0, 0 if self.numeric else 1)  # a narrow gap, so that the widest table stands in 80 columns
         table = RichTable(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
+        table.caption, table.caption_justify = self.note or None, "left"
         for i, name in enumerate(self.header):
             table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold")
         for row in self.rows:
@@ -47,7 +51,7 @@ class Table:
 def arm_table(run: Run) -> Table:
     """One row per arm: means over its clients at the last round, its accuracy over the last four rounds and, where there are validation
     images, at the round that is best on them. Columns that no arm has are left out."""
-    header = ["arm", "accuracy", "last 4 rounds", "selected", "entropy", "perplexity", "NLL", "ECE", "left out", "rounds", "seconds"]
+    header = ["arm", "accuracy", last_rounds(run), "selected", "entropy", "perplexity", "NLL", "ECE", "left out", "rounds", "seconds"]
     rows = [
         [
             name,
@@ -64,10 +68,17 @@ def arm_table(run: Run) -> Table:
         ]
         for name, arm in run.arms.items()
     ]
-    optional = {i for i, name in enumerate(header) if name in ("accuracy", "last 4 rounds", "selected", "perplexity", "NLL", "ECE")}
+    optional = {i for i, name in enumerate(header) if name in ("accuracy", last_rounds(run), "selected", "perplexity", "NLL", "ECE")}
     kept = [i for i in range(len(header)) if i not in optional or any(row[i] != "-" for row in rows)]
     header, rows = [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
-    return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows)
+    note = f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds" if "accuracy" in header else ""
+    return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows, note=note)
+
+
+def last_rounds(*runs: Run) -> str:
+    """The rounds that the mean accuracy is of: the last four, where there are as many."""
+    count = min(4, max(arm["rounds"] for run in runs for arm in run.arms.values()))
+    return f"last {count} rounds" if count > 1 else "last round"
 
 
 def tables(run: Run) -> list[Table]:
@@ -108,7 +119,18 @@ def spread_table(runs: Sequence[Run]) -> Table:
         values = [mean for mean in means if mean is not None]
         spread = number(statistics.stdev(values)) if len(values) > 1 else "-"
         rows.append([name, str(len(means)), number(statistics.fmean(values) if values else None), spread])
-    return Table("over runs", ["arm", "runs", "accuracy, last 4 rounds", "sd over runs"], rows)
+    return Table("over runs", ["arm", "runs", f"accuracy, {last_rounds(*finished)}" if finished else "accuracy", "sd over runs"], rows)
+
+
+def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
+    """Runs of the configuration and the seed of one before them, which they say nothing beyond; their folders, and that one's."""
+    first: dict[str, Path] = {}
+    again = {}
+    for run in runs:
+        like = first.setdefault(replace(run.config, threads=0).to_toml(), run.path)
+        if like != run.path:
+            again[run.path] = like
+    return again
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
