@@ -9,7 +9,9 @@
 
 namespace uefl::cpu {
 
-constexpr int64_t kPad = 16;  // rows of tables are filled up with zeros to a multiple of this, the widest vector
+constexpr int64_t kPad = 16;    // rows of tables are filled up with zeros to a multiple of this, the widest vector
+constexpr int64_t kTile = 4;    // rows that share what they read of the matrix
+constexpr int64_t kTerms = 64;  // terms of a sum that are added to one another before they are added to the rest
 
 namespace {
 inline int64_t padded(int64_t count) { return (count + kPad - 1) / kPad * kPad; }
@@ -27,7 +29,7 @@ struct TransitionRun {
   float* out;                                                                   // loss [B] of nll, log g [B, m] of probs
   const float* grad;                                                            // [B, m] of probs_backward
   char* gradient;                                                               // [B, k]; null: nll without one
-  float *row, *sets;                                                            // [padded k], [padded m], scratch
+  float *row, *sets, *mix;                                                      // kTile x [padded k], [padded m], [padded k], scratch
   int64_t* pending;                                                             // [hi - lo]: the rows left to the definition
 };
 
@@ -196,58 +198,105 @@ int64_t nll_typed(const TransitionRun& run) {
   return pending;
 }
 
-// The sum over i of weights[i] * rows[i * stride ...], in four parts, so that one addition need not wait for the one before.
-UEFL_INLINE void weighted_sum(const float* weights, const float* rows, int64_t count, int64_t stride, Float& out) {
-  Float part[4] = {}, value;
-  int64_t i = 0;
-  for (; i + 4 <= count; i += 4) {
-    for (int u = 0; u < 4; ++u) {
-      load(rows + (i + u) * stride, value);
-      part[u] = Simd::fma(Float{} + weights[i + u], value, part[u]);
+// out[r][j] = sum_i weights[r][i] table[i][j] for R rows and `Vectors` vectors of j: the order of the additions is the same for any R.
+template <int R, int Vectors>
+UEFL_INLINE void weighted_sums(const float* weights, int64_t row_stride, const float* table, int64_t count, int64_t stride, float* out,
+                               int64_t out_stride) {
+  Float total[R][Vectors] = {};
+  for (int64_t from = 0; from < count; from += kTerms) {
+    const int64_t to = count < from + kTerms ? count : from + kTerms;
+    Float part[R][Vectors] = {};
+    for (int64_t i = from; i < to; ++i) {
+      Float value[Vectors];
+      for (int v = 0; v < Vectors; ++v) load(table + i * stride + v * kWidth, value[v]);
+      for (int r = 0; r < R; ++r) {
+        const Float weight = Float{} + weights[r * row_stride + i];
+        for (int v = 0; v < Vectors; ++v) part[r][v] = Simd::fma(weight, value[v], part[r][v]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < Vectors; ++v) total[r][v] = total[r][v] + part[r][v];
     }
   }
-  for (; i < count; ++i) {
-    load(rows + i * stride, value);
-    part[0] = Simd::fma(Float{} + weights[i], value, part[0]);
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < Vectors; ++v) store(total[r][v], out + r * out_stride + v * kWidth);
   }
-  out = (part[0] + part[1]) + (part[2] + part[3]);
 }
 
-// sets[m] = e.A_m for all sets; false when one is too small.
-UEFL_INLINE bool set_sums(const float* row, const float* transposed, int64_t k, int64_t padded_m, float* sets) {
-  bool safe = true;
+// The same for `width` columns of the table, a multiple of a vector.
+template <int R>
+UEFL_INLINE void multiply(const float* weights, int64_t row_stride, const float* table, int64_t count, int64_t width, float* out) {
+  constexpr int kVectors = R == 1 ? 4 : 2;  // as many sums at a time as hide the latency of an addition
+  int64_t j = 0;
+  for (; j + kVectors * kWidth <= width; j += kVectors * kWidth) {
+    weighted_sums<R, kVectors>(weights, row_stride, table + j, count, width, out + j, width);
+  }
+  for (; j < width; j += kWidth) weighted_sums<R, 1>(weights, row_stride, table + j, count, width, out + j, width);
+}
+
+// Rows of a tile: up to kTile that follow one another and are of one group, their exponentials in run.row.
+// body(first row, rows, group); fewer than kTile go one at a time.
+template <class T, class Body>
+UEFL_INLINE void tiles(const TransitionRun& run, const Body& body) {
+  for (int64_t n = run.lo; n < run.hi;) {
+    const int64_t group = run.groups ? run.groups[n] : 0;
+    int64_t rows = 1;
+    while (rows < kTile && n + rows < run.hi && (!run.groups || run.groups[n + rows] == group)) ++rows;
+    if (rows < kTile) rows = 1;
+    const int64_t end = padded(run.logits.dim);
+    for (int64_t r = 0; r < rows; ++r) exponentials<T>(run.logits, n + r, run.row + r * end);
+    body(n, rows, group);
+    n += rows;
+  }
+}
+
+// sets[r][m] = e_r.A_m for all sets.
+UEFL_INLINE void set_sums(const TransitionRun& run, int64_t rows, int64_t group) {
+  const int64_t k = run.logits.dim, end = padded(k);
+  const float* table = run.transposed + group * k * run.padded_m;
+  if (rows == kTile) {
+    multiply<kTile>(run.row, end, table, k, run.padded_m, run.sets);
+  } else {
+    multiply<1>(run.row, end, table, k, run.padded_m, run.sets);
+  }
+}
+
+// Whether none of the sums is so small that it may have lost terms.
+UEFL_INLINE bool is_safe(const float* sets, int64_t padded_m, float all) {
+  bool safe = all >= kSmallest;
   for (int64_t i = 0; i < padded_m; i += kWidth) {
-    Float total;
-    weighted_sum(row, transposed + i, k, padded_m, total);
-    store(total, sets + i);
-    safe = safe && Simd::min_across(total) >= kSmallest;
+    Float value;
+    load(sets + i, value);
+    safe = safe && Simd::min_across(value) >= kSmallest;
   }
   return safe;
 }
 
 template <class T>
 int64_t probs_typed(const TransitionRun& run) {
-  const int64_t k = run.logits.dim, end = padded(k);
+  const int64_t end = padded(run.logits.dim);
   int64_t pending = 0;
-  for (int64_t n = run.lo; n < run.hi; ++n) {
-    const int64_t group = run.groups ? run.groups[n] : 0;
-    exponentials<T>(run.logits, n, run.row);
-    const float all = dot(run.row, run.marginal + group * end, end);
-    if (!set_sums(run.row, run.transposed + group * k * run.padded_m, k, run.padded_m, run.sets) || !(all >= kSmallest)) {
-      run.pending[pending++] = n;
-      continue;
-    }
+  tiles<T>(run, [&](int64_t n, int64_t rows, int64_t group) {
+    set_sums(run, rows, group);
     const float* scale = run.matrix_scale + group * run.padded_m;
-    for (int64_t i = 0; i < run.padded_m; i += kWidth) {
-      Float value, shift;
-      load(run.sets + i, value);
-      load(scale + i, shift);
-      value = value / all;
-      logarithm(value);
-      store(value + (shift - run.marginal_scale[group]), run.sets + i);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* sets = run.sets + r * run.padded_m;
+      const float all = dot(run.row + r * end, run.marginal + group * end, end);
+      if (!is_safe(sets, run.padded_m, all)) {
+        run.pending[pending++] = n + r;
+        continue;
+      }
+      for (int64_t i = 0; i < run.padded_m; i += kWidth) {
+        Float value, shift;
+        load(sets + i, value);
+        load(scale + i, shift);
+        value = value / all;
+        logarithm(value);
+        store(value + (shift - run.marginal_scale[group]), sets + i);
+      }
+      __builtin_memcpy(run.out + (n + r) * run.m, sets, run.m * sizeof(float));
     }
-    __builtin_memcpy(run.out + n * run.m, run.sets, run.m * sizeof(float));
-  }
+  });
   return pending;
 }
 
@@ -255,32 +304,41 @@ template <class T>
 int64_t probs_backward_typed(const TransitionRun& run) {
   const int64_t k = run.logits.dim, end = padded(k), bytes = k * static_cast<int64_t>(sizeof(T));
   int64_t pending = 0;
-  for (int64_t n = run.lo; n < run.hi; ++n) {
-    const int64_t group = run.groups ? run.groups[n] : 0;
-    const float* marginal = run.marginal + group * end;
-    exponentials<T>(run.logits, n, run.row);
-    const float all = dot(run.row, marginal, end);
-    if (!set_sums(run.row, run.transposed + group * k * run.padded_m, k, run.padded_m, run.sets) || !(all >= kSmallest)) {
-      run.pending[pending++] = n;
-      continue;
+  tiles<T>(run, [&](int64_t n, int64_t rows, int64_t group) {
+    set_sums(run, rows, group);
+    const float *scale = run.matrix_scale + group * run.padded_m, *marginal = run.marginal + group * end;
+    float inverse_all[kTile];
+    for (int64_t r = 0; r < rows; ++r) {
+      float* sets = run.sets + r * run.padded_m;
+      const float all = dot(run.row + r * end, marginal, end), *grad = run.grad + (n + r) * run.m;
+      const bool safe = is_safe(sets, run.padded_m, all);
+      if (!safe) run.pending[pending++] = n + r;
+      float total = 0;
+      for (int64_t i = 0; i < run.m; ++i) {
+        const float weight = !safe || scale[i] == -__builtin_inff() ? 0 : grad[i];
+        total += weight;
+        sets[i] = safe ? weight / sets[i] : 0;
+      }
+      inverse_all[r] = safe ? total / all : 0;
     }
-    const float *scale = run.matrix_scale + group * run.padded_m, *grad = run.grad + n * run.m;
-    float total = 0;
-    for (int64_t i = 0; i < run.m; ++i) {
-      const float weight = scale[i] == -__builtin_inff() ? 0 : grad[i];
-      total += weight;
-      run.sets[i] = weight / run.sets[i];
+    const float* table = run.matrix + group * run.m * end;
+    if (rows == kTile) {
+      multiply<kTile>(run.sets, run.padded_m, table, run.m, end, run.mix);
+    } else {
+      multiply<1>(run.sets, run.padded_m, table, run.m, end, run.mix);
     }
-    const float inverse_all = total / all;
-    for (int64_t j = 0; j < end; j += kWidth) {
-      Float e, s, sum;
-      load(run.row + j, e);
-      load(marginal + j, s);
-      weighted_sum(run.sets, run.matrix + group * run.m * end + j, run.m, end, sum);
-      store(e * (sum - s * inverse_all), run.row + j);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = run.row + r * end;
+      for (int64_t j = 0; j < end; j += kWidth) {
+        Float e, s, sum;
+        load(row + j, e);
+        load(marginal + j, s);
+        load(run.mix + r * end + j, sum);
+        store(e * (sum - s * inverse_all[r]), row + j);
+      }
+      write<T>(row, k, run.gradient + (n + r) * bytes);  // of a pending row, written over by the definition
     }
-    write<T>(run.row, k, run.gradient + n * bytes);
-  }
+  });
   return pending;
 }
 

@@ -140,13 +140,14 @@ void Transition::each_row(int64_t lo, int64_t hi, TransitionRun run, const Kerne
   if (logits_.dtype == Dtype::f64) {
     for (int64_t i = 0; i < count; ++i) pending[i] = first + i;
   } else {
-    std::vector<float> scratch(padded_k_ + padded_m_);
+    std::vector<float> scratch(kTile * (2 * padded_k_ + padded_m_));
     run.logits = logits_, run.lo = first, run.hi = last;
     run.targets = targets_, run.groups = groups_, run.ignore_index = ignore_index_;
     run.m = log_.m, run.padded_m = padded_m_;
     run.matrix = matrix_.data(), run.transposed = transposed_.data(), run.marginal = marginal_.data();
     run.matrix_scale = matrix_scale_.data(), run.marginal_scale = marginal_scale_.data();
-    run.row = scratch.data(), run.sets = scratch.data() + padded_k_, run.pending = pending.data();
+    run.row = scratch.data(), run.mix = run.row + kTile * padded_k_, run.sets = run.mix + kTile * padded_k_;
+    run.pending = pending.data();
     count = kernel(run);
   }
   with_precision(logits_.dtype, [&]<class T>(const T*) {

@@ -125,3 +125,22 @@ def test_opcheck_and_compile():
         function(z).backward()
         gradients.append(z.grad)
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(70, 10, 10), (70, 150, 37)])
+def test_bits_do_not_depend_on_the_rows_beside_or_on_threads(shape):
+    b, k, m = shape
+    logits, matrix = normal(b, k, scale=3), torch.rand(2, m, k).log()
+    groups = (torch.arange(b) // 9) % 2
+    together = probs_and_gradient(logits, matrix, groups)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2 if threads == 1 else 1)
+        again = probs_and_gradient(logits, matrix, groups)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, together, again))
+    alone = log_transition_probs(logits[3:4], matrix, groups=groups[3:4])
+    assert torch.equal(together[0][3:4], alone)
+    shuffled = torch.randperm(b)
+    assert torch.equal(log_transition_probs(logits[shuffled], matrix, groups=groups[shuffled]), together[0][shuffled])

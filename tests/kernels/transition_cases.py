@@ -25,6 +25,7 @@ CASES = {
     "odd": (7, 13, 17, None, 3.0),
     "groups": (20, 10, 6, 3, 3.0),
     "many classes": (9, 131, 5, 2, 3.0),
+    "many classes and sets": (13, 150, 37, None, 3.0),
     "more sets than rows": (3, 5, 30, 2, 1.0),
     "confident": (20, 10, 8, 2, 40.0),
     "extreme": (20, 10, 8, None, 1e4),
