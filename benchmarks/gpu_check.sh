@@ -7,8 +7,8 @@
 # build (4 minutes at most on 16 cores), tests (4), sanitize (4), bench (6). They leave what they built in the tree, and what they
 # measured in benchmarks/results/<gpu>.csv. Needs no network and makes no environment: python3 (or PYTHON) must have torch, pytest,
 # hypothesis, pillow and threadpoolctl.
-# Without nvcc only the Triton kernels are checked. Every correctness check runs all paths of the search: CUDA C++ on tensor cores and
-# in float32 (UEFL_CUDA_SEARCH), and Triton.
+# Without nvcc only the Triton kernels are checked. Every correctness check runs all paths of the search: CUDA C++ with wgmma (sm_90),
+# mma.sync and float32 (UEFL_CUDA_SEARCH), and Triton.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

@@ -13,7 +13,7 @@ from .errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-ENVIRONMENT = ("UEFL_BACKEND", "UEFL_DATA", "UEFL_CPU")
+ENVIRONMENT = ("UEFL_BACKEND", "UEFL_DATA", "UEFL_CPU", "UEFL_CUDA_SEARCH")
 
 
 def collect() -> dict[str, Any]:

@@ -12,6 +12,9 @@ namespace {
 
 __device__ inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
 
+extern __shared__ __align__(16) unsigned char dynamic_shared[];
+__device__ inline unsigned char* dynamic_memory() { return dynamic_shared; }
+
 // 16 bytes from global to shared memory, not waited for.
 __device__ inline void copy_async(void* target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source) : "memory");

@@ -2,8 +2,12 @@
 // the kernels.
 #include "check.h"
 #include "cuda/emulation.h"
+#include "cuda/emulation_hopper.h"
 #include "cuda/emulation_mma.h"
+#include "cuda/halves.h"
+#include "cuda/vq_assign_deep.h"
 #include "cuda/vq_assign_tensor.h"
+#include "cuda/vq_assign_wgmma.h"
 
 namespace cuda = uefl::cuda;
 
@@ -14,31 +18,62 @@ struct Answer {
 // Rows that the tensor cores scored and left open, over all the tests: both must be some.
 static int64_t tensor_rows = 0, tensor_open = 0;
 
-template <class T, int kSteps>
-static void check_tensor(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected) {
-  constexpr int kWidth = cuda::Tiling<kSteps>::kWidth;
-  const int64_t codes = shape.books * shape.padded_k, count = shape.outputs / shape.books;
-  std::vector<__uint128_t> halves((codes * kWidth + 7) / 8);  // aligned to 16 bytes
-  std::vector<float> half_norms(codes, NAN);
-  std::vector<double> rest(shape.books);
-  std::vector<long long> counts(shape.books);
-  std::vector<int64_t> listed(shape.outputs, -1), indices(shape.outputs, -2);
-  const cuda::PackedHalves arrays{reinterpret_cast<uint16_t*>(halves.data()), half_norms.data(), rest.data(), counts.data(), listed.data()};
-  emulation::launch(static_cast<unsigned>((codes * 32 + 63) / 64), 64, cuda::pack_halves, shape, packed, arrays, kWidth);
-  emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, kSteps>, x, shape, packed, arrays, true, indices.data(), cuda::Tail{});
+template <class T>
+static void check(const char* what, const Halves& halves, const T* x, const cuda::Shape& shape, const cuda::Packed& packed,
+                  std::vector<int64_t> indices, const std::vector<int64_t>& expected) {
   std::vector<bool> open(shape.outputs);
   for (int64_t book = 0; book < shape.books; ++book) {
-    for (int64_t i = 0; i < counts[book]; ++i) open[listed[book * count + i]] = true;
-    tensor_open += counts[book];
+    for (int64_t i = 0; i < halves.counts[book]; ++i) open[halves.listed[book * (shape.outputs / shape.books) + i]] = true;
+    tensor_open += halves.counts[book];
   }
   tensor_rows += shape.outputs;
   int64_t wrong = 0;
   for (int64_t i = 0; i < shape.outputs; ++i) wrong += !open[i] && indices[i] != expected[i];
-  CHECK(wrong == 0, "tensor cores, %d steps: %ld rows are wrong and not on the list", kSteps, static_cast<long>(wrong));
-  emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(),
-                    cuda::Selection{listed.data(), counts.data()}, cuda::Tail{});
+  CHECK(wrong == 0, "%s, d %ld, K %ld: %ld rows are wrong and not on the list", what, static_cast<long>(shape.d),
+        static_cast<long>(shape.k), static_cast<long>(wrong));
+  emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(), halves.selection(), cuda::Tail{});
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
-  CHECK(indices == expected, "tensor cores, %d steps: the passes after the first", kSteps);
+  CHECK(indices == expected, "%s, d %ld: the passes after the first", what, static_cast<long>(shape.d));
+}
+
+template <class T, int kSteps>
+static void check_tensor(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected) {
+  Halves halves(shape, packed, shape.padded_k, cuda::Tiling<kSteps>::kWidth, false);
+  std::vector<int64_t> indices(shape.outputs, -2);
+  emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, kSteps>, x, shape, packed, halves.arrays, true, indices.data(), cuda::Tail{});
+  check("mma", halves, x, shape, packed, indices, expected);
+}
+
+template <class T>
+static void check_deep(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected) {
+  Halves halves = Halves::in_blocks(shape, packed);
+  std::vector<int64_t> indices(shape.outputs, -2);
+  std::memset(emulation::shared, 0xff, sizeof emulation::shared);  // NaN: what nobody wrote
+  emulation::launch(2, cuda::kThreads, cuda::search_deep<T>, x, shape, packed, halves.arrays, true, indices.data(), cuda::Tail{});
+  check("deep", halves, x, shape, packed, indices, expected);
+}
+
+// With as much shared memory as the GPU has, and with so little that rows and codebook come through the shortest rings.
+static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_apart = 0;
+
+template <class T>
+static void check_wgmma(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected) {
+  if (!cuda::rows_in_bulk(shape, x, sizeof(T))) return;
+  Halves halves = Halves::in_blocks(shape, packed);
+  int64_t least = 0;
+  while (cuda::divide(shape, halves.arrays.padded_k, sizeof(T), least).rows == 0) least += 16;
+  for (const int64_t limit : {int64_t{227 * 1024}, least}) {
+    const cuda::Stages stages = cuda::divide(shape, halves.arrays.padded_k, sizeof(T), limit);
+    CHECK(stages.rows > 0 && stages.size <= limit, "no room for d %ld", static_cast<long>(shape.d));
+    if (stages.rows == 0 || (limit == least && stages.resident && shape.d < 16)) continue;  // nothing new
+    ++(stages.resident ? wgmma_resident : wgmma_streamed), ++(stages.dense ? wgmma_dense : wgmma_apart);
+    halves.clear();
+    std::vector<int64_t> indices(shape.outputs, -2);
+    std::memset(emulation::shared, 0xff, sizeof emulation::shared);
+    emulation::launch_groups(2, cuda::kWgmmaThreads, cuda::search_wgmma<T>, x, shape, packed, halves.arrays, stages, true, indices.data(),
+                             cuda::Tail{});
+    check(stages.resident ? "wgmma, resident" : "wgmma, streamed", halves, x, shape, packed, indices, expected);
+  }
 }
 
 // What cuda/vq_assign.cu does, with few blocks, so that the loops over the grid turn.
@@ -59,7 +94,7 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebo
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, answer.indices.data());
 
   // The same with the tensor cores first: they leave a list, and what they do not list must be right already.
-  switch (shape.d <= 16 ? 1 : shape.d <= 32 ? 2 : shape.d <= 64 ? 4 : shape.d <= 128 ? 8 : 16) {
+  switch (shape.d <= 16 ? 1 : shape.d <= 32 ? 2 : shape.d <= 64 ? 4 : shape.d <= 128 ? 8 : 0) {
     case 1:
       check_tensor<T, 1>(x, shape, packed, answer.indices);
       break;
@@ -72,9 +107,9 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebo
     case 8:
       check_tensor<T, 8>(x, shape, packed, answer.indices);
       break;
-    default:
-      check_tensor<T, 16>(x, shape, packed, answer.indices);
   }
+  if (shape.d > 16 || shape.stride > 1) check_deep(x, shape, packed, answer.indices);
+  if constexpr (sizeof(T) <= sizeof(float)) check_wgmma(x, shape, packed, answer.indices);
   return answer;
 }
 
@@ -181,6 +216,25 @@ static void cosine() {
   }
 }
 
+// Rows that do not lie side by side, more blocks of the codebook than the shortest ring has stages, and more rows than the blocks take at
+// once.
+static void rings_turn() {
+  std::mt19937 random(8);
+  wgmma_resident = wgmma_streamed = wgmma_dense = wgmma_apart = 0;
+  compare("blocks in depth and in codewords", normal<float>(140 * 132, random), 1, 1, normal<float>(260 * 132, random), 132);
+  compare("a codebook each, streamed", normal<float>(150 * 2 * 68, random), 2, 2, normal<float>(2 * 30 * 68, random), 68);
+  compare("too long for registers", normal<float>(70 * 300, random), 1, 1, normal<float>(140 * 300, random), 300);
+  compare("float16", normal<_Float16>(100 * 72, random), 1, 1, normal<_Float16>(30 * 72, random), 72);
+  const auto x = normal<float>(2 * 90 * 24, random), codebook = normal<float>(130 * 16, random);
+  const Answer answer = assign(x.data(), {2 * 80, 1, 1, 16, 130, 0, 80, 90 * 24, 24, 1, true}, codebook);
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < 160; ++i) wrong += answer.indices[i] != nearest(&x[(i / 80 * 90 + i % 80) * 24], 1, codebook.data(), 130, 16);
+  CHECK(wrong == 0, "%ld of 160 with gaps", static_cast<long>(wrong));
+  CHECK(wgmma_resident > 0 && wgmma_streamed > 2 && wgmma_dense > 0 && wgmma_apart > 2, "%ld resident, %ld streamed, %ld dense, %ld apart",
+        static_cast<long>(wgmma_resident), static_cast<long>(wgmma_streamed), static_cast<long>(wgmma_dense),
+        static_cast<long>(wgmma_apart));
+}
+
 // Data of no malice: the first pass must settle most of it.
 static void tensor_cores_settle_most_rows() {
   std::mt19937 random(7);
@@ -195,6 +249,7 @@ static void tensor_cores_settle_most_rows() {
 
 void run() {
   tensor_cores_settle_most_rows();
+  rings_turn();
   shapes();
   offsets_and_scales();
   flags();

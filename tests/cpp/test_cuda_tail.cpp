@@ -4,10 +4,18 @@
 
 #include "check.h"
 #include "cuda/emulation.h"
+#include "cuda/emulation_hopper.h"
 #include "cuda/emulation_mma.h"
+#include "cuda/halves.h"
+#include "cuda/vq_assign_deep.h"
 #include "cuda/vq_assign_tensor.h"
+#include "cuda/vq_assign_wgmma.h"
 
 namespace cuda = uefl::cuda;
+
+enum class Search { float32, mma, deep, wgmma };
+constexpr Search kSearches[] = {Search::float32, Search::mma, Search::deep, Search::wgmma};
+static int by_wgmma = 0;
 
 // Room for all that a search and its tail write; NaN, or a number that is none, where it must be overwritten.
 template <class T>
@@ -34,25 +42,31 @@ struct Run {
     return tail;
   }
 
-  void search(const cuda::Tail& tail) {
-    emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(), cuda::Selection{}, tail);
-    finish(tail);
-  }
-
-  void search_tensor(const cuda::Tail& tail) {
-    constexpr int kWidth = cuda::Tiling<2>::kWidth;
-    const int64_t rows = shape.books * shape.padded_k;
-    std::vector<__uint128_t> halves((rows * kWidth + 7) / 8);
-    std::vector<float> norms(rows, NAN);
-    std::vector<double> rest(shape.books);
-    std::vector<long long> numbers(shape.books);
-    std::vector<int64_t> listed(shape.outputs, -1);
-    const cuda::PackedHalves arrays{reinterpret_cast<uint16_t*>(halves.data()), norms.data(), rest.data(), numbers.data(), listed.data()};
-    emulation::launch(static_cast<unsigned>((rows * 32 + 63) / 64), 64, cuda::pack_halves, shape, packed, arrays, kWidth);
-    emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, 2>, x, shape, packed, arrays, true, indices.data(), tail);
-    emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(),
-                      cuda::Selection{listed.data(), numbers.data()}, cuda::Tail{});
-    finish(tail);
+  // False where this search does not take such rows.
+  bool search(Search which, const cuda::Tail& tail) {
+    if (which == Search::float32) {
+      emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(), cuda::Selection{}, tail);
+    } else if (which == Search::mma) {
+      const Halves halves(shape, packed, shape.padded_k, cuda::Tiling<2>::kWidth, false);
+      emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, 2>, x, shape, packed, halves.arrays, true, indices.data(), tail);
+      search_listed(halves);
+    } else if (which == Search::deep) {
+      const Halves halves = Halves::in_blocks(shape, packed);
+      emulation::launch(2, cuda::kThreads, cuda::search_deep<T>, x, shape, packed, halves.arrays, true, indices.data(), tail);
+      search_listed(halves);
+    } else if constexpr (sizeof(T) <= sizeof(float)) {
+      if (!cuda::rows_in_bulk(shape, x, sizeof(T))) return false;
+      const Halves halves = Halves::in_blocks(shape, packed);
+      const cuda::Stages stages = cuda::divide(shape, halves.arrays.padded_k, sizeof(T), 227 * 1024);
+      emulation::launch_groups(2, cuda::kWgmmaThreads, cuda::search_wgmma<T>, x, shape, packed, halves.arrays, stages, true, indices.data(),
+                               tail);
+      search_listed(halves);
+    } else {
+      return false;
+    }
+    emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
+    emulation::launch(2, 64, cuda::finish_open<T>, x, shape, tail, indices.data());
+    return true;
   }
 
   double error() const {
@@ -72,9 +86,8 @@ struct Run {
   std::vector<unsigned char> open;
 
  private:
-  void finish(const cuda::Tail& tail) {
-    emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
-    emulation::launch(2, 64, cuda::finish_open<T>, x, shape, tail, indices.data());
+  void search_listed(const Halves& halves) {
+    emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(), halves.selection(), cuda::Tail{});
   }
 };
 
@@ -116,12 +129,13 @@ template <class T>
 static void vq(const char* what, const std::vector<T>& x, const cuda::Shape& shape, const std::vector<float>& codebook) {
   std::vector<double> scales(shape.books * shape.k);
   for (size_t i = 0; i < scales.size(); ++i) scales[i] = std::ldexp(1, 30 + static_cast<int>(i % 5));
-  for (const bool tensor : {false, true}) {
+  for (const Search which : kSearches) {
     Run<T> run(x.data(), shape, codebook);
     cuda::Tail tail = run.tail();
     tail.largest = run.largest.data(), tail.sums = run.sums.data(), tail.scales = scales.data();
-    tensor ? run.search_tensor(tail) : run.search(tail);
+    if (!run.search(which, tail)) continue;
     check_vq(what, run, scales);
+    by_wgmma += which == Search::wgmma;
   }
 }
 
@@ -151,14 +165,14 @@ static void ties() {
 
 static void rows_that_are_not_finite() {
   std::mt19937 random(3);
-  for (const float value : {NAN, INFINITY, -INFINITY}) {
+  for (const auto& [value, which] : {std::pair(NAN, Search::mma), {INFINITY, Search::deep}, {-INFINITY, Search::wgmma}}) {
     auto x = normal<float>(40 * 8, random);
     x[7 * 8 + 3] = value;
     Run<float> run(x.data(), {40, 1, 1, 8, 5, 0, 40, 0, 8, 1, true}, normal<float>(40, random));
     cuda::Tail tail = run.tail();
     const std::vector<double> scales(5, 1024);
     tail.largest = run.largest.data(), tail.sums = run.sums.data(), tail.scales = scales.data();
-    run.search_tensor(tail);
+    run.search(which, tail);
     CHECK(run.indices[7] == 0 && run.largest[0] == bits(INFINITY), "%g", value);
     CHECK(std::isnan(value) ? std::isnan(run.error()) : std::isinf(run.error()), "%g", value);
     for (int j = 0; j < 8; ++j) CHECK(run.quantized[7 * 8 + j] == run.codes[j], "%g", value);
@@ -176,13 +190,13 @@ static void k_means() {
   for (int64_t j = 0; j < d; ++j) scales[j] = std::ldexp(1, static_cast<int>(20 + j));
   const double mass_scale = 0x1p40;
   for (const bool weighted : {false, true}) {
-    for (const bool tensor : {false, true}) {
+    for (const Search which : {Search::float32, Search::mma}) {
       Run<float> run(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, true}, normal<float>(k * d, random, 3));
       cuda::Tail tail{};
       tail.counts = run.counts.data(), tail.sums = run.sums.data(), tail.open = run.open.data();
       tail.middle = middle.data(), tail.scales = scales.data(), tail.mass_scale = &mass_scale;
       tail.weights = weighted ? weights.data() : nullptr;
-      tensor ? run.search_tensor(tail) : run.search(tail);
+      run.search(which, tail);
       std::vector<long long> masses(k), sums(k * d);
       for (int64_t i = 0; i < n; ++i) {
         const double weight = weighted ? weights[i] : 1;
@@ -191,7 +205,7 @@ static void k_means() {
           sums[run.indices[i] * d + j] += std::llrint((static_cast<double>(x[i * d + j]) - middle[j]) * weight * scales[j]);
         }
       }
-      CHECK(run.counts == masses && run.sums == sums, "weighted %d, tensor cores %d", weighted, tensor);
+      CHECK(run.counts == masses && run.sums == sums, "weighted %d, search %d", weighted, static_cast<int>(which));
     }
   }
 }
@@ -201,5 +215,6 @@ void run() {
   ties();
   rows_that_are_not_finite();
   k_means();
+  CHECK(by_wgmma >= 4, "%d shapes by wgmma", by_wgmma);
   CHECK(left_open > 90, "%ld rows were left open", static_cast<long>(left_open));
 }

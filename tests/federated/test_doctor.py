@@ -51,7 +51,7 @@ def test_versions_and_environment_are_told(monkeypatch, host):
     found = doctor.collect()
     assert torch.__version__.startswith(found["versions"]["torch"])
     assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["environment"] == {"UEFL_BACKEND": None, "UEFL_DATA": "/data", "UEFL_CPU": None}
+    assert found["environment"] == {"UEFL_BACKEND": None, "UEFL_DATA": "/data", "UEFL_CPU": None, "UEFL_CUDA_SEARCH": None}
 
 
 def test_compiled_cpu_kernels_are_named_with_their_variant(monkeypatch, host):

@@ -17,7 +17,11 @@ def cuda_built():
     return has_kernel("uefl_cuda", "vq_assign", "CUDA") and cuda_architecture_built(torch.device("cuda"))
 
 
-BACKENDS = {"cuda": cuda_built, "cuda, float32": cuda_built, "triton": triton_available}
+def sm_90_built():
+    return cuda_built() and torch.cuda.get_device_capability() == (9, 0)
+
+
+BACKENDS = {"cuda, wgmma": sm_90_built, "cuda, mma": cuda_built, "cuda, float32": cuda_built, "triton": triton_available}
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
@@ -62,7 +66,8 @@ def test_small_codeword_that_is_not_finite_never_wins(value, metric):
 
 
 @pytest.mark.parametrize(
-    ("n", "d", "k"), [(9216, 512, 64), (20_000, 64, 256), (5_000, 64, 5_000), (4_000, 128, 1000), (4_000, 200, 70), (3_000, 700, 33)]
+    ("n", "d", "k"),
+    [(9216, 512, 64), (20_000, 64, 256), (5_000, 64, 5_000), (4_000, 128, 1000), (4_000, 200, 70), (3_000, 700, 33), (900, 3000, 40)],
 )
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 def test_full_tiles(n, d, k, offset):
@@ -70,11 +75,32 @@ def test_full_tiles(n, d, k, offset):
     assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "d", "k"), [(20_000, 64, 1024), (6_000, 256, 300), (3_000, 512, 200), (3_000, 24, 4_000)])
+def test_full_tiles_of_16_bits(n, d, k, dtype):
+    x, codebook = torch.randn(n, d, device="cuda").to(dtype), torch.randn(k, d, device="cuda").to(dtype)
+    assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
+
+
+def test_small_rows_with_gaps_and_a_codebook_each():
+    x, codebook = torch.randn(3, 300, 56, device="cuda")[:, 10:210, :48], torch.randn(3, 140, 16, device="cuda")
+    assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
+    assert torch.equal(vq_assign(x, codebook[0]), reference(x, codebook[0]))
+
+
 def test_small_path_that_is_not_known_is_refused(forced, monkeypatch):
     monkeypatch.setenv("UEFL_CUDA_SEARCH", "fastest")
     if forced != "cuda":
         pytest.skip("read by the CUDA C++ kernels only")
-    with pytest.raises(RuntimeError, match="UEFL_CUDA_SEARCH=fastest is not known"):
+    with pytest.raises(RuntimeError, match="UEFL_CUDA_SEARCH=fastest is not known; use auto, wgmma, mma or float32"):
+        vq_assign(torch.randn(4, 6, device="cuda"), torch.randn(5, 6, device="cuda"))
+
+
+def test_small_wgmma_elsewhere_is_refused(forced, monkeypatch):
+    monkeypatch.setenv("UEFL_CUDA_SEARCH", "wgmma")
+    if forced != "cuda" or sm_90_built():
+        pytest.skip("read by the CUDA C++ kernels only, and fine on sm_90")
+    with pytest.raises(RuntimeError, match="UEFL_CUDA_SEARCH=wgmma needs a GPU of compute capability"):
         vq_assign(torch.randn(4, 6, device="cuda"), torch.randn(5, 6, device="cuda"))
 
 

@@ -82,6 +82,7 @@ void launch(unsigned blocks, unsigned threads, Kernel kernel, Arguments... argum
 
 }  // namespace emulation
 
+inline void __syncwarp() { emulation::warp->barrier.arrive_and_wait(); }
 inline void __syncthreads() { emulation::block_barrier->arrive_and_wait(); }
 
 template <class T>

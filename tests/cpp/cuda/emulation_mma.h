@@ -3,8 +3,17 @@
 
 #include "emulation.h"
 
+namespace emulation {
+alignas(1024) inline unsigned char shared[256 * 1024];  // dynamic shared memory; addresses in it are offsets
+}
+
 namespace uefl::cuda {
 namespace {
+
+inline float widen(_Float16 value) { return static_cast<float>(value); }
+inline void narrow(double value, _Float16& out) { out = static_cast<_Float16>(static_cast<float>(value)); }
+
+inline unsigned char* dynamic_memory() { return emulation::shared + 16; }  // aligned to no more than CUDA promises
 
 inline void copy_async(void* target, const void* source) { std::memcpy(target, source, 16); }
 inline void commit_copies() {}
