@@ -21,8 +21,9 @@ from . import results
 from .registry import ours
 
 Row = dict[str, str]
-COLOURS = {"amx": "#0072B2", "avx512": "#E69F00", "": "#0072B2"}  # Okabe and Ito: told apart by the colour-blind, and in grey
-MARKERS = {"amx": "o", "avx512": "s", "": "o"}
+# Okabe and Ito: told apart by the colour-blind, and in grey
+COLOURS = {"amx": "#0072B2", "avx512vnni": "#CC79A7", "avx512": "#E69F00", "": "#0072B2"}
+MARKERS = {"amx": "o", "avx512": "s", "avx512vnni": "D", "": "o"}
 BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}  # numbers stand before the lines
 PEER, LINE = "#7F7F7F", "#404040"
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}")

@@ -30,7 +30,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", type=_names, help="only these peers, separated by commas; ours are always measured")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for every provider (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="spent on timing each provider of a shape (default: 1.5, on a GPU 0.3)")
-    parser.add_argument("--variants", type=_names, help="of our CPU kernels, beside the best (default: avx512 where there is a better one)")
+    parser.add_argument("--variants", type=_names, help="of our CPU kernels, beside the best (default: avx512vnni beside amx)")
     parser.add_argument("--save", action="store_true", help="put the numbers into benchmarks/results/<machine>.csv, in place of older ones")
     parser.add_argument("--smoke", action="store_true", help="one tiny shape, one call: that it runs and is right, not how fast")
     options = parser.parse_args(arguments)
@@ -55,7 +55,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     if options.variants and options.device == "cuda":
         parser.error("--variants are of our CPU kernels; this run is on a GPU")
     if options.variants is None:
-        options.variants = ["avx512"] if Bench(options.device).variant() == "amx" and not options.smoke else []
+        options.variants = ["avx512vnni"] if Bench(options.device).variant() == "amx" and not options.smoke else []
     return options
 
 

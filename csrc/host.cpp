@@ -13,7 +13,7 @@
 #include "cpu/kmeans.h"
 #include "cpu/threads.h"
 #include "cpu/vq_assign.h"
-#include "cpu/vq_assign_kernel.h"
+#include "cpu/vq_assign_coarse.h"
 
 namespace py = pybind11;
 namespace cpu = uefl::cpu;
@@ -139,7 +139,19 @@ py::dict cpu_features() {
   return result;
 }
 
-const char* name(cpu::Arithmetic arithmetic) { return arithmetic == cpu::Arithmetic::f32 ? "float32" : "three bfloat16 products"; }
+std::string name(cpu::Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case cpu::Arithmetic::f32:
+      return "float32";
+    case cpu::Arithmetic::bf16x3:
+      return "three bfloat16 products";
+    case cpu::Arithmetic::bf16:
+      return "one bfloat16 product";
+    case cpu::Arithmetic::i16:
+      break;
+  }
+  return "16-bit integers";
+}
 
 py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
   if (n < 0 || d < 1 || k < 1 || segments < 1) throw py::value_error("plan: n must be >= 0, and d, k and segments >= 1");
@@ -147,7 +159,7 @@ py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
   const int64_t step = cpu::block_rows(d * segments, k), blocks = (n + step - 1) / step;
   py::dict result;
   result["variant"] = cpu::name(plan.isa);
-  result["arithmetic"] = name(plan.kernel->arithmetic);
+  result["arithmetic"] = (plan.coarse ? name(plan.coarse->arithmetic) + ", then " : "") + name(plan.kernel->arithmetic);
   result["tile_rows"] = plan.kernel->rows;
   result["tile_codewords"] = plan.kernel->lanes;
   result["block_rows"] = step;
@@ -164,7 +176,7 @@ PYBIND11_MODULE(_host, m) {
   m.def("cpu_features", &cpu_features, "Feature name -> bool, for each feature that a compiled variant needs.");
   m.def(
       "variant", [] { return cpu::name(cpu::isa()); },
-      "The best variant of this CPU: 'amx', 'avx512', 'avx2' or 'portable' (UEFL_CPU forces one).");
+      "The best variant of this CPU: 'amx', 'avx512vnni', 'avx512', 'avx2' or 'portable' (UEFL_CPU forces one).");
   m.def("plan", &plan, py::arg("n"), py::arg("d"), py::arg("k"), py::arg("segments") = 1,
         "How n rows of `segments` segments of d elements would be searched among k codewords (one codebook for each segment).");
   m.def("vq_assign", &vq_assign, py::arg("x"), py::arg("codebook"), py::arg("metric") = "l2", py::arg("exact") = true,

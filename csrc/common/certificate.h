@@ -26,6 +26,14 @@
 // Inputs and the definition count as for float32. At most 6 d + 2 operations and four inputs of an element flush to zero. Zeros that
 // fill up d change no sum. With (d + 8) as above:
 //   E = (d + 8) (3.12 u |y| G + v (|y|^2 + 3 H) [l2 only] + 2^-123 (1 + |y| + G)) + 3 u H + 1.01 (R T + w R G + w |y| T).
+// One product, y1.b1, as a first look: the chain is 1.02 d u |y| G, and left out is (y - y1).b + y1.(b - b1):
+//   E = (d + 8) (1.05 u |y| G + v (|y|^2 + 3 H) [l2 only] + 2^-123 (1 + |y| + G)) + 3 u H + 1.01 (R G + |y| T).
+//
+// Or 16-bit integers, y1 = p q with integers q and a unit p in float32, and b1 likewise; R and T are measured again, |y1| <= |y| + R. The
+// products of integers are summed exactly (units are such that they stay below 2^31), then rounded to float32, multiplied by
+// the product of the units, itself rounded, and subtracted from h_k with one rounding: 3.01 u (|y| + R)(G + T) + u H. With the inputs,
+// the rounding of h_k, what v stands for, and few underflows:
+//   E = 8 u (H + (|y| + R)(G + T)) + (d + 8) (v (|y|^2 + 3 H) [l2 only] + v |y| G + 2^-123 (1 + |y| + G)) + 1.01 (R G + (|y| + R) T).
 //
 // The matrix units of GPUs take float16 (11 bits, unit roundoff 2^-11). Let the largest element of the book be below 2^15 and the
 // length of the row in [2^14, 2^15), by powers of two, which are exact; then an element of a row is y1 + y2 + y3 with |y1 - y| below
@@ -70,6 +78,27 @@ UEFL_HOST_DEVICE static inline double score_error_bf16x3(int64_t d, double half_
   const double far = euclidean ? 0x1p-53 * (square + 3 * half_square) : 0;
   return static_cast<double>(d + 8) * (3.12 * 0x1p-24 * norm * radius + far + 0x1p-123 * (1 + norm + radius)) + 3 * 0x1p-24 * half_square +
          1.01 * left_out;
+}
+
+// The same for one bfloat16 product.
+UEFL_HOST_DEVICE static inline double score_error_bf16(int64_t d, double half_square, double radius, double rest_radius, double square,
+                                                       double rest, bool euclidean) {
+  const double norm = sqrt(square), rest_norm = sqrt(rest);
+  if (!(half_square + norm * radius < 0x1p126) || !(norm < 0x1p126) || d > (1 << 16)) return INFINITY;
+  const double far = euclidean ? 0x1p-53 * (square + 3 * half_square) : 0;
+  return static_cast<double>(d + 8) * (1.05 * 0x1p-24 * norm * radius + far + 0x1p-123 * (1 + norm + radius)) + 3 * 0x1p-24 * half_square +
+         1.01 * (rest_norm * radius + norm * rest_radius);
+}
+
+// The same for 16-bit integers.
+UEFL_HOST_DEVICE static inline double score_error_i16(int64_t d, double half_square, double radius, double rest_radius, double square,
+                                                      double rest, bool euclidean) {
+  const double norm = sqrt(square), rest_norm = sqrt(rest), rounded = norm + rest_norm;
+  const double magnitude = half_square + rounded * (radius + rest_radius);
+  if (!(magnitude < 0x1p126) || !(rounded < 0x1p126) || d > (1 << 16)) return INFINITY;
+  const double far = euclidean ? 0x1p-53 * (square + 3 * half_square) : 0;
+  return 8 * 0x1p-24 * magnitude + static_cast<double>(d + 8) * (far + 0x1p-53 * norm * radius + 0x1p-123 * (1 + norm + radius)) +
+         1.01 * (rest_norm * radius + rounded * rest_radius);
 }
 
 // The same for one float16 product on a GPU, and for three; norm: |y|, or more; rest_radius: T; last_radius: L.

@@ -24,6 +24,7 @@ bool tiles_permitted() {
 // The first variant that needs the feature; the better ones need it too.
 Isa needed_by(const std::string& feature) {
   if (feature.rfind("amx", 0) == 0 || feature == "avx512bf16") return Isa::amx;
+  if (feature == "avx512vnni") return Isa::avx512vnni;
   return feature.rfind("avx512", 0) == 0 ? Isa::avx512 : Isa::avx2;
 }
 
@@ -45,12 +46,13 @@ const char* forced_name() {
 
 Isa choose() {
   const char* forced = forced_name();
-  for (const Isa isa : {Isa::amx, Isa::avx512, Isa::avx2, Isa::portable}) {
+  for (const Isa isa : {Isa::amx, Isa::avx512vnni, Isa::avx512, Isa::avx2, Isa::portable}) {
     if (forced && std::string(forced) != name(isa)) continue;
     if (supported(isa)) return isa;
     if (forced) throw std::runtime_error("UEFL_CPU=" + std::string(forced) + " needs instructions that this CPU lacks; unset it");
   }
-  throw std::runtime_error("UEFL_CPU=" + std::string(forced) + " is not a variant; use one of amx, avx512, avx2, portable, or unset it");
+  throw std::runtime_error("UEFL_CPU=" + std::string(forced) +
+                           " is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it");
 }
 
 }  // namespace
@@ -69,6 +71,8 @@ const char* name(Isa isa) {
   switch (isa) {
     case Isa::amx:
       return "amx";
+    case Isa::avx512vnni:
+      return "avx512vnni";
     case Isa::avx512:
       return "avx512";
     case Isa::avx2:
@@ -88,6 +92,7 @@ std::vector<std::pair<std::string, bool>> features() {
           {"avx512dq", __builtin_cpu_supports("avx512dq")},
           {"avx512bw", __builtin_cpu_supports("avx512bw")},
           {"avx512vl", __builtin_cpu_supports("avx512vl")},
+          {"avx512vnni", __builtin_cpu_supports("avx512vnni")},
           {"avx512bf16", __builtin_cpu_supports("avx512bf16")},
           {"amx-tile", tiles},
           {"amx-bf16", __builtin_cpu_supports("amx-bf16")},

@@ -7,12 +7,12 @@
 
 namespace uefl::cpu {
 
-enum class Isa { portable, avx2, avx512, amx };  // each one has all that the ones before it have
+enum class Isa { portable, avx2, avx512, avx512vnni, amx };  // each one has all that the ones before it have
 
 // Chosen at the first call. Throws std::runtime_error when UEFL_CPU is not a variant or is one that this CPU cannot run.
 Isa isa();
 
-// True when UEFL_CPU names the variant: it then runs on every shape, also where another one is faster.
+// True when UEFL_CPU names the variant: AMX then runs on every shape, also where another one is faster.
 bool isa_is_forced();
 
 const char* name(Isa isa);

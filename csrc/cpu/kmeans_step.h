@@ -7,18 +7,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "cpu/kmeans_kernel.h"
 #include "cpu/rows.h"
+#include "cpu/threads.h"
 #include "cpu/vq_assign.h"
 
 namespace uefl::cpu {
-
-// Calls work(lo, hi) for parts of [0, count), at the same time where it can.
-using Parallel = std::function<void(int64_t count, const std::function<void(int64_t lo, int64_t hi)>& work)>;
 
 inline int64_t ceil_log2(int64_t n) { return n > 1 ? 64 - __builtin_clzll(static_cast<uint64_t>(n - 1)) : 0; }
 

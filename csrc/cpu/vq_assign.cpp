@@ -5,35 +5,48 @@
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <stdexcept>
+#include <optional>
 
 #include "common/certificate.h"
 #include "cpu/features.h"
-#include "cpu/vq_assign_kernel.h"
+#include "cpu/tile.h"
+#include "cpu/vq_assign_coarse.h"
 
 namespace uefl::cpu {
 namespace {
 
-// codes / |codes| with the norm summed in order; a zero codeword (or one whose norm underflows) stays zero.
-std::vector<double> unit_codes(const std::vector<double>& codes, int64_t d) {
-  std::vector<double> units(codes.size());
-  for (size_t start = 0; start < codes.size(); start += d) {
-    double square = 0;
-    for (int64_t j = 0; j < d; ++j) square += codes[start + j] * codes[start + j];
-    const double norm = std::sqrt(square);
-    for (int64_t j = 0; j < d; ++j) units[start + j] = norm > 0 ? codes[start + j] / norm : 0;
-  }
-  return units;
-}
-
 // Measured (benchmarks/NOTES.md). AMX pads elements and codewords to 32, and turning rows into columns costs as much as a few codewords.
 [[maybe_unused]] bool amx_pays(int64_t d, int64_t k) { return d >= 8 && k >= 32 && d * k >= 1 << 11; }
 
-constexpr int64_t kRescored = 32;  // rows that are scored again together
+// What a pass in half the bits costs besides its products, above all for the codewords that it leaves possible, is paid by long ones.
+[[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
+[[maybe_unused]] bool integers_pay(int64_t d, int64_t k) { return d >= 32 && k >= 32; }
+
+constexpr int64_t kWithoutTiles = 16;  // that skip the coarse pass after one for which it did little
+constexpr int64_t kRescored = 32;      // rows that are scored again together
 
 // A NaN (of a row, or from a mean that overflowed) must survive all later values: the bound is then infinite.
 void raise(double& largest, double value) {
   if (!std::isnan(largest) && !(value <= largest)) largest = value;
+}
+
+// Long rows come in smaller tiles, which with some codewords stay in the second-level cache.
+int64_t tile_rows(int64_t at_most, int64_t count, int64_t d) {
+  return std::min({count, at_most, std::max<int64_t>(64, (1 << 15) / d / 64 * 64)});
+}
+
+// Elements [column, column + d) of row n in float64.
+void widen_row(const Rows& x, int64_t n, int64_t column, std::vector<double>& values) {
+  const char* source = element(x, n, column);
+  with_type(x.dtype, [&]<class T>(const T*) {
+    for (size_t j = 0; j < values.size(); ++j) values[j] = static_cast<double>(widen(reinterpret_cast<const T*>(source)[j * x.dim_stride]));
+  });
+}
+
+// The rows that come after `end`, up to `next` of them, where rows lie in one piece.
+Ahead ahead_of(const Rows& x, int64_t end, int64_t next, int64_t column, int64_t d) {
+  const bool in_one_piece = x.inner == 1 && x.dim_stride == 1 && x.outer_stride == d;
+  return {element(x, end, column), element(x, in_one_piece ? std::min(end + next, x.outer) : end, column)};
 }
 
 // The smallest of `count` scores, a multiple of four, NaN left out.
@@ -50,11 +63,15 @@ float least(const float* scores, int64_t count) {
 Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
   const Isa best = isa();
 #if defined(__x86_64__)
-  if (best == Isa::amx && (isa_is_forced() || amx_pays(d, k))) return {best, &vq_assign_amx};
-  if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512};
-  if (best == Isa::avx2) return {best, &vq_assign_avx2};
+  const bool forced = isa_is_forced();
+  if (best == Isa::amx && (forced || amx_pays(d, k))) {
+    return {best, &vq_assign_amx, forced || one_product_pays(d, k) ? &vq_assign_coarse_amx : nullptr};
+  }
+  if (best >= Isa::avx512vnni && integers_pay(d, k)) return {Isa::avx512vnni, &vq_assign_avx512, &vq_assign_coarse_avx512vnni};
+  if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512, nullptr};
+  if (best == Isa::avx2) return {best, &vq_assign_avx2, nullptr};
 #endif
-  return {best, &vq_assign_portable};
+  return {best, &vq_assign_portable, nullptr};
 }
 
 int64_t block_rows(int64_t dim, int64_t k) {
@@ -65,15 +82,11 @@ int64_t block_rows(int64_t dim, int64_t k) {
 }
 
 // A tile of rows on its way through a kernel, and what comes out.
-struct Search::Tile {
+struct Search::FineTile {
   static constexpr int64_t kMaxRows = 192;
 
-  // Long rows come in smaller tiles, which with some codewords stay in the second-level cache.
-  Tile(const VqAssignKernel& kernel, int64_t count, int64_t d)
-      : kernel(kernel),
-        rows(std::min({count, int64_t{kernel.rows}, std::max<int64_t>(64, (1 << 15) / d / 64 * 64)})),
-        d(d),
-        y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
+  FineTile(const VqAssignKernel& kernel, int64_t count, int64_t d)
+      : kernel(kernel), rows(tile_rows(kernel.rows, count, d)), d(d), y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
 
   void load(const Rows& x, const int64_t* row, int64_t count, int64_t column, const float* mean) {
     const char* source[kMaxRows];
@@ -89,91 +102,144 @@ struct Search::Tile {
   int64_t index[kMaxRows];
 };
 
-Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op)
-    : metric_(metric),
-      exact_(exact),
-      k_(codebook.k),
-      d_(codebook.d),
-      plan_(plan(d_, k_)),
-      blocks_((k_ + plan_.kernel->lanes - 1) / plan_.kernel->lanes),
-      codes_(codebook.segments * k_ * d_) {
-  with_type(codebook.dtype, [&]<class T>(const T*) {
-    const T* data = static_cast<const T*>(codebook.data);
-    for (size_t i = 0; i < codes_.size(); ++i) codes_[i] = static_cast<double>(widen(data[i]));
-  });
-  if (!std::all_of(codes_.begin(), codes_.end(), [](double value) { return std::isfinite(value); })) {
-    throw std::runtime_error(op + ": the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)");
-  }
-  if (metric == Metric::cosine) units_ = unit_codes(codes_, d_);
-  segments_.resize(codebook.segments);
-  for (int64_t s = 0; s < codebook.segments; ++s) {
-    segments_[s].targets = (metric == Metric::cosine ? units_.data() : codes_.data()) + s * k_ * d_;
-    pack(segments_[s]);
-  }
-}
+// The same for the pass before it.
+struct Search::CoarseTile {
+  CoarseTile(const CoarseKernel& kernel, int64_t count, int64_t d)
+      : kernel(kernel),
+        rows(tile_rows(kernel.rows, count, d)),
+        y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]),
+        scratch(new Line[kernel.scratch_bytes / sizeof(Line)]),
+        row(new float[table_pitch(d)]),
+        values(d) {}
 
-void Search::pack(Segment& segment) const {
-  const VqAssignKernel& kernel = *plan_.kernel;
-  const int64_t lanes = kernel.lanes, lines = kernel.block_bytes(d_) / static_cast<int64_t>(sizeof(Line));
-  segment.mean.assign(d_, 0.0f);
-  if (metric_ == Metric::l2) {
-    std::vector<double> sum(d_);
-    for (int64_t i = 0; i < k_ * d_; i += d_) {
-      for (int64_t j = 0; j < d_; ++j) sum[j] += segment.targets[i + j];
-    }
-    for (int64_t j = 0; j < d_; ++j) segment.mean[j] = static_cast<float>(sum[j] / static_cast<double>(k_));
-  }
-  segment.panels.assign(blocks_ * lines, Line{});
-  segment.half_squares.assign(blocks_ * lanes, std::numeric_limits<float>::infinity());
-  segment.half_square = segment.radius = segment.rest_radius = 0;
-  std::vector<float> code(d_);
-  for (int64_t k = 0; k < k_; ++k) {
-    double square = 0;
-    for (int64_t j = 0; j < d_; ++j) {
-      const double value = segment.targets[k * d_ + j] - segment.mean[j];
-      code[j] = static_cast<float>(value);
-      square += value * value;
-    }
-    const double half_square = metric_ == Metric::l2 ? square / 2 : 0;
-    const double rest = kernel.pack(code.data(), d_, k % lanes, &segment.panels[k / lanes * lines]);
-    segment.half_squares[k] = static_cast<float>(half_square);
-    raise(segment.half_square, half_square);
-    raise(segment.radius, std::sqrt(square));
-    raise(segment.rest_radius, std::sqrt(rest));
-  }
-}
+  const CoarseKernel& kernel;
+  const int64_t rows;
+  const std::unique_ptr<Line[]> y, scratch;
+  const std::unique_ptr<float[]> row;
+  std::vector<double> values;  // of a row
+  RowSize size[Candidates::kRows];
+  Candidates found;
+};
 
 double Search::error_bound(const Segment& segment, const RowSize& row) const {
   const bool euclidean = metric_ == Metric::l2;
   if (plan_.kernel->arithmetic == Arithmetic::f32) return score_error(d_, segment.half_square, segment.radius, row.square, euclidean);
-  return score_error_bf16x3(d_, segment.half_square, segment.radius, segment.rest_radius, row.square, row.rest, euclidean);
+  return score_error_bf16x3(d_, segment.half_square, segment.radius, segment.fine.rest_radius, row.square, row.rest, euclidean);
+}
+
+double Search::coarse_error(const Segment& segment, const RowSize& row) const {
+  const auto bound = plan_.coarse->arithmetic == Arithmetic::bf16 ? score_error_bf16 : score_error_i16;
+  return bound(d_, segment.half_square, segment.radius, segment.coarse.rest_radius, row.square, row.rest, metric_ == Metric::l2);
 }
 
 void Search::assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const {
-  for (int64_t s = 0; s < x.dim / d_; ++s) {
-    Tile tile(*plan_.kernel, std::max(hi - lo, kRescored), d_);
-    std::vector<int64_t> uncertain;
-    for (int64_t start = lo; start < hi; start += tile.rows) {
-      certify(tile, x, s, start, std::min(start + tile.rows, hi), indices, uncertain);
-      if (static_cast<int64_t>(uncertain.size()) >= kRescored) rescore(tile, x, s, uncertain, indices);
+  const int64_t segments = x.dim / d_;
+  if (x.dim_stride != 1 && x.dim > 1) {  // elements side by side first
+    Tile together(x);
+    for (int64_t first = lo; first < hi; first += block_rows(x.dim)) {
+      const int64_t last = std::min(first + block_rows(x.dim), hi);
+      const Span span = together.read(first, last);
+      assign(span.rows, span.first, span.first + last - first, indices + (first - span.first) * segments);
     }
-    rescore(tile, x, s, uncertain, indices);
+    return;
+  }
+  for (int64_t s = 0; s < segments; ++s) {
+    std::optional<FineTile> fine_tile;
+    std::optional<CoarseTile> coarse_tile;
+    const auto fine = [&]() -> FineTile& {
+      if (!fine_tile) fine_tile.emplace(*plan_.kernel, std::max(hi - lo, kRescored), d_);
+      return *fine_tile;
+    };
+    if (plan_.coarse) coarse_tile.emplace(*plan_.coarse, hi - lo, d_);
+    std::vector<int64_t> uncertain;
+    int64_t without = 0;  // rows that are not worth a coarse look, as the last ones were not
+    for (int64_t start = lo, end; start < hi; start = end) {
+      if (coarse_tile && without <= 0) {
+        end = std::min(start + coarse_tile->rows, hi);
+        const int64_t in_vain = look(*coarse_tile, x, s, start, end, indices, uncertain);
+        if (exact_ && 2 * in_vain > end - start) without = kWithoutTiles * coarse_tile->rows;
+      } else {
+        end = std::min(start + fine().rows, hi);
+        certify(fine(), x, s, start, end, indices, uncertain);
+        without -= end - start;
+      }
+      if (static_cast<int64_t>(uncertain.size()) >= kRescored) rescore(fine(), x, s, uncertain, indices);
+    }
+    if (!uncertain.empty()) rescore(fine(), x, s, uncertain, indices);
   }
 }
 
+// The coarse pass for rows [start, end), of which those with many codewords within the bound go to `uncertain`. Returns how many.
+int64_t Search::look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
+                     std::vector<int64_t>& uncertain) const {
+  const int64_t segments = x.dim / d_, count = end - start, before = uncertain.size();
+  const Segment& segment = this->segment(s);
+  Candidates& found = tile.found;
+  const char* source[Candidates::kRows] = {};
+  for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, s * d_);
+  tile.kernel.load(source, count, x.dtype, x.dim_stride, d_, segment.mean.data(), tile.y.get(), tile.size);
+  for (int64_t r = 0; r < count; ++r) {
+    // With what rounding best + margin, and the margin itself, may lose: |best| is at most about h + |y||b|.
+    const double error = coarse_error(segment, tile.size[r]);
+    const double slack = 0x1p-22 * (segment.half_square + std::sqrt(tile.size[r].square) * segment.radius);
+    found.margin[r] = error < 0x1p120 ? static_cast<float>(2.01 * error + slack) : NAN;
+  }
+  tile.kernel.candidates(tile.y.get(), count, segment.coarse.lines.data(), segment.half_squares.data(), blocks_, d_, segment.unit,
+                         ahead_of(x, end, tile.rows, s * d_, d_), tile.scratch.get(), found);
+  // Scoring a codeword in float32 costs as much as the fine pass for some sixteen.
+  const int most = static_cast<int>(std::clamp<int64_t>(k_ / 16, 4, Candidates::kMost));
+  for (int64_t r = 0; r < count; ++r) {
+    const float limit = found.best[r] + found.margin[r];
+    int left = 0;
+    if (found.count[r] <= Candidates::kMost) {
+      for (int i = 0; i < found.count[r]; ++i) {
+        if (found.score[r][i] <= limit) found.code[r][left++] = found.code[r][i];
+      }
+    }
+    if (left == 0 || left > most) {
+      uncertain.push_back(start + r);
+    } else {
+      indices[(start + r) * segments + s] = left == 1 ? found.code[r][0] : choose(tile, x, s, start + r, tile.size[r], found.code[r], left);
+    }
+  }
+  return static_cast<int64_t>(uncertain.size()) - before;
+}
+
+// The nearest of a few codewords, which are in ascending order.
+int64_t Search::choose(CoarseTile& tile, const Rows& x, int64_t s, int64_t n, const RowSize& size, int* codes, int count) const {
+  const Segment& segment = this->segment(s);
+  float score[Candidates::kMost];
+  tile.kernel.score_few(element(x, n, s * d_), x.dtype, x.dim_stride, d_, segment.mean.data(), segment.table.data(),
+                        segment.half_squares.data(), codes, count, tile.row.get(), score);
+  const int best = static_cast<int>(std::min_element(score, score + count) - score);
+  if (!exact_) return codes[best];
+  const double limit = score[best] + 2 * score_error(d_, segment.half_square, segment.radius, size.square, metric_ == Metric::l2);
+  int left = 0;
+  for (int i = 0; i < count; ++i) {
+    if (!(score[i] > limit)) codes[left++] = codes[i];
+  }
+  if (left == 1) return codes[0];
+  widen_row(x, n, s * d_, tile.values);
+  double least = std::numeric_limits<double>::infinity();
+  int64_t index = codes[0];
+  for (int i = 0; i < left; ++i) {
+    const double value = canonical(tile.values.data(), segment.targets + codes[i] * d_);
+    if (value < least) least = value, index = codes[i];
+  }
+  return index;
+}
+
 // Steps 1 and 2 for rows [start, end), of which those whose winner is not certain go to `uncertain`.
-void Search::certify(Tile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
+void Search::certify(FineTile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
                      std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start;
   const Segment& segment = this->segment(s);
-  int64_t rows[Tile::kMaxRows];
+  int64_t rows[FineTile::kMaxRows];
   std::iota(rows, rows + count, start);
   tile.load(x, rows, count, s * d_, segment.mean.data());
-  const bool in_one_piece = x.inner == 1 && x.dim_stride == 1 && x.outer_stride == d_;
-  const int64_t next = in_one_piece ? std::min(end + tile.rows, x.outer * x.inner) : end;  // the likely end of the next tile
-  const Ahead ahead{element(x, end, s * d_), element(x, next, s * d_)};
-  tile.kernel.top_two(tile.y.get(), count, segment.panels.data(), segment.half_squares.data(), blocks_, d_, ahead, tile.best, tile.second,
-                      tile.index);
+  const Ahead ahead = ahead_of(x, end, tile.rows, s * d_, d_);
+  tile.kernel.top_two(tile.y.get(), count, fine(segment).lines.data(), segment.half_squares.data(), blocks_, d_, ahead, tile.best,
+                      tile.second, tile.index);
   // The bound of the largest row, which mostly suffices for all, saves two square roots for each.
   RowSize largest{0, 0};
   for (int64_t r = 0; r < count; ++r) {
@@ -189,25 +255,21 @@ void Search::certify(Tile& tile, const Rows& x, int64_t s, int64_t start, int64_
 }
 
 // Step 3.
-void Search::rescore(Tile& tile, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const {
+void Search::rescore(FineTile& tile, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const {
   const VqAssignKernel& kernel = tile.kernel;
   const int64_t segments = x.dim / d_, padded = blocks_ * kernel.lanes, total = static_cast<int64_t>(rows.size());
   const int64_t together = std::min<int64_t>(kernel.rows, kRescored);
-  if (total == 0) return;
   const Segment& segment = this->segment(s);
   std::vector<float> scores(together * padded);
   std::vector<double> values(d_);
   for (int64_t start = 0; start < total; start += together) {
     const int64_t count = std::min(together, total - start);
     tile.load(x, &rows[start], count, s * d_, segment.mean.data());
-    kernel.scores(tile.y.get(), count, segment.panels.data(), segment.half_squares.data(), blocks_, d_, scores.data());
+    kernel.scores(tile.y.get(), count, fine(segment).lines.data(), segment.half_squares.data(), blocks_, d_, scores.data());
     for (int64_t r = 0; r < count; ++r) {
       const int64_t n = rows[start + r];
       const float* score = &scores[r * padded];
-      const char* source = element(x, n, s * d_);
-      with_type(x.dtype, [&]<class T>(const T*) {
-        for (int64_t j = 0; j < d_; ++j) values[j] = static_cast<double>(widen(reinterpret_cast<const T*>(source)[j * x.dim_stride]));
-      });
+      widen_row(x, n, s * d_, values);
       // NaN or infinity, here or in a score, leaves no codeword out: hence the negated comparison.
       const double limit = least(score, padded) + 2 * error_bound(segment, tile.size[r]);
       double best = std::numeric_limits<double>::infinity();

@@ -2,19 +2,23 @@
 //
 // The answer is defined in float64 (see Search::canonical): terms rounded and added in the order of the elements, ties to the
 // lowest index, NaN never wins. Most rows never get there:
-//   1. score all codewords of a tile of rows in float32 or bfloat16, keeping best and second best (vq_assign_kernel.h, per
-//      instruction set);
+//   1. score all codewords of a tile of rows in float32 or three bfloat16 products, keeping best and second best (vq_assign_kernel.h,
+//      per instruction set);
 //   2. accept the best where the gap exceeds the error bound of common/certificate.h;
 //   3. score the other rows again and evaluate the few codewords within the bound of the best by the definition.
+// Long codewords are scored in half the bits before that (vq_assign_coarse.h): only rows with many codewords within the larger bound go
+// on to 1. Of few, each is scored in float32, and those that this leaves possible are evaluated by the definition.
 // So the result depends on the row alone: not on the instruction set, the tile, the batch or the number of threads.
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "cpu/features.h"
 #include "cpu/rows.h"
+#include "cpu/threads.h"
 
 namespace uefl::cpu {
 
@@ -27,6 +31,7 @@ struct Codebook {
   int64_t segments, k, d;
 };
 
+struct CoarseKernel;
 struct VqAssignKernel;
 struct RowSize;
 
@@ -34,6 +39,7 @@ struct RowSize;
 struct Plan {
   Isa isa;
   const VqAssignKernel* kernel;
+  const CoarseKernel* coarse;  // before the kernel, or null
 };
 Plan plan(int64_t d, int64_t k);
 
@@ -43,9 +49,10 @@ int64_t block_rows(int64_t dim, int64_t k);
 // A codebook prepared for one call.
 class Search {
  public:
-  // Copies what it needs. exact = false skips steps 2 and 3. Throws std::runtime_error, which names the op, when the codebook is
-  // not finite.
-  Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign");
+  // Copies what it needs. exact = false skips steps 2 and 3 and what is done in float64. Throws std::runtime_error, which names the op,
+  // when the codebook is not finite.
+  Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign",
+         const Parallel& parallel = on_this_thread);
 
   // Rows [lo, hi) of x, whose dim is S * d, into indices[n * S + s]. Safe to call from several threads. Long runs of rows are faster:
   // uncertain ones are scored again together.
@@ -63,20 +70,39 @@ class Search {
   struct alignas(64) Line {
     char bytes[64];
   };
+  // Blocks of codewords less the mean, as a kernel packs them; zero where there is none.
+  struct Panels {
+    std::vector<Line> lines;
+    double rest_radius;  // the largest |b - b1| of common/certificate.h
+  };
   struct Segment {
-    std::vector<float> mean;                  // [d]
-    std::vector<Line> panels;                 // blocks of codewords less the mean, as the kernel packs them; zero where there is none
-    std::vector<float> half_squares;          // [blocks * lanes]: infinity where there is no codeword
-    double half_square, radius, rest_radius;  // the largest h, |b| and |b - b1| of common/certificate.h
-    const double* targets;                    // [k, d]: what canonical() compares with: the codewords, or those of length one for cosine
+    const double* targets;            // [k, d]: what canonical() compares with: the codewords, or those of length one for cosine
+    std::vector<float> mean;          // [d]
+    std::vector<float> half_squares;  // [blocks * lanes]: infinity where there is no codeword
+    double half_square, radius;       // the largest h and |b| of common/certificate.h
+    Panels coarse;
+    float unit;                // of its integers
+    std::vector<float> table;  // [k, table_pitch(d)]: the codewords less the mean, where there is a coarse pass
+    mutable Panels fine;       // which then may never be needed
+    mutable std::once_flag fine_once;
   };
 
-  struct Tile;
+  struct FineTile;
+  struct CoarseTile;
 
-  void pack(Segment& segment) const;
+  void prepare(Segment& segment, const Parallel& parallel) const;
+  template <class PackCode>
+  void pack(Panels& panels, int64_t block_bytes, const Parallel& parallel, const PackCode& pack_code) const;
+  double centre(const Segment& segment, int64_t k, float* code) const;
+  const Panels& fine(const Segment& segment, const Parallel& parallel = on_this_thread) const;
   const Segment& segment(int64_t s) const { return segments_[segments_.size() == 1 ? 0 : s]; }
-  void certify(Tile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices, std::vector<int64_t>& uncertain) const;
-  void rescore(Tile& tile, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const;
+  int64_t look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
+               std::vector<int64_t>& uncertain) const;
+  int64_t choose(CoarseTile& tile, const Rows& x, int64_t s, int64_t n, const RowSize& size, int* codes, int count) const;
+  void certify(FineTile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
+               std::vector<int64_t>& uncertain) const;
+  void rescore(FineTile& tile, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const;
+  double coarse_error(const Segment& segment, const RowSize& row) const;
   double error_bound(const Segment& segment, const RowSize& row) const;
   double canonical(const double* row, const double* target) const;
 

@@ -10,7 +10,7 @@
 namespace uefl::cpu {
 
 // What the scores are computed in, which decides how far to trust them (common/certificate.h).
-enum class Arithmetic { f32, bf16x3 };
+enum class Arithmetic { f32, bf16x3, bf16, i16 };
 
 // Upper bounds for the certificate: |y|^2, and |y - y1|^2 of the first part where the arithmetic has parts.
 struct RowSize {
@@ -45,6 +45,9 @@ extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512
 namespace {
 
 constexpr int64_t kChunk = 64;  // elements of a row that are loaded together
+
+// Float32 sums of d squares are too small by less than 1 % and what underflowed.
+inline double square_bound(double sum, int64_t d) { return 1.01 * sum + static_cast<double>(d) * 0x1p-125; }
 
 template <class T>
 inline float centre(T value, float mean) {

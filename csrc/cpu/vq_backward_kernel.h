@@ -7,35 +7,10 @@
 namespace uefl::cpu {
 namespace {
 
-inline uint32_t bits_of(float value) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-// To nearest, ties to even.
-inline void narrow(double value, double& out) { out = value; }
-inline void narrow(double value, float& out) { out = static_cast<float>(value); }
-inline void narrow(float value, float& out) { out = value; }
-template <class Wide>
-inline void narrow(Wide given, BFloat16& out) {
-  const float value = static_cast<float>(given);
-  const uint32_t bits = bits_of(value);
-  out.bits = static_cast<uint16_t>(value == value ? (bits + 0x7fffu + (bits >> 16 & 1)) >> 16 : 0x7fc0u);
-}
-template <class Wide>
-inline void narrow(Wide given, Half& out) {
-  const uint32_t all = bits_of(static_cast<float>(given)), sign = all >> 16 & 0x8000u, bits = all & 0x7fffffffu;
-  const uint32_t normal = (bits - (112u << 23) + 0xfffu + (bits >> 13 & 1)) >> 13;
-  const uint32_t subnormal = bits_of(float_from_bits(bits) + 0.5f) - bits_of(0.5f);  // an ulp of 0.5 is one of a subnormal half
-  const uint32_t large = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
-  out.bits = static_cast<uint16_t>(sign | (bits < (113u << 23) ? subnormal : bits < (143u << 23) ? normal : large));
-}
-
 template <class T, class Vector>
 inline __attribute__((always_inline)) void store(const Vector& value, T* out, int64_t n) {
   if (n < kLanes) {
-    for (int i = 0; i < n; ++i) narrow(value[i], out[i]);
+    for (int i = 0; i < n; ++i) out[i] = narrow<T>(value[i]);
   } else if constexpr (sizeof(T) * kLanes == sizeof value) {
     __builtin_memcpy(out, &value, sizeof value);
   } else if constexpr (sizeof(T) == sizeof(float)) {
@@ -43,7 +18,7 @@ inline __attribute__((always_inline)) void store(const Vector& value, T* out, in
     __builtin_memcpy(out, &narrowed, sizeof narrowed);
   } else {
     T narrowed[kLanes];
-    for (int i = 0; i < kLanes; ++i) narrow(value[i], narrowed[i]);
+    for (int i = 0; i < kLanes; ++i) narrowed[i] = narrow<T>(value[i]);
     __builtin_memcpy(out, narrowed, sizeof narrowed);
   }
 }

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -23,6 +24,9 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+// For a codebook, which may be small.
+void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) { torch::stable::parallel_for(0, count, 64, work); }
 
 // The rows of a tensor; where its strides do not allow that, the tensor becomes a contiguous copy.
 cpu::Rows rows_of(Tensor& tensor) {
@@ -63,7 +67,7 @@ struct Input {
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
   const Input input("vq_assign", x, codebook, metric);
   Tensor indices = input.new_indices();
-  const cpu::Search search(input.codes, input.metric, exact);
+  const cpu::Search search(input.codes, input.metric, exact, "vq_assign", in_parallel);
   const cpu::Rows rows = search.flatten_segments(input.rows);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim);
   int64_t* out = static_cast<int64_t*>(indices.mutable_data_ptr());
@@ -86,7 +90,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
                                          ScalarType::Double);
   Tensor loss = torch::stable::new_empty(x, std::vector<int64_t>{}, loss_dtype);
 
-  const cpu::Search search(input.codes, input.metric, exact, "vq");
+  const cpu::Search search(input.codes, input.metric, exact, "vq", in_parallel);
   cpu::Vq run(search, input.codes, codes.const_data_ptr(), input.rows,
               {quantized.mutable_data_ptr(), static_cast<int64_t*>(indices.mutable_data_ptr()),
                static_cast<int64_t*>(counts.mutable_data_ptr()), with_sums ? static_cast<double*>(sums.mutable_data_ptr()) : nullptr});

@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "common/certificate.h"
+#include "cpu/vq_assign_coarse.h"
 
 static void measured_error_stays_below_the_bound() {
   std::mt19937 random(1);
@@ -73,6 +74,78 @@ static void measured_error_of_bfloat16_stays_below_the_bound() {
       CHECK(worst <= 1, "d %ld scale %g: error is %g of the bound", static_cast<long>(d), scale, worst);
       CHECK(d > 1 || worst > 0.1, "one element: the bound is of the size of the error, not %g of it", worst);
     }
+  }
+}
+
+static void measured_error_of_one_bfloat16_product_stays_below_the_bound() {
+  std::mt19937 random(4);
+  for (const int64_t d : {1, 2, 16, 64, 513}) {
+    for (const double scale : {1e-12, 1.0, 1e15}) {
+      double worst = 0;
+      for (int trial = 0; trial < 500; ++trial) {
+        const auto y = normal<float>(d, random, 0, scale), b = normal<float>(d, random, 0, scale);
+        double square = 0, radius_square = 0, rest = 0, rest_radius = 0;
+        long double exact = 0;
+        float sum = 0;
+        for (int64_t j = 0; j < d; ++j) {
+          const float y1 = bfloat16(y[j]), b1 = bfloat16(b[j]);
+          square += double(y[j]) * y[j], radius_square += double(b[j]) * b[j];
+          rest += double(y[j] - y1) * (y[j] - y1), rest_radius += double(b[j] - b1) * (b[j] - b1);
+          exact -= static_cast<long double>(y[j]) * b[j];
+          sum += y1 * b1;
+        }
+        exact += radius_square / 2;
+        const float h = static_cast<float>(radius_square / 2);
+        const double bound =
+            uefl::score_error_bf16(d, radius_square / 2, std::sqrt(radius_square), std::sqrt(rest_radius), square, rest, true);
+        worst = std::max(worst, static_cast<double>(std::fabs(h - sum - exact)) / bound);
+      }
+      CHECK(worst <= 1, "d %ld scale %g: error is %g of the bound", static_cast<long>(d), scale, worst);
+      CHECK(d > 1 || worst > 0.5, "one element: the bound is nearly reached, not %g of it", worst);
+    }
+  }
+}
+
+static void measured_error_of_integers_stays_below_the_bound() {
+  std::mt19937 random(5);
+  for (const int64_t d : {1, 2, 16, 64, 513}) {
+    for (const double scale : {1e-30, 1e-12, 1.0, 1e15}) {
+      for (const double outlier : {1.0, 1e4}) {
+        double worst = 0;
+        for (int trial = 0; trial < 300; ++trial) {
+          auto y = normal<float>(d, random, 0, scale), b = normal<float>(d, random, 0, scale);
+          y[0] *= static_cast<float>(outlier);
+          double square = 0, radius_square = 0, rest = 0, rest_radius = 0;
+          float y_most = 0, b_most = 0;
+          for (int64_t j = 0; j < d; ++j) {
+            square += double(y[j]) * y[j], radius_square += double(b[j]) * b[j];
+            y_most = std::max(y_most, std::fabs(y[j])), b_most = std::max(b_most, std::fabs(b[j]));
+          }
+          const float y_unit = uefl::cpu::fixed_unit(static_cast<float>(std::sqrt(square)), y_most);
+          const float b_unit = uefl::cpu::fixed_unit(static_cast<float>(std::sqrt(radius_square)), b_most);
+          int64_t sum = 0, most = 0;
+          long double exact = radius_square / 2;
+          for (int64_t j = 0; j < d; ++j) {
+            const int64_t q = std::lrint(y[j] * (1 / y_unit)), p = std::lrint(b[j] * (1 / b_unit));
+            sum += q * p, most = std::max({most, std::abs(q), std::abs(p)});
+            rest += std::pow(y[j] - double(q) * y_unit, 2), rest_radius += std::pow(b[j] - double(p) * b_unit, 2);
+            exact -= static_cast<long double>(y[j]) * b[j];
+          }
+          CHECK(most <= 32767 && std::abs(sum) < int64_t{1} << 31, "d %ld: %ld, %ld", long{d}, long{most}, long{sum});
+          const float h = static_cast<float>(radius_square / 2), score = std::fma(-static_cast<float>(sum), y_unit * b_unit, h);
+          const double bound =
+              uefl::score_error_i16(d, radius_square / 2, std::sqrt(radius_square), std::sqrt(rest_radius), square, rest, true);
+          worst = std::max(worst, static_cast<double>(std::fabs(score - exact)) / bound);
+        }
+        CHECK(worst <= 1, "d %ld scale %g: error is %g of the bound", static_cast<long>(d), scale, worst);
+      }
+    }
+  }
+  // The most that a sum can come to: all of both vectors in one direction, or in a few elements.
+  for (const int64_t d : {1, 2, 3, 1 << 16}) {
+    const float norm = 1, element = 1 / std::sqrt(static_cast<float>(d)), unit = uefl::cpu::fixed_unit(norm, element);
+    const int64_t q = std::lrint(element / unit) + (d > 2);
+    CHECK(q <= 32767 && q * q * d < int64_t{1} << 31, "d %ld: %ld units an element", long{d}, long{q});
   }
 }
 
@@ -148,6 +221,8 @@ static void bound_is_useful_and_safe_at_the_edges() {
 void run() {
   measured_error_stays_below_the_bound();
   measured_error_of_bfloat16_stays_below_the_bound();
+  measured_error_of_one_bfloat16_product_stays_below_the_bound();
+  measured_error_of_integers_stays_below_the_bound();
   measured_error_of_float16_stays_below_the_bound();
   bound_is_useful_and_safe_at_the_edges();
 }

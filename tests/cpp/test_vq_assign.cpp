@@ -62,6 +62,19 @@ static void large_codebooks() {
   }
 }
 
+// One codeword far from the others makes the bounds of all useless for a first pass in half the bits, which is then left out; rows
+// near that one, and those after them, are as others.
+static void a_codeword_far_away() {
+  std::mt19937 random(10);
+  for (const int64_t d : {40, 300}) {
+    const int64_t k = 200, n = 900;
+    auto codes = normal<float>(k * d, random), x = normal<float>(n * d, random);
+    for (int64_t j = 0; j < d; ++j) codes[77 * d + j] *= 1e4f;
+    for (int64_t i = 0; i < 20 * d; ++i) x[300 * d + i] = codes[77 * d + i % d] + x[i];
+    compare("a codeword far away", x, codes, k, d);
+  }
+}
+
 static void duplicates_take_the_lowest_index() {
   std::mt19937 random(4);
   const int64_t d = 9, k = 70;
@@ -144,6 +157,7 @@ void run() {
   odd_shapes();
   near_ties();
   large_codebooks();
+  a_codeword_far_away();
   duplicates_take_the_lowest_index();
   extreme_values();
   strides_and_segments();

@@ -126,7 +126,10 @@ def test_what_is_no_array_is_refused(arguments, message):
 def test_plan_and_features():
     plan = _host.plan(n=100_000, d=64, k=256)
     assert plan["variant"] == _host.variant()
-    assert plan["arithmetic"] == ("three bfloat16 products" if plan["variant"] == "amx" else "float32")
+    arithmetic = {"amx": "three bfloat16 products", "avx512vnni": "16-bit integers, then float32"}
+    assert plan["arithmetic"] == arithmetic.get(plan["variant"], "float32")
+    if plan["variant"] == "amx":
+        assert _host.plan(1000, 512, 256)["arithmetic"] == "one bfloat16 product, then three bfloat16 products"
     assert plan["blocks"] * plan["block_rows"] >= 100_000
     assert _host.plan(0, 1, 1)["blocks"] == 0
     assert _host.plan(1, 1, 1)["threads"] == 1
@@ -147,4 +150,4 @@ def test_variant_is_forced_by_the_environment():
     assert empty.stdout == unset.stdout != "", empty.stderr
     result = variant("sse9")
     assert result.returncode != 0
-    assert "UEFL_CPU=sse9 is not a variant; use one of amx, avx512, avx2, portable, or unset it" in result.stderr
+    assert "UEFL_CPU=sse9 is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it" in result.stderr

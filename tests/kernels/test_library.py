@@ -67,7 +67,7 @@ def test_empty_variables_mean_unset():
 def test_check_finds_a_variant_that_does_not_exist(forced):
     code = "from uefl_kernels import _library\ntry: _library.check('vq', 'cpu')\nexcept RuntimeError as error: print(error)"
     done = python(code, UEFL_CPU="sse9", UEFL_BACKEND=forced)
-    assert done.stdout == "UEFL_CPU=sse9 is not a variant; use one of amx, avx512, avx2, portable, or unset it\n", done.stderr
+    assert done.stdout == "UEFL_CPU=sse9 is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it\n", done.stderr
     assert python(code, UEFL_CPU="sse9", UEFL_BACKEND="reference").stdout == ""
 
 

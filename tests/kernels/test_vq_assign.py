@@ -283,7 +283,7 @@ def test_fuzz(data, n, k, d, metric):
 
 
 @compiled
-@pytest.mark.parametrize("variant", ["amx", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
 def test_variants(variant):
     """UEFL_CPU is read once per process: the rest of this file again, in one that is forced to a variant."""
     environment = {**os.environ, "UEFL_CPU": variant}

@@ -38,6 +38,26 @@ def _near_ties(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pai
     return middle.double(), c
 
 
+def _gaps_of_every_size(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+    """Rows near the middle of two codewords, so that the gap lies on either side of the bound of every arithmetic."""
+    a, b = (torch.randint(len(c), (len(x),), generator=random) for _ in range(2))
+    return (c[a] + c[b]) / 2 + (c[a] - c[b]) * _powers(len(x), -9, -1, random), c
+
+
+def _clumps(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+    """From one to all codewords lie close together: more than there is room for in a list of candidates, or just fewer."""
+    size = int(torch.randint(1, len(c) + 1, (1,), generator=random))
+    c[:size] = c[0] + 1e-4 * c[:size]
+    x[::2] = c[0] + 1e-3 * x[::2]
+    return x, c[torch.randperm(len(c), generator=random)]
+
+
+def _one_large_element(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+    x[torch.arange(len(x)), torch.randint(x.shape[1], (len(x),), generator=random)] *= 1e4
+    c[torch.arange(len(c)), torch.randint(x.shape[1], (len(c),), generator=random)] *= _powers(len(c), 0, 4, random)[:, 0]
+    return x, c
+
+
 def _duplicates(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
     c = c[torch.randint(max(1, len(c) // 3), (len(c),), generator=random)]
     x[::2] = c[torch.randint(len(c), (len(x[::2]),), generator=random)]
@@ -66,6 +86,10 @@ def _scaled(low: float, high: float):
 KINDS = {
     "normal": lambda x, c, random: (x, c),
     "near ties": _near_ties,
+    "gaps of every size": _gaps_of_every_size,
+    "clumps": _clumps,
+    "one large element": _one_large_element,
+    "zeros": lambda x, c, random: (x.clamp(min=0) * (x > 1), c.clamp(min=0)),
     "duplicates": _duplicates,
     "integers": lambda x, c, random: (x.round(), (c * 1.5).round()),
     "all equal": lambda x, c, random: (x * 0 + 0.1, c * 0 + 0.1),
@@ -119,7 +143,7 @@ def test_fuzz(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     assert wrong_indices(x, codebook.clamp(-limit, limit).to(dtypes[1]), metric) == 0
 
 
-@pytest.mark.parametrize("variant", ["amx", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
 def test_fuzz_of_every_variant(variant):
     """UEFL_CPU is read once per process."""
     environment = {**os.environ, "UEFL_CPU": variant}

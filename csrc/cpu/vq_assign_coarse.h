@@ -1,0 +1,117 @@
+// A first pass over all codewords in half the bits, for long codewords: it lists, for each row, the codewords that its error bound
+// leaves possible. Mostly that is one; a few are scored again in float32 (score_few), rows with many go to the kernels of
+// vq_assign_kernel.h. No standard templates and internal linkage throughout, for the reason given in rows.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/vq_assign_kernel.h"
+
+namespace uefl::cpu {
+
+// The codewords whose score is at most best + margin, in ascending order, for each row of a tile.
+struct Candidates {
+  static constexpr int kRows = 192, kMost = 16;
+  float margin[kRows];  // in; NaN lists nothing, where infinity would list infinite scores
+  float best[kRows];
+  int count[kRows];  // kMost + 1: more than there is room for
+  int code[kRows][kMost];
+  float score[kRows][kMost];
+};
+
+struct CoarseKernel {
+  Arithmetic arithmetic;
+  int rows, lanes;
+  int64_t (*tile_bytes)(int64_t count, int64_t d);
+  int64_t (*block_bytes)(int64_t d);
+  int64_t scratch_bytes;  // for candidates()
+  // As in VqAssignKernel. unit: of the fixed-point numbers of the codebook, where the arithmetic has them (code_unit).
+  double (*pack)(const float* code, int64_t d, float unit, int64_t lane, void* block);
+  void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y, RowSize* size);
+  void (*candidates)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float unit,
+                     Ahead ahead, void* scratch, Candidates& out);
+  // Float32 scores of `count` codewords with one row; `codes`: centred, table_pitch(d) apart, filled up with zeros. y: room for a row.
+  void (*score_few)(const char* source, Dtype dtype, int64_t stride, int64_t d, const float* mean, const float* codes,
+                    const float* half_squares, const int* code, int count, float* y, float* score);
+};
+
+extern const CoarseKernel vq_assign_coarse_amx, vq_assign_coarse_avx512vnni;
+
+namespace {
+
+inline int64_t table_pitch(int64_t d) { return (d + 15) / 16 * 16; }
+
+// Unit of 16-bit numbers for a vector: its length comes to at most 46,000 units, so that a product of two, each 0.5 units off in up to
+// 2^16 elements, stays below 2^31, and its largest element to 32,767. Not below 2^-40, so that products of units are normal floats.
+inline float fixed_unit(float norm, float largest) {
+  const float by_norm = norm * (1 / 46000.0f), by_element = largest * (1 / 32767.0f);
+  const float unit = (by_norm > by_element ? by_norm : by_element) * (1 + 0x1p-20f);
+  return unit < 0x1p-40f ? 0x1p-40f : unit;
+}
+
+}  // namespace
+}  // namespace uefl::cpu
+
+#if defined(UEFL_COARSE_BODY)
+
+namespace uefl::cpu {
+namespace {
+
+// Notes a codeword; drops those that the best score known by now rules out when there are too many.
+__attribute__((noinline)) void note(Candidates& found, int64_t row, int code, float score) {
+  int& count = found.count[row];
+  if (count == Candidates::kMost) {
+    const float limit = found.best[row] + found.margin[row];
+    int kept = 0;
+    for (int i = 0; i < count; ++i) {
+      if (!(found.score[row][i] <= limit)) continue;
+      found.code[row][kept] = found.code[row][i];
+      found.score[row][kept++] = found.score[row][i];
+    }
+    count = kept;
+  }
+  if (count < Candidates::kMost) {
+    found.code[row][count] = code;
+    found.score[row][count] = score;
+  } else {
+    count = Candidates::kMost;  // and one more
+  }
+  ++count;
+}
+
+template <class T>
+void score_few_typed(const char* source, int64_t stride, int64_t d, const float* mean, const float* codes, const float* half_squares,
+                     const int* code, int count, float* y, float* score) {
+  const T* x = reinterpret_cast<const T*>(source);
+  const int64_t pitch = table_pitch(d);
+  const auto fetch = [&](int i, int64_t j) __attribute__((always_inline)) {
+    if (i < count) _mm_prefetch(reinterpret_cast<const char*>(codes + code[i] * pitch + j), _MM_HINT_T0);
+  };
+  for (int64_t j = 0; j < pitch && j < 256; j += 16) fetch(0, j);
+  for (int64_t j = 0; j < d; ++j) y[j] = centre(x[j * stride], mean[j]);
+  for (int64_t j = d; j < pitch; ++j) y[j] = 0;
+  for (int i = 0; i < count; ++i) {
+    const float* b = codes + code[i] * pitch;
+    __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    int64_t j = 0;
+    for (; j + 64 <= pitch; j += 64) {
+#pragma GCC unroll 4
+      for (int p = 0; p < 4; ++p) {
+        fetch(i + 1, j + 16 * p);
+        sum[p] = _mm512_fmadd_ps(_mm512_loadu_ps(y + j + 16 * p), _mm512_loadu_ps(b + j + 16 * p), sum[p]);
+      }
+    }
+    for (; j < pitch; j += 16) sum[0] = _mm512_fmadd_ps(_mm512_loadu_ps(y + j), _mm512_loadu_ps(b + j), sum[0]);
+    score[i] = half_squares[code[i]] - _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+  }
+}
+
+void score_few(const char* source, Dtype dtype, int64_t stride, int64_t d, const float* mean, const float* codes, const float* half_squares,
+               const int* code, int count, float* y, float* score) {
+  with_type(dtype, [&]<class T>(const T*) { score_few_typed<T>(source, stride, d, mean, codes, half_squares, code, count, y, score); });
+}
+
+}  // namespace
+}  // namespace uefl::cpu
+
+#endif

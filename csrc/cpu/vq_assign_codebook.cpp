@@ -1,0 +1,140 @@
+// A codebook made ready for a search: in float64, less its mean, packed for the passes that the plan has.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "cpu/vq_assign.h"
+#include "cpu/vq_assign_coarse.h"
+
+namespace uefl::cpu {
+namespace {
+
+// codes / |codes| with the norm summed in order; a zero codeword (or one whose norm underflows) stays zero.
+std::vector<double> unit_codes(const std::vector<double>& codes, int64_t d) {
+  std::vector<double> units(codes.size());
+  for (size_t start = 0; start < codes.size(); start += d) {
+    double square = 0;
+    for (int64_t j = 0; j < d; ++j) square += codes[start + j] * codes[start + j];
+    const double norm = std::sqrt(square);
+    for (int64_t j = 0; j < d; ++j) units[start + j] = norm > 0 ? codes[start + j] / norm : 0;
+  }
+  return units;
+}
+
+// Infinite when one of them, from a mean that overflowed, is not finite.
+double largest_of(const std::vector<double>& values) {
+  const bool finite = std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
+  return finite ? *std::max_element(values.begin(), values.end()) : std::numeric_limits<double>::infinity();
+}
+
+}  // namespace
+
+Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op, const Parallel& parallel)
+    : metric_(metric),
+      exact_(exact),
+      k_(codebook.k),
+      d_(codebook.d),
+      plan_(plan(d_, k_)),
+      blocks_((k_ + plan_.kernel->lanes - 1) / plan_.kernel->lanes),
+      codes_(codebook.segments * k_ * d_),
+      segments_(codebook.segments) {
+  std::atomic<bool> finite = true;
+  parallel(codebook.segments * k_, [&](int64_t lo, int64_t hi) {
+    bool all = true;
+    with_type(codebook.dtype, [&]<class T>(const T*) {
+      const T* data = static_cast<const T*>(codebook.data);
+      for (int64_t i = lo * d_; i < hi * d_; ++i) {
+        codes_[i] = static_cast<double>(widen(data[i]));
+        all &= std::isfinite(codes_[i]);
+      }
+    });
+    if (!all) finite = false;
+  });
+  if (!finite) {
+    throw std::runtime_error(op + ": the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)");
+  }
+  if (metric == Metric::cosine) units_ = unit_codes(codes_, d_);
+  for (int64_t s = 0; s < codebook.segments; ++s) {
+    segments_[s].targets = (metric == Metric::cosine ? units_.data() : codes_.data()) + s * k_ * d_;
+    prepare(segments_[s], parallel);
+  }
+}
+
+// Packs every codeword into its lane of a block: pack_code(k, block), which returns the square of what its first part leaves.
+template <class PackCode>
+void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel, const PackCode& pack_code) const {
+  const int64_t lines = block_bytes / static_cast<int64_t>(sizeof(Line)), lanes = plan_.kernel->lanes;
+  panels.lines.assign(blocks_ * lines, Line{});
+  std::vector<double> rest(k_);
+  parallel(blocks_, [&](int64_t lo, int64_t hi) {
+    for (int64_t k = lo * lanes; k < std::min(hi * lanes, k_); ++k) rest[k] = pack_code(k, &panels.lines[k / lanes * lines]);
+  });
+  panels.rest_radius = std::sqrt(largest_of(rest));
+}
+
+// Codeword k less the mean. Returns the square of its length.
+double Search::centre(const Segment& segment, int64_t k, float* code) const {
+  const double* target = segment.targets + k * d_;
+  double square[4] = {};
+  for (int64_t j = 0; j < d_; ++j) {
+    const double value = target[j] - segment.mean[j];
+    code[j] = static_cast<float>(value);
+    square[j % 4] += value * value;
+  }
+  return (square[0] + square[1]) + (square[2] + square[3]);
+}
+
+void Search::prepare(Segment& segment, const Parallel& parallel) const {
+  segment.mean.assign(d_, 0.0f);
+  if (metric_ == Metric::l2) {
+    parallel(d_, [&](int64_t lo, int64_t hi) {
+      std::vector<double> sum(hi - lo);
+      for (int64_t k = 0; k < k_; ++k) {
+        for (int64_t j = lo; j < hi; ++j) sum[j - lo] += segment.targets[k * d_ + j];
+      }
+      for (int64_t j = lo; j < hi; ++j) segment.mean[j] = static_cast<float>(sum[j - lo] / static_cast<double>(k_));
+    });
+  }
+  const CoarseKernel* coarse = plan_.coarse;
+  const int64_t pitch = table_pitch(d_);
+  if (coarse) segment.table.assign(k_ * pitch, 0.0f);
+  segment.half_squares.assign(blocks_ * plan_.kernel->lanes, std::numeric_limits<float>::infinity());
+  std::vector<double> square(k_);
+  std::vector<float> largest(k_);
+  parallel(k_, [&](int64_t lo, int64_t hi) {
+    std::vector<float> memory(coarse ? 0 : d_);
+    for (int64_t k = lo; k < hi; ++k) {
+      float* code = coarse ? &segment.table[k * pitch] : memory.data();
+      square[k] = centre(segment, k, code);
+      segment.half_squares[k] = static_cast<float>(metric_ == Metric::l2 ? square[k] / 2 : 0);
+      for (int64_t j = 0; j < d_; ++j) largest[k] = std::max(largest[k], std::fabs(code[j]));
+    }
+  });
+  const double most = largest_of(square);
+  segment.half_square = metric_ == Metric::l2 ? most / 2 : 0;
+  segment.radius = std::sqrt(most);
+  if (!coarse) {
+    fine(segment, parallel);
+    return;
+  }
+  segment.unit = fixed_unit(static_cast<float>(segment.radius), *std::max_element(largest.begin(), largest.end()));
+  pack(segment.coarse, coarse->block_bytes(d_), parallel,
+       [&](int64_t k, void* block) { return coarse->pack(&segment.table[k * pitch], d_, segment.unit, k % coarse->lanes, block); });
+}
+
+// What the kernel takes; with a coarse pass, packed by the first thread that needs it.
+const Search::Panels& Search::fine(const Segment& segment, const Parallel& parallel) const {
+  std::call_once(segment.fine_once, [&] {
+    const VqAssignKernel& kernel = *plan_.kernel;
+    pack(segment.fine, kernel.block_bytes(d_), parallel, [&](int64_t k, void* block) {
+      std::vector<float> code(d_);
+      centre(segment, k, code.data());
+      return kernel.pack(code.data(), d_, k % kernel.lanes, block);
+    });
+  });
+  return segment.fine;
+}
+
+}  // namespace uefl::cpu
