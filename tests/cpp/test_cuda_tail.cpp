@@ -129,12 +129,15 @@ template <class T>
 static void vq(const char* what, const std::vector<T>& x, const cuda::Shape& shape, const std::vector<float>& codebook) {
   std::vector<double> scales(shape.books * shape.k);
   for (size_t i = 0; i < scales.size(); ++i) scales[i] = std::ldexp(1, 30 + static_cast<int>(i % 5));
+  std::vector<int64_t> expected;
   for (const Search which : kSearches) {
     Run<T> run(x.data(), shape, codebook);
     cuda::Tail tail = run.tail();
     tail.largest = run.largest.data(), tail.sums = run.sums.data(), tail.scales = scales.data();
     if (!run.search(which, tail)) continue;
     check_vq(what, run, scales);
+    if (which == Search::float32) expected = run.indices;
+    CHECK(run.indices == expected, "%s: search %d", what, static_cast<int>(which));
     by_wgmma += which == Search::wgmma;
   }
 }

@@ -1,5 +1,5 @@
-// csrc/cuda/hopper.h on the CPU, as late as the PTX manual allows: a bulk copy happens when the barrier that it reports to has all its
-// arrivals, a product when its group is waited for. What reads before it has waited, or hands memory back before what reads it is done,
+// csrc/cuda/hopper.h on the CPU, as late as the PTX manual allows: a bulk copy happens when somebody waits for the barrier that it
+// reports to, a product when its group is waited for. What reads before it has waited, or hands memory back before what reads it is done,
 // gets wrong numbers. Operands are found from the bits of their descriptors alone. Not seen: a store that show_stores() leaves out.
 #pragma once
 
@@ -25,13 +25,16 @@ struct CountingBarrier {
 
   explicit CountingBarrier(unsigned count) : arrivals(count), missing(count) {}
 
-  void settle() {  // the caller holds the mutex
-    if (missing > 0) return;
-    for (const auto& copy : std::exchange(copies, {})) copy();
-    if (bytes != 0) return;
+  // The caller holds the mutex.
+  void settle() {
+    if (missing > 0 || bytes != 0) return;
     missing = arrivals;
     parity ^= 1;
     over.notify_all();
+  }
+  void copy() {
+    for (const auto& one : std::exchange(copies, {})) one();
+    settle();
   }
 };
 inline std::map<const void*, std::unique_ptr<CountingBarrier>> counting_barriers;
@@ -119,7 +122,10 @@ inline void barrier_arrive(Barrier* barrier) { barrier_arrive_expecting(barrier,
 inline void barrier_wait(Barrier* barrier, unsigned parity) {
   emulation::CountingBarrier& found = emulation::at(barrier);
   std::unique_lock lock(found.mutex);
-  found.over.wait(lock, [&] { return found.parity != parity; });
+  found.over.wait(lock, [&] {
+    if (found.parity == parity && found.missing == 0) found.copy();
+    return found.parity != parity;
+  });
 }
 
 inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
@@ -132,7 +138,7 @@ inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier*
     std::memcpy(target, source, bytes);
     found.bytes -= bytes;
   });
-  found.settle();
+  found.over.notify_all();
 }
 
 inline void show_stores() {}
