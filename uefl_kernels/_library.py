@@ -99,7 +99,7 @@ def define_triton(name: str, module: str) -> None:
     _libraries["uefl"].impl(name, choose, "CUDA")
 
 
-def define_composed(name: str, around: Callable[..., Any], kernel: str = "vq_assign") -> None:
+def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
     """On a GPU and in Triton, run ``around(kernel, ...)``: plain PyTorch around that backend's own kernel."""
 
     def compose(namespace: str) -> Callable[..., Any]:

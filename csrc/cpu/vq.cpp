@@ -19,6 +19,13 @@ const VqKernel& kernel() {
   return vq_portable;
 }
 
+// The least e >= -900 with value < 2^e.
+int exponent_of(double value) {
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  return std::max(exponent, -900);
+}
+
 }  // namespace
 
 Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const Rows& x, const VqOutput& output)
@@ -31,7 +38,17 @@ Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const 
       block_rows_(search.block_rows(x_.dim)),
       errors_((rows_ + block_rows_ - 1) / block_rows_),
       largest_(codebook.segments * codebook.k),
-      fixed_(output.sums ? codebook.segments * codebook.k * codebook.d : 0) {}
+      bits_(62 - std::bit_width(static_cast<uint64_t>(std::max<int64_t>(rows_ * (x_.dim / codebook.d), 1) - 1))),
+      fixed_(output.sums ? codebook.segments * codebook.k * codebook.d : 0) {
+  if (!output.sums) return;
+  constexpr int kRoom = 3;
+  const double* codeword = search.codes();
+  for (size_t code = 0; code < largest_.size(); ++code, codeword += codebook.d) {
+    double reach = 0;
+    for (int64_t j = 0; j < codebook.d; ++j) reach = std::max(reach, std::abs(codeword[j]));
+    expected_.push_back(bits_ - exponent_of(reach) - kRoom);
+  }
+}
 
 int64_t Vq::first_row(int64_t block) const { return std::min(rows_, block * block_rows_); }
 
@@ -62,17 +79,16 @@ void Vq::run(int64_t lo, int64_t hi) {
   }
 }
 
-// Units of each codeword's sums in 1.0, as in code_sums: 2^shift, so that N rows below 2^exponent each cannot exceed 2^62. Zero
-// for a codeword with a row that is not finite.
+// 2^shift of expected_shift() and fixed_point() in ops/vq/reference.py: N rows below 2^exponent each cannot exceed 2^62. Zero for a
+// codeword with a row that is not finite.
 std::vector<double> Vq::scales() const {
-  const uint64_t terms = static_cast<uint64_t>(rows_ * (x_.dim / codebook_.d));
-  const int64_t bits = 62 - static_cast<int64_t>(std::bit_width(terms - 1));
+  constexpr int kLeast = 31;
   std::vector<double> scales(largest_.size());
   for (size_t code = 0; code < scales.size(); ++code) {
     const double largest = std::bit_cast<double>(largest_[code]);
-    int exponent = 0;
-    std::frexp(largest, &exponent);
-    scales[code] = std::isfinite(largest) ? std::ldexp(1.0, static_cast<int>(bits - std::max(exponent, -900))) : 0;
+    if (!std::isfinite(largest)) continue;
+    const int needed = bits_ - exponent_of(largest), spare = needed - expected_[code];
+    scales[code] = std::ldexp(1.0, spare >= 0 && spare <= bits_ - kLeast ? expected_[code] : needed);
   }
   return scales;
 }

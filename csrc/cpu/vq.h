@@ -1,8 +1,8 @@
 // vq on the CPU: search, gather, squared error and counts in one pass over blocks of rows, per-codeword sums in a second one.
 //
 // Results do not depend on the number of threads: each block owns its error sum, and counts and sums are integers. The sums
-// are in 64-bit fixed point, in the units that `code_sums` of ops/vq/reference.py defines, so they equal it to the bit. A
-// unit depends on all rows of its codeword, which are known only when every row has been searched: hence the second pass.
+// are in 64-bit fixed point, in the units that ops/vq/reference.py defines, so they equal it to the bit. A unit may depend on all rows
+// of its codeword, which are known only when every row has been searched: hence the second pass.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +49,8 @@ class Vq {
   const int64_t rows_, block_rows_;
   std::vector<double> errors_;    // one per block
   std::vector<int64_t> largest_;  // per codeword the largest |x| of its rows, as bits: they order like the values, NaN last
+  const int bits_;                // of a row, so that all of them add up within 2^62
+  std::vector<int> expected_;     // expected_shift() of each codeword; empty without sums
   std::vector<int64_t> fixed_;    // sums in the unit of the codeword
   std::mutex merge_;
 };

@@ -27,12 +27,14 @@ struct Tail {
   // Rows of each codeword, or their mass: each one's weight (1 where there are none) times mass_scale, rounded.
   long long* counts;                   // [codes], zeroed
   const double *weights, *mass_scale;  // [outputs], [1]; k-means
-  // What is added for a row: x in units of its codeword; for k-means (x - middle) * weight in units of each column.
+  // What is added for a row: x in units of its codeword; for k-means, where nothing is gathered, (x - middle) * weight in units of each
+  // column.
   long long* sums;       // [codes, d], zeroed
-  const double* scales;  // [codes], or [d] where there is a middle: units in 1.0
-  const double* middle;  // [d], or null
-  long long* largest;    // [codes], zeroed: the largest |x| of the rows, as the bits of a double; infinity for what is not finite
-  unsigned char* open;   // [outputs] 1 for what the first pass left open; null where it leaves nothing
+  const double* scales;  // [codes], or [d] for k-means: units in 1.0
+  const double* middle;  // [d]
+  // vq with sums: the largest |x| of the rows, as the bits of a double; infinity for what is not finite
+  long long* largest;   // [codes], zeroed
+  unsigned char* open;  // [outputs] 1 for what the first pass left open; null where it leaves nothing
 
   __device__ bool wanted() const { return counts != nullptr; }
 };
@@ -51,38 +53,77 @@ __device__ inline void add(long long* target, long long value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(value));
 }
 
-// An element of a row that a warp finishes.
-struct Element {
-  int64_t at, output, code, j;  // in x; the row; of all the codewords of all books; of d
-};
-
-template <class T>
-__device__ inline void finish_element(const Tail& tail, const Shape& shape, const Element& element, T x, double target, double& error) {
-  const double value = static_cast<double>(widen(x));
-  if (tail.quantized) {
-    narrow(target, static_cast<T*>(tail.quantized)[element.output * shape.d + element.j]);
-    error += (value - target) * (value - target);
-  }
-  if (tail.largest) {  // it only grows, so an old value costs an addition at most
-    const double magnitude = fabs(value) < INFINITY ? fabs(value) : INFINITY;
-    if (__double_as_longlong(magnitude) > tail.largest[element.code]) {
-      atomicMax(reinterpret_cast<unsigned long long*>(tail.largest + element.code), __double_as_longlong(magnitude));
+// Rows of lanes [0, rows): an output and its codeword each. kGather: vq, else k-means. A row is shared by as many lanes as it fills, up to
+// the warp, and every lane has kBatch rows under way.
+template <class T, bool kGather, bool kSums>
+__device__ void finish_rows(const Tail& wanted, const T* x, const Shape& shape, int rows, int64_t output, int64_t code, int64_t place) {
+  constexpr int kBatch = 2;
+  const Tail tail = wanted;
+  const int64_t d = shape.d, stride = shape.stride;
+  const int lane = threadIdx.x % kWarp;
+  int width = kWarp;
+  while (width / 2 >= d) width /= 2;
+  const int64_t begin = lane < rows ? shape.begin(output) : 0;
+  double error = 0;
+  for (int first = 0; first < rows; first += kBatch * kWarp / width) {
+    bool there[kBatch];
+    const T* row[kBatch];
+    int64_t codeword[kBatch], target[kBatch];
+    double factor[kBatch], peak[kBatch];  // factor: units of the codeword in 1.0, or the weight of the row
+    UEFL_UNROLL
+    for (int i = 0; i < kBatch; ++i) {
+      const int number = first + (i * kWarp + lane) / width, from = number < rows ? number : 0;
+      there[i] = number < rows;
+      row[i] = x + __shfl_sync(kAllLanes, begin, from);
+      codeword[i] = __shfl_sync(kAllLanes, code, from);
+      target[i] = __shfl_sync(kAllLanes, output, from);
+      factor[i] = kGather ? (kSums ? tail.scales[codeword[i]] : 0) : (tail.weights ? tail.weights[target[i]] : 1);
+      peak[i] = 0;
+    }
+    for (int64_t j = lane % width; j < d; j += width) {
+      T value[kBatch];
+      double close[kBatch];
+      UEFL_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        if (!there[i]) continue;
+        value[i] = row[i][j * stride];
+        const int64_t at = codeword[i] * d + j;
+        if (kGather) close[i] = tail.wide ? static_cast<const double*>(tail.codes)[at] : static_cast<const float*>(tail.codes)[at];
+      }
+      UEFL_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        if (!there[i]) continue;
+        const double exact = static_cast<double>(widen(value[i]));
+        if (kGather) {
+          narrow(close[i], static_cast<T*>(tail.quantized)[target[i] * d + j]);
+          error += (exact - close[i]) * (exact - close[i]);
+        }
+        if (kGather && kSums) {
+          const double magnitude = fabs(exact);
+          peak[i] = !(magnitude < INFINITY) ? INFINITY : fmax(peak[i], magnitude);
+        }
+        if (kSums) {
+          const double term = kGather ? exact * factor[i] : (exact - tail.middle[j]) * factor[i] * tail.scales[j];
+          add(tail.sums + codeword[i] * d + j, __double2ll_rn(term));
+        }
+      }
+    }
+    UEFL_UNROLL
+    for (int i = 0; i < kBatch; ++i) {  // the largest only grows, so to see an old one costs a comparison too many
+      if (!(kGather && kSums) || !there[i] || __double_as_longlong(peak[i]) <= tail.largest[codeword[i]]) continue;
+      atomicMax(reinterpret_cast<unsigned long long*>(tail.largest + codeword[i]), __double_as_longlong(peak[i]));
     }
   }
-  if (tail.sums) {
-    double term = tail.middle ? value - tail.middle[element.j] : value;
-    if (tail.weights) term *= tail.weights[element.output];
-    term *= tail.middle ? tail.scales[element.j] : tail.scales[element.code];
-    add(tail.sums + element.code * shape.d + element.j, __double2ll_rn(term));
-  }
+  if (!kGather) return;
+  error = warp_sum(error);
+  if (lane == 0) tail.errors[place] = error;
 }
 
 // Every lane of a warp calls it and brings one output at most (or -1), its index and whether that is certain; place: whose part of the
-// loss this is. Consecutive lanes take consecutive elements, of one row after the other, so that short rows fill the warp too.
+// loss this is.
 template <class T>
 __device__ __noinline__ void finish(const Tail& tail, const T* x, const Shape& shape, int64_t book, int64_t output, int64_t index,
                                     bool certain, int64_t place) {
-  constexpr int kBatch = 4;  // elements of a lane under way
   const int lane = threadIdx.x % kWarp;
   if (tail.open && output >= 0) tail.open[output] = !certain;
   const bool mine = output >= 0 && certain;
@@ -91,45 +132,19 @@ __device__ __noinline__ void finish(const Tail& tail, const T* x, const Shape& s
 
   // The i-th row to the i-th lane.
   const unsigned there = __ballot_sync(kAllLanes, mine);
-  if (there == 0) return;
   int rows = 0, source = 0;
   for (unsigned left = there; left != 0; left &= left - 1, ++rows) {
     if (rows == lane) source = __ffs(left) - 1;
   }
+  if (rows == 0) return;
   const int64_t row_output = __shfl_sync(kAllLanes, output, source), row_code = __shfl_sync(kAllLanes, code, source);
-  const int64_t row_begin = lane < rows ? shape.begin(row_output) : 0;
-
-  int64_t row = lane / shape.d, j = lane % shape.d;
-  const int64_t row_step = kWarp / shape.d, step = kWarp % shape.d;
-  double error = 0;
-  for (int64_t done = 0; done < rows * shape.d; done += kBatch * kWarp) {
-    Element elements[kBatch];
-    T values[kBatch];
-    double targets[kBatch];
-    UEFL_UNROLL
-    for (int i = 0; i < kBatch; ++i) {
-      const int from = static_cast<int>(row < rows ? row : 0);
-      Element& element = elements[i];
-      element.output = __shfl_sync(kAllLanes, row_output, from);
-      element.code = __shfl_sync(kAllLanes, row_code, from);
-      element.at = __shfl_sync(kAllLanes, row_begin, from) + j * shape.stride;
-      element.j = row < rows ? j : -1;
-      if (element.j >= 0) {
-        const int64_t at = element.code * shape.d + j;
-        values[i] = x[element.at];
-        if (tail.quantized) targets[i] = tail.wide ? static_cast<const double*>(tail.codes)[at] : static_cast<const float*>(tail.codes)[at];
-      }
-      row += row_step, j += step;
-      if (j >= shape.d) j -= shape.d, ++row;
-    }
-    UEFL_UNROLL
-    for (int i = 0; i < kBatch; ++i) {
-      if (elements[i].j >= 0) finish_element(tail, shape, elements[i], values[i], targets[i], error);
-    }
+  if (!tail.quantized) {
+    finish_rows<T, false, true>(tail, x, shape, rows, row_output, row_code, place);
+  } else if (tail.sums) {
+    finish_rows<T, true, true>(tail, x, shape, rows, row_output, row_code, place);
+  } else {
+    finish_rows<T, true, false>(tail, x, shape, rows, row_output, row_code, place);
   }
-  if (!tail.errors) return;
-  error = warp_sum(error);
-  if (lane == 0) tail.errors[place] = error;
 }
 
 // What the first pass left open, by now in indices. A warp takes 32 outputs of one book, and the places after those of the first pass.

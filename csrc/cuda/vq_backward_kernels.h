@@ -42,7 +42,7 @@ __device__ inline double sum_of_warp(double value) {
   return value;
 }
 
-// g: null where there is no gradient of `quantized`; codes: in Wide.
+// g: null where there is no gradient of `quantized`; codes: in Wide. An index out of range reads nothing and gives NaN.
 template <class T, class Wide>
 __global__ void __launch_bounds__(kThreads)
     backward(const T* x, const Wide* codes, const int64_t* indices, const T* g, const double* pull, BackwardShape shape, T* out) {
@@ -53,19 +53,21 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = output / shape.segments, segment = output % shape.segments, column = segment * shape.d;
     const T* value = x + shape.x.begin(row, column);
     const T* gradient = g ? g + shape.g.begin(row, column) : nullptr;
-    const Wide* code = codes + ((shape.books == 1 ? 0 : segment) * shape.k + indices[output]) * shape.d;
+    const int64_t index = indices[output];
+    const bool inside = index >= 0 && index < shape.k;
+    const Wide* code = codes + ((shape.books == 1 ? 0 : segment) * shape.k + index) * shape.d;
     T* target = out + shape.out.begin(row, column);
     Rotation turn{};
     if (g && shape.rotation) {
       RotationDots dots{};
       for (int64_t j = lane; j < shape.d; j += kWarp) {
-        const double a = widen(value[j * shape.x.stride]), q = code[j], b = widen(gradient[j * shape.g.stride]);
+        const double a = widen(value[j * shape.x.stride]), q = inside ? code[j] : Wide(NAN), b = widen(gradient[j * shape.g.stride]);
         dots.xx += a * a, dots.qq += q * q, dots.xq += a * q, dots.xg += a * b, dots.qg += q * b;
       }
       turn = rotation({sum_of_warp(dots.xx), sum_of_warp(dots.qq), sum_of_warp(dots.xq), sum_of_warp(dots.xg), sum_of_warp(dots.qg)});
     }
     for (int64_t j = lane; j < shape.d; j += kWarp) {
-      const Wide a = widen(value[j * shape.x.stride]), q = code[j];
+      const Wide a = widen(value[j * shape.x.stride]), q = inside ? code[j] : Wide(NAN);
       Wide result = multiply(a - q, strength);
       if (g) {
         const Wide b = widen(gradient[j * shape.g.stride]);

@@ -1,5 +1,6 @@
 // What follows the CUDA searches in vq and in a step of k-means, run on the CPU thread by thread: on tensor cores and in float32, against
 // sums written out. The emulation comes before the kernels.
+#include <bit>
 #include <cmath>
 
 #include "check.h"
@@ -7,6 +8,7 @@
 #include "cuda/emulation_hopper.h"
 #include "cuda/emulation_mma.h"
 #include "cuda/halves.h"
+#include "cuda/kmeans_step_kernels.h"
 #include "cuda/vq_assign_deep.h"
 #include "cuda/vq_assign_tensor.h"
 #include "cuda/vq_assign_wgmma.h"
@@ -213,7 +215,42 @@ static void k_means() {
   }
 }
 
+// square_norms() and tree_sum() of ops/kmeans_step/reference.py, written out; to the bit.
+static void inertia() {
+  std::mt19937 random(5);
+  for (const int64_t n : {1, 2, 5, 150}) {
+    const int64_t d = 19, k = 3, size = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
+    const auto x = normal<float>(n * d, random), centres = normal<float>(k * d, random);
+    const auto weights = normal<double>(n, random, 9);
+    std::vector<int64_t> labels(n);
+    for (int64_t i = 0; i < n; ++i) labels[i] = i % k;
+    std::vector<double> squares(n, NAN), expected(size);
+    for (int64_t i = 0; i < n; ++i) {
+      double part[8] = {};
+      for (int64_t j = 0; j < d; ++j) {
+        const double difference = static_cast<double>(x[i * d + j]) - centres[labels[i] * d + j];
+        part[j % 8] += difference * difference;
+      }
+      for (int64_t half = 4; half > 0; half /= 2) {
+        for (int64_t j = 0; j < half; ++j) part[j] += part[j + half];
+      }
+      expected[i] = weights[i] * part[0];
+    }
+    const cuda::Shape shape{n, 1, 1, d, k, 0, n, 0, d, 1, true};
+    emulation::launch(2, 64, cuda::row_squares<float, float>, x.data(), shape, centres.data(), labels.data(), weights.data(),
+                      squares.data());
+    CHECK(std::equal(squares.begin(), squares.end(), expected.begin()), "squares of %ld rows", static_cast<long>(n));
+    int64_t left = n;
+    for (int64_t half = size / 2; half > 0; left = half, half /= 2) {
+      emulation::launch(static_cast<unsigned>((half + 63) / 64), 64, cuda::add_halves, squares.data(), left, half);
+      for (int64_t i = 0; i < half; ++i) expected[i] += expected[i + half];
+    }
+    CHECK(squares[0] == expected[0], "inertia of %ld rows: %a, expected %a", static_cast<long>(n), squares[0], expected[0]);
+  }
+}
+
 void run() {
+  inertia();
   vq_of_all_shapes();
   ties();
   rows_that_are_not_finite();

@@ -43,7 +43,23 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
   }
 }
 
+// An index out of range reads nothing (the codewords are null here) and gives NaN.
+static void out_of_range() {
+  const float x[3] = {1, 2, 3}, g[3] = {1, 1, 1};
+  const double pull = 1;
+  const cuda::View view{1, 0, 3, 1};
+  for (const int64_t index : {int64_t{2}, int64_t{-1}, INT64_MIN}) {
+    for (const bool rotation : {false, true}) {
+      float found[3] = {0, 0, 0};
+      emulation::launch(1, 32, cuda::backward<float, double>, x, static_cast<const double*>(nullptr), &index, g, &pull,
+                        cuda::BackwardShape{1, 1, 1, 2, 3, view, view, view, rotation}, found);
+      for (const float value : found) CHECK(std::isnan(value), "index %ld: %g", static_cast<long>(index), value);
+    }
+  }
+}
+
 void run() {
+  out_of_range();
   for (const int64_t d : {1, 7, 40}) {
     for (const bool channels_first : {false, true}) {
       for (const bool with_g : {false, true}) {

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import uefl_kernels
-from uefl_kernels import backend, vq, vq_assign
+from uefl_kernels import backend, kmeans_step, vq, vq_assign, vq_with_sums
 
 from .search_cases import CASES, FLOATS, codebook_with
 
@@ -23,9 +23,6 @@ pytest.importorskip("triton")
 
 import triton.language as tl
 from triton.runtime import interpreter
-
-import uefl_kernels.ops.vq.reference as vq_reference
-import uefl_kernels.ops.vq.triton as vq_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
 
@@ -164,22 +161,42 @@ def test_vq_and_its_gradients(shape):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("value", [0.0, 1e30, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30, float("nan"), float("inf")])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("layout", ["rows", "channels first", "per segment"])
 def test_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, value):
-    """quantized, counts and the fixed-point sums; the loss adds in another order."""
+    """quantized, counts and the fixed-point sums, be they counted once or again in another unit; the loss adds in another order."""
     x = torch.randn(2, 12, 70).transpose(1, 2) if layout == "channels first" else torch.randn(140, 12)
     x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
+    codebook[..., 0, :] = codebook[..., 3, :]  # ties: rows that the first pass leaves open, and a codeword that gets none
     x[(0,) * x.dim()] = value
-    indices = torch.randint(0, 9, (*x.shape[:-1], 3))
-    indices[..., 0] %= 8  # a codeword that gets no row
-    found, expected = (module.compose(x, codebook, indices, True, 1.0, 0.25) for module in (vq_triton, vq_reference))
-    for name, one, other in zip(("quantized", "indices", "loss", "counts", "sums"), found, expected, strict=True):
-        assert one.dtype == other.dtype, name
-        assert one.shape == other.shape, name
+    if value == 1e-30:  # all rows, far below their codewords
+        x *= 1e-30 if dtype in (torch.float32, torch.float64, torch.bfloat16) else 1e-4
+    results = []
+    for name in ("reference", "triton"):
+        with backend(name):
+            out, sums = vq_with_sums(x, codebook)
+        results.append([*out, sums])
+    for name, expected, found in zip(("quantized", "indices", "loss", "counts", "sums"), *results, strict=True):
+        assert found.dtype == expected.dtype, name
+        assert found.shape == expected.shape, name
         tolerance = 1e-6 if name == "loss" else 0
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=0, equal_nan=True, msg=name)
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_step_of_k_means_has_the_bits_of_the_reference(weighted, dtype):
+    x = (torch.randn(150, 13) + 5).to(dtype).T.contiguous().T
+    centres, weights = (torch.randn(9, 13) + 5).to(dtype), torch.rand(150) if weighted else None
+    centres[4] = centres[2]
+    results = []
+    for name in ("reference", "triton"):
+        with backend(name):
+            step = kmeans_step(x, centres, weights=weights)
+        results.append([*step[:-1], *step.units])
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 COMPILE = """
@@ -189,35 +206,55 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import uefl_kernels.ops.vq_assign.triton as kernels
 import uefl_kernels.ops.vq_assign.triton_pack as packing
-import uefl_kernels.ops.vq.triton as after
+import uefl_kernels.ops.vq_assign.triton_tail as tails
+import uefl_kernels.ops.vq_forward.triton as forward
+import uefl_kernels.ops.kmeans_step.triton as steps
 
 TYPES = {"mu": "*fp32", "codes": "*fp16", "half_norms": "*fp32", "header": "*i64", "indices": "*i64", "listed": "*i64",
-         "exact": "*fp64", "codebook": "*fp32", "k": "i32", "quantized": "*fp16", "errors": "*fp64", "counts": "*i64",
-         "largest": "*i64", "scales": "*fp64", "fixed": "*i64"}
+         "exact": "*fp64", "codebook": "*fp32", "k": "i32", "errors": "*fp64", "counts": "*i64", "codewords": "*fp32",
+         "largest": "*i64", "scales": "*fp64", "fixed": "*i64", "opened": "*i8", "sums": "*i64", "wanted": "*i32", "centres": "*fp32",
+         "labels": "*i64", "squares": "*fp64", "middle": "*fp64", "weights": "*fp64", "mass_scale": "*fp64"}
+# What is wanted of a tail: nothing, all of vq, all of a step of k-means.
+VQ = ("counts", "codes", "codewords", "quantized", "sums", "scales", "largest")
+STEP = ("counts", "sums", "scales", "middle", "weights", "mass_scale")
+TAIL = {*VQ, *STEP, "rounded", "opened", "errors"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 report = []
-for name, dtype, d, architectures in (
-    ("_search", "*fp32", 64, (80, 90, 100)),
-    ("_search", "*fp16", 128, (80, 90)),
-    ("_search", "*fp64", 32, (90,)),
-    ("_search", "*bf16", 256, (80, 90)),
-    ("_search", "*fp32", 700, (80, 90)),
-    ("_search_listed", "*fp32", 64, (80, 90, 100)),
-    ("_rescore", "*fp32", 64, (80, 90, 100)),
-    ("_centre", None, 64, (90,)),
-    ("_pack", None, 64, (80, 90, 100)),
-    ("_replace", "*fp16", 64, (80, 90)),
-    ("_add", "*fp32", 64, (80, 90)),
+for name, dtype, d, architectures, wanted in (
+    ("_search", "*fp32", 64, (80, 90, 100), ()),
+    ("_search", "*fp16", 128, (80, 90), ()),
+    ("_search", "*fp64", 32, (90,), ()),
+    ("_search", "*bf16", 256, (80, 90), ()),
+    ("_search", "*fp32", 700, (80, 90), ()),
+    ("_search", "*fp32", 64, (80, 90, 100), VQ),
+    ("_search", "*fp32", 64, (80, 90), STEP),
+    ("_search", "*fp16", 256, (80, 90), VQ),
+    ("_finish_open", "*fp32", 64, (80, 90), VQ),
+    ("_search_listed", "*fp32", 64, (80, 90, 100), ()),
+    ("_rescore", "*fp32", 64, (80, 90, 100), ()),
+    ("_centre", None, 64, (90,), ()),
+    ("_pack", None, 64, (80, 90, 100), ()),
+    ("_add", "*fp32", 64, (80, 90), ()),
+    ("_squares", "*fp32", 64, (80, 90), ()),
 ):
-    kernel, width = next(getattr(m, name) for m in (kernels, packing, after) if hasattr(m, name)), packing._width(d)
+    kernel = next(getattr(m, name) for m in (kernels, packing, tails, forward, steps) if hasattr(m, name))
+    width = packing._width(d)
     for architecture in architectures:
         config = kernels.config((architecture // 10, 0), width) if name == "_search" else kernels.config_listed(width)
         constants = {"EXACT": True, "L2": True, "FLAT": True, "D": d, "WIDTH": width, "ROWS": config.rows, "CODES": config.codes,
-                     "CHUNK": config.chunk, "SCAN": kernels._SCAN, "ELEMENTS": 16, "stride_d": 1, "SUMS": True}
+                     "CHUNK": config.chunk, "SCAN": kernels._SCAN, "ELEMENTS": 16, "stride_d": 1}
         if not name.startswith("_search"):
             constants["CODES"] = kernels._CANDIDATES if name == "_rescore" else 16
+        if name in ("_search", "_finish_open"):
+            absent = TAIL - {*wanted, *(("opened", "errors") if wanted else ())}
+            constants |= dict.fromkeys(absent - ({"codes"} if name == "_search" else set()))
+        if name == "_finish_open":
+            constants["ROWS"] = tails._OPEN_ROWS
         constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-        signature = {n: "constexpr" if n in constants else dtype if n == "x" else TYPES.get(n, "i64") for n in kernel.arg_names}
+        types = TYPES | {"x": dtype, "quantized": dtype, "codes": "*fp32" if name == "_finish_open" else "*fp16"}
+        if name == "_add":
+            types["k"] = "i64"
+        signature = {n: "constexpr" if n in constants else types.get(n, "i64") for n in kernel.arg_names}
         aligned = [i for i, n in enumerate(kernel.arg_names) if signature[n][0] == "*" or n in ("stride_a", "stride_b")]
         attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
         search = {"num_warps": config.warps, "num_stages": config.stages}
@@ -228,6 +265,7 @@ for name, dtype, d, architectures in (
         usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", sys.argv[1]], capture_output=True, text=True).stdout
         report.append({
             "kernel": name,
+            "wanted": bool(wanted),
             "architecture": architecture,
             "d": d,
             "code": len(built.asm["cubin"]),
@@ -283,4 +321,4 @@ def test_products_are_float16_summed_in_float32_as_the_certificate_assumes(compi
 
 @pytest.mark.slow
 def test_the_definition_is_not_contracted(compiled):
-    assert [row for row in compiled if row["kernel"] in ("_rescore", "_pack") and row["fused_doubles"]] == []
+    assert [row for row in compiled if row["kernel"] in ("_rescore", "_pack", "_squares") and row["fused_doubles"]] == []

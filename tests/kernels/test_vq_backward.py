@@ -211,3 +211,17 @@ def test_on_a_gpu(dtype, namespace):
     for x in (normal(300, 24, dtype=dtype), normal(4, 24, 5, 6, dtype=dtype).permute(0, 2, 3, 1)):
         arguments = [t.cuda() for t in inputs(x, normal(3, 20, 8, seed=1))]
         compare(getattr(torch.ops, namespace).vq_backward, *arguments)
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+def test_triton_reads_nothing_for_an_index_out_of_range(rotation, monkeypatch):
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("Triton runs natively here (test_cuda.py)")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    x, codebook, indices, g, pull = inputs(normal(6, 3), normal(5, 3, seed=1))
+    expected = reference(x, codebook, indices, g, pull, rotation)
+    indices[1], indices[4] = 5, -(1 << 40)
+    found = torch.ops.uefl_triton.vq_backward(x, codebook, indices, g, pull, rotation)
+    assert found[[1, 4]].isnan().all()
+    torch.testing.assert_close(found[[0, 2, 3, 5]], expected[[0, 2, 3, 5]])

@@ -8,7 +8,7 @@ import torch
 
 from ..._checks import check_tensor
 from ..._kmeans_checks import check_shape
-from ..._library import define, define_composed, forced, resolve
+from ..._library import define, define_triton, forced, resolve
 from . import reference
 
 
@@ -71,7 +71,7 @@ define(
     reference=reference.kmeans_step,
     fake=_fake,
 )
-define_composed("kmeans_step", reference.kmeans_step_around)
+define_triton("kmeans_step", f"{__name__}.triton")
 define(
     "kmeans_units(Tensor x, Tensor? weights) -> (Tensor middle, Tensor scale, Tensor mass_scale, Tensor weight_unit)",
     reference=reference.kmeans_units,

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from ..vq.reference import power_of_two
@@ -62,21 +60,6 @@ def kmeans_step(
     if centres.device.type == "cpu":
         require_valid_centres("kmeans_step", "centres", centres)
     return compose(x, centres, search(x, centres, "l2")[:, 0], weights, middle, scale, mass_scale, with_inertia)
-
-
-def kmeans_step_around(
-    vq_assign: Callable[..., torch.Tensor],
-    x: torch.Tensor,
-    centres: torch.Tensor,
-    weights: torch.Tensor | None,
-    middle: torch.Tensor,
-    scale: torch.Tensor,
-    mass_scale: torch.Tensor,
-    with_inertia: bool,
-) -> Step:
-    """The same around another search kernel."""
-    labels = vq_assign(x, centres, "l2", True)[:, 0]
-    return compose(x, centres, labels, weights, middle, scale, mass_scale, with_inertia)
 
 
 def compose(

@@ -11,6 +11,7 @@ from torch.autograd.forward_ad import unpack_dual
 from ..._checks import check_search
 from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
 from .. import vq_backward as _defined_first  # noqa: F401
+from .. import vq_forward as _defined_before  # noqa: F401
 from . import reference
 
 ESTIMATORS = ("straight_through", "rotation")
@@ -106,7 +107,7 @@ define(
     reference=reference.vq,
     fake=_fake,
 )
-define_composed("vq", reference.vq_around)
+define_composed("vq", reference.vq_around, "vq_forward")
 define_autograd("vq", _backward, _setup, gradient="vq_backward")
 
 

@@ -1,21 +1,23 @@
-"""The definition of ``vq``: assign, gather, loss, counts and per-code sums, composed from plain PyTorch.
+"""The definition of ``vq``: ``vq_forward``, a loss of its error, and sums of its counts.
 
-It is also what runs on a GPU, around the search kernel of that GPU: no step synchronises with the host.
+It is also what runs on a GPU, around the ``vq_forward`` of that GPU: no step synchronises with the host.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable
 
 import torch
 
-from ..._gather import flat_indices, gather
 from ..._library import triton_available
-from ..vq_assign.reference import require_finite, search
+from ..vq_assign.reference import require_finite
+from ..vq_forward import reference as forward
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+_ROOM = 3  # powers of two between a codeword and the largest row that its unit is made for
+_BITS = 31  # that remain of the largest value of a codeword's rows, for any N below 2^31
 
 
 def vq(
@@ -30,54 +32,83 @@ def vq(
 ) -> Result:
     """x [..., D], codebook [K, d] | [S, K, d] -> quantized, indices, loss, counts, sums (see ``ops/vq/__init__.py``)."""
     require_finite("vq", codebook)
-    return compose(x, codebook, search(x, codebook, metric), with_sums, codebook_weight, commitment_weight)
+    return _vq(forward.vq_forward, forward.add, x, codebook, metric, exact, with_sums, codebook_weight, commitment_weight)
 
 
-def compose(
-    x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, with_sums: bool, codebook_weight: float, commitment_weight: float
+def vq_around(
+    vq_forward: Callable[..., forward.Result],
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    metric: str,
+    exact: bool,
+    with_sums: bool,
+    codebook_weight: float,
+    commitment_weight: float,
+    rotation: bool,
 ) -> Result:
-    """Everything after the search."""
-    codes = gather(codebook, indices)
-    quantized = codes.to(x.dtype).reshape(x.shape)
-    error = (x.double() - codes.double().reshape(x.shape)).square().sum()
+    """The same around another ``vq_forward``."""
+    add = importlib.import_module("..vq_forward.triton", __package__).add if triton_available() else forward.add
+    return _vq(vq_forward, add, x, codebook, metric, exact, with_sums, codebook_weight, commitment_weight)
+
+
+def _vq(
+    vq_forward: Callable[..., forward.Result],
+    add: Callable[..., None],
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    metric: str,
+    exact: bool,
+    with_sums: bool,
+    codebook_weight: float,
+    commitment_weight: float,
+) -> Result:
+    rows = x.numel() // codebook.shape[-1]
+    expected = expected_shift(codebook, rows) if with_sums else None
+    scales = None if expected is None else power_of_two(expected)
+    quantized, indices, error, counts, largest, fixed = vq_forward(x, codebook, scales, metric, exact)
     loss = error * ((codebook_weight + commitment_weight) / max(1, x.numel()))
-    flat = flat_indices(codebook, indices)
-    counts = torch.zeros(codebook.shape[:-1].numel(), dtype=torch.int64, device=x.device)
-    counts.scatter_add_(0, flat, torch.ones_like(flat))
-    sums = code_sums(x, codebook, flat) if with_sums else x.new_empty(0, dtype=torch.float64)
+    sums = error.new_empty(0)
+    if expected is not None:
+        finite, shift = fixed_point(largest.view(torch.float64), expected, rows)
+        again = finite & (shift != expected)
+        fixed = torch.where(again[:, None], 0, fixed)
+        add(x, codebook, indices, torch.where(again, power_of_two(shift), 0.0), fixed)
+        sums = torch.where(finite[:, None], fixed.double() * power_of_two(-shift)[:, None], torch.nan).reshape(codebook.shape)
     return quantized, indices, loss.to(loss_dtype(x)), counts.reshape(codebook.shape[:-1]), sums
 
 
-def code_sums(x: torch.Tensor, codebook: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """Sum of the rows of each codeword, float64, in 64-bit fixed point: the order of the rows does not change a bit.
+def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
+    """The units that rows like their codeword would be counted in: how many, as a power of two, make 1.0; [codes] int64.
 
-    Every codeword has a unit of its own, 2^-(62 - ceil(log2 N) - e), where 2^e is the power of two above the largest |x| of its
-    rows: N rows cannot overflow, at least 31 bits of the largest value remain for any N below 2^31, and a row of 1e16 costs
-    the other codewords nothing. A codeword that received NaN or an infinity has sums of NaN.
+    Sums are in 64-bit fixed point, so that the order of the rows does not change a bit. Every codeword has a unit of its own,
+    2^-(62 - ceil(log2 N) - e), where 2^e is above the largest |x| of its rows: N rows cannot overflow, at least 31 bits of the
+    largest value remain for any N below 2^31, and a row of 1e16 costs the other codewords nothing. A codeword that received NaN or an
+    infinity has sums of NaN.
+
+    For one pass over the rows e has to be known before them. It is taken from the codeword, 2^e = 8 times the power of two above its
+    largest element, and kept where it serves: where no row reaches 2^e, and 31 bits remain. Else e is that of the rows, which are
+    counted again.
     """
-    d = codebook.shape[-1]
-    rows = x.reshape(-1, d).double()
-    sums = torch.zeros(codebook.shape[:-1].numel(), d, dtype=torch.int64, device=x.device)
-    if rows.numel() == 0:
-        return sums.double().reshape(codebook.shape)
-    peaks = rows.abs().amax(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    largest = peaks.new_zeros(sums.shape[0]).scatter_reduce(0, flat, peaks, "amax")
-    finite, shift = fixed_point(largest, rows.shape[0])
-    rows = torch.where(finite[flat, None], rows, 0.0)
-    sums.index_add_(0, flat, (rows * power_of_two(shift)[flat, None]).round().long())
-    return from_fixed_point(sums, finite, shift).reshape(codebook.shape)
+    reach = codebook.detach().flatten(0, -2).abs().amax(1).double().nan_to_num(nan=0.0, posinf=0.0)
+    return _digits(rows) - _exponent(reach) - _ROOM
 
 
-def fixed_point(largest: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def fixed_point(largest: torch.Tensor, expected: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the largest |x| of each codeword: whether it is finite, and the power of two of the units in 1.0."""
     finite = largest.isfinite()
-    exponent = torch.frexp(torch.where(finite, largest, 0.0)).exponent.clamp(min=-900).long()
-    return finite, 62 - math.ceil(math.log2(rows)) - exponent
+    needed = _digits(rows) - _exponent(torch.where(finite, largest, 0.0))
+    spare = needed - expected
+    return finite, torch.where((spare >= 0) & (spare <= _digits(rows) - _BITS), expected, needed)
 
 
-def from_fixed_point(sums: torch.Tensor, finite: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Sums [.., d] in units back to float64."""
-    return torch.where(finite[:, None], sums.double() * power_of_two(-shift)[:, None], torch.nan)
+def _digits(rows: int) -> int:
+    """So many bits of each of the rows can be added up within 2^62."""
+    return 62 - max(0, rows - 1).bit_length()
+
+
+def _exponent(value: torch.Tensor) -> torch.Tensor:
+    """The least e >= -900 with value < 2^e; 0 for 0."""
+    return torch.frexp(value).exponent.clamp(min=-900).long()
 
 
 def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
@@ -88,21 +119,3 @@ def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
 def loss_dtype(x: torch.Tensor) -> torch.dtype:
     """float64 in, float64 out; everything else is float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def vq_around(
-    assign: Callable[..., torch.Tensor],
-    x: torch.Tensor,
-    codebook: torch.Tensor,
-    metric: str,
-    exact: bool,
-    with_sums: bool,
-    codebook_weight: float,
-    commitment_weight: float,
-    rotation: bool,
-) -> Result:
-    """The same around another search kernel; in Triton where that runs, which reads x once or twice instead of a dozen times."""
-    indices = assign(x, codebook, metric, exact)
-    after = importlib.import_module(f"{__package__}.triton").compose if triton_available() else compose
-    result: Result = after(x, codebook, indices, with_sums, codebook_weight, commitment_weight)
-    return result

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from .triton_pack import _COUNT, _FIELDS, _HALF_SQUARE, _LAST, _PADDING, _RADIUS, _REST, _exponent, _field, _packed, _power, _width
+from .triton_tail import _ELEMENTS, _OPEN_ROWS, Tail, _begin, _finish, _finish_open
 
 # Columns of a row of scores that stay apart until the end: as many as the lanes of a matrix unit's row, two for each of four.
 _COLUMNS = tl.constexpr(8)
@@ -59,15 +60,6 @@ def config(capability: tuple[int, int], width: int) -> Config:
 def config_listed(width: int) -> Config:
     """The second pass: few rows and twice the operands, so small tiles."""
     return Config(64, 64, min(width, 64), 4, 2)
-
-
-@triton.jit
-def _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT: tl.constexpr, D: tl.constexpr):
-    """Where an output begins in x: FLAT [outputs / books, books * D], otherwise [A, B, segments * D]."""
-    if FLAT:
-        return (output // books) * stride_b + book * D * stride_d
-    row = output // segments
-    return (row // outer) * stride_a + (row % outer) * stride_b + output % segments * D * stride_d
 
 
 @triton.jit
@@ -200,10 +192,12 @@ def _search(
     x, mu, codes, half_norms, header, indices, listed,
     outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
     stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
+    opened, errors, counts, codewords, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
     EXACT: tl.constexpr, L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    """indices[row, segment] = the best codeword; when EXACT the outputs that are not certain go to the list of their book."""
+    """indices[row, segment] = the best codeword; when EXACT the outputs that are not certain go to the list of their book. With
+    ``counts`` the tail of the rows that are certain follows, and the others are marked in ``opened``."""
     program = tl.program_id(0).to(tl.int64)
     book, rows = program % books, outputs // books
     # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its segment.
@@ -218,13 +212,22 @@ def _search(
         x, mu, codes, half_norms, header, book, begin, valid, padded_k, stride_d,
         EXACT, L2, False, D, WIDTH, ROWS, CODES, CHUNK,
     )  # fmt: skip
-    tl.store(indices + output, tl.where(index < k, index, 0), mask=valid)  # beyond: of a row that is not finite
+    index = tl.where(index < k, index, 0)  # beyond: of a row that is not finite
+    tl.store(indices + output, index, mask=valid)
     if EXACT:
         doubt = valid & ~certain
         number = doubt.to(tl.int32)
         total = tl.sum(number, 0)
         base = tl.atomic_add(header + book * _FIELDS + _COUNT, total.to(tl.int64), mask=total > 0, sem="relaxed")
         tl.store(listed + book * rows + base + tl.cumsum(number, 0) - 1, output, mask=doubt)
+    if counts is not None:
+        if EXACT:
+            tl.store(opened + output, number.to(tl.int8), mask=valid)
+        error = _finish(
+            x, begin, valid & certain, output, book * k + index, stride_d,
+            counts, codewords, rounded, quantized, sums, scales, largest, middle, weights, mass_scale, D, ROWS, ELEMENTS,
+        )  # fmt: skip
+        tl.store(errors + program, error)
 
 
 @triton.jit(do_not_specialize=_SHAPE)
@@ -312,12 +315,17 @@ def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
     """x [..., D], codebook [K, d] | [S, K, d] -> indices [..., S] int64; the contract of ``ops/vq_assign/__init__.py``."""
+    return assign(x, codebook, metric, exact, Tail())[0]
+
+
+def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, tail: Tail) -> tuple[torch.Tensor, torch.Tensor]:
+    """indices, and what is asked for in ``tail``; parts of the sum of (x - codeword)^2 when it asks for ``quantized``."""
     k, d = codebook.shape[-2:]
     s = x.shape[-1] // d
     indices = torch.empty(*x.shape[:-1], s, dtype=torch.int64, device=x.device)
     outputs = indices.numel()
     if outputs == 0:
-        return indices
+        return indices, x.new_zeros(0, dtype=torch.float64)
     if k >= (1 << 31) - _PADDING or d > 1 << 16:
         raise ValueError(f"vq_assign: codebook {list(codebook.shape)} is too large for Triton, expected K < 2^31 - 128 and d <= 2^16")
     rows, flat = _rows(x, codebook)
@@ -330,8 +338,14 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
         listed = torch.empty(outputs if exact else 0, dtype=torch.int64, device=x.device)
         shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, k, *rows.stride())
         arrays = (rows, packed.mu, packed.codes, packed.half_norms, packed.header, indices, listed)
-        _search[(triton.cdiv(outputs // books, first.rows) * books,)](
-            *arrays, *shape, exact, l2, flat, d, width, *first[:3], num_warps=first.warps, num_stages=first.stages
+        programs, wanted = triton.cdiv(outputs // books, first.rows) * books, tail.counts is not None
+        later = triton.cdiv(outputs, _OPEN_ROWS) if wanted and exact else 0
+        errors = torch.zeros(programs + later if wanted else 0, dtype=torch.float64, device=x.device)
+        opened = torch.empty(outputs if later else 0, dtype=torch.int8, device=x.device)
+        elements = min(_ELEMENTS, 1 << (d - 1).bit_length())
+        follow = (opened, errors, *tail) if wanted else (None, None, *tail)
+        _search[(programs,)](
+            *arrays, *shape, *follow, exact, l2, flat, d, width, *first[:3], elements, num_warps=first.warps, num_stages=first.stages
         )
         if exact:
             blocks = min(triton.cdiv(outputs // books, _SCAN), triton.cdiv(8 * processors, books)) * books
@@ -339,4 +353,6 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
             _rescore[(blocks,)](
                 rows, packed.exact, packed.header, indices, listed, *shape, l2, flat, d, _SCAN, _CANDIDATES, enable_fp_fusion=False
             )
-    return indices
+        if later:
+            _finish_open[(later,)](rows, indices, opened, errors, *tail, *shape, programs, flat, d, _OPEN_ROWS, elements)
+    return indices, errors

@@ -5,7 +5,8 @@ Per segment, with q the codeword gathered again from the indices and g the gradi
     straight through   grad_x = g + pull (x - q)
     rotation           grad_x = lambda R^T g + pull (x - q)        see estimator="rotation" of vq
 
-x and g may have any strides; grad_x has those of ``torch.empty_like(x)``. Bytes that must move: x, g and grad_x, once each.
+An index out of range is an error on the CPU; on a GPU, where a check would stall the device, CUDA C++ and Triton read nothing for it and
+give NaN. x and g may have any strides; grad_x has those of ``torch.empty_like(x)``. Bytes that must move: x, g and grad_x, once each.
 """
 
 from __future__ import annotations

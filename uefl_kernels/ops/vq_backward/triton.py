@@ -41,6 +41,7 @@ def _backward(
     at_code = ((segment % books * k + index) * d)[:, None]
     elements = tl.arange(0, ELEMENTS)
     live = (output < outputs)[:, None]
+    known = ((index >= 0) & (index < k))[:, None]
     strength = tl.load(pull).to(WIDE)
 
     if ROTATION:
@@ -50,7 +51,7 @@ def _backward(
             j = (start + elements)[None, :]
             inside = live & (j < d)
             value = tl.load(x + at_x + j * x_d, mask=inside, other=0.0).to(tl.float64)
-            code = tl.load(codes + at_code + j, mask=inside, other=0.0).to(tl.float64)
+            code = tl.where(known, tl.load(codes + at_code + j, mask=inside & known, other=0.0), float("nan")).to(tl.float64)
             gradient = tl.load(g + at_g + j * g_d, mask=inside, other=0.0).to(tl.float64)
             xx += tl.sum(value * value, 1)
             qq += tl.sum(code * code, 1)
@@ -70,7 +71,7 @@ def _backward(
         j = (start + elements)[None, :]
         inside = live & (j < d)
         value = tl.load(x + at_x + j * x_d, mask=inside, other=0.0).to(WIDE)
-        code = tl.load(codes + at_code + j, mask=inside, other=0.0).to(WIDE)
+        code = tl.where(known, tl.load(codes + at_code + j, mask=inside & known, other=0.0), float("nan")).to(WIDE)
         result = (value - code) * strength
         if HAS_G:
             gradient = tl.load(g + at_g + j * g_d, mask=inside, other=0.0).to(WIDE)

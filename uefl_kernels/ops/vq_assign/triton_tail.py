@@ -1,0 +1,122 @@
+"""What follows a search for the rows of a tile as soon as their codewords are known: ``Tail`` says what is wanted.
+
+x is read again while it is in the cache, so device memory sees it once. What many programs add to is an integer, and every program has
+a place of its own for its part of the loss, so the result has the same bits at every run. Rows that the first pass is not certain of are
+marked as open and follow in ``_finish_open``. Interpreted and compiled in the tests; not run on a GPU yet.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# No postponed annotations here: Triton reads the types of the arguments.
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+# Elements of a row at a time: float64 of a tile has to fit the registers. Outputs of a program of _finish_open.
+_ELEMENTS, _OPEN_ROWS = 16, 32
+
+
+class Tail(NamedTuple):
+    """What is wanted, None for what is not; codewords of ``[codes]`` are those of all books."""
+
+    counts: torch.Tensor | None = None
+    """``[codes]`` int64, zeroed: rows; with ``mass_scale`` round(weight * mass_scale) of each (weight 1 where there are no weights)."""
+    codes: torch.Tensor | None = None
+    """``[codes, d]``: the codewords, and ``rounded`` the same in the dtype of x where that is another; for ``quantized [outputs, d]``."""
+    rounded: torch.Tensor | None = None
+    quantized: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
+    """``[codes, d]`` int64, zeroed: x * scales of the codeword; with ``middle`` (x - middle) * weight * scales of the column; rounded."""
+    scales: torch.Tensor | None = None
+    largest: torch.Tensor | None = None
+    """``[codes]`` int64, zeroed: the largest |x| as the bits of a double, infinity for a row that is not finite."""
+    middle: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    mass_scale: torch.Tensor | None = None
+
+
+@triton.jit
+def _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT: tl.constexpr, D: tl.constexpr):
+    """Where an output begins in x: FLAT [outputs / books, books * D], otherwise [A, B, segments * D]."""
+    if FLAT:
+        return (output // books) * stride_b + book * D * stride_d
+    row = output // segments
+    return (row // outer) * stride_a + (row % outer) * stride_b + output % segments * D * stride_d
+
+
+@triton.jit
+def _fixed(value):
+    """Rounded to int64, ties to even. From 2^52 on a double is an integer; below, adding 2^52 rounds to one."""
+    magnitude = tl.abs(value)
+    units = tl.where(magnitude < 2.0**52, (magnitude + 2.0**52) - 2.0**52, magnitude)
+    units = tl.where(units < 2.0**62, units, 2.0**62).to(tl.int64)  # beyond, and NaN: counted again in another unit
+    return tl.where(value < 0, -units, units)
+
+
+@triton.jit
+def _finish(
+    x, begin, valid, output, code, stride_d,
+    counts, codes, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
+    D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    """The rows of a tile that are valid: output and code of each. Returns the sum of (x - codeword)^2, or 0."""
+    weight = tl.full((ROWS,), 1.0, tl.float64)
+    if weights is not None:
+        weight = tl.load(weights + output, mask=valid, other=0.0)
+    mass = tl.full((ROWS,), 1, tl.int64)
+    if mass_scale is not None:
+        mass = _fixed(weight * tl.load(mass_scale))
+    tl.atomic_add(counts + code, mass, mask=valid, sem="relaxed")
+
+    error, peak = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
+    for start in tl.range(0, D, ELEMENTS):
+        j = start + tl.arange(0, ELEMENTS)
+        inside = valid[:, None] & (j < D)[None, :]
+        value = tl.load(x + begin[:, None] + j[None, :] * stride_d, mask=inside, other=0.0).to(tl.float64)
+        place = code[:, None] * D + j[None, :]
+        if quantized is not None:
+            target = tl.load(codes + place, mask=inside, other=0.0)
+            taken = target
+            if rounded is not None:
+                taken = tl.load(rounded + place, mask=inside, other=0.0)
+            tl.store(quantized + output[:, None] * D + j[None, :], taken, mask=inside)
+            difference = value - target.to(tl.float64)
+            error += tl.sum(difference * difference, 1)
+        if largest is not None:
+            magnitude = tl.abs(value)
+            peak = tl.maximum(peak, tl.max(tl.where(magnitude < float("inf"), magnitude, float("inf")), 1))
+        if sums is not None:
+            if middle is not None:
+                term = value - tl.load(middle + j, mask=j < D, other=0.0)[None, :]
+                if weights is not None:
+                    term = term * weight[:, None]
+                term = term * tl.load(scales + j, mask=j < D, other=0.0)[None, :]
+            else:
+                term = value * tl.load(scales + code, mask=valid, other=0.0)[:, None]
+            tl.atomic_add(sums + place, _fixed(term), mask=inside, sem="relaxed")
+    if largest is not None:
+        tl.atomic_max(largest + code, peak.to(tl.int64, bitcast=True), mask=valid, sem="relaxed")
+    return tl.sum(error, 0)
+
+
+@triton.jit(do_not_specialize=["outputs", "outer", "segments", "books", "k", "first"])
+def _finish_open(
+    x, indices, opened, errors,
+    counts, codes, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
+    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64, first,
+    FLAT: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    """What the first pass left open, by now in indices; parts of the loss from place ``first`` on."""
+    output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    valid = tl.load(opened + output, mask=output < outputs, other=0) != 0
+    if tl.max(valid.to(tl.int32), 0) > 0:
+        book = output % books
+        begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
+        code = book * k + tl.load(indices + output, mask=valid, other=0)
+        error = _finish(
+            x, begin, valid, output, code, stride_d,
+            counts, codes, rounded, quantized, sums, scales, largest, middle, weights, mass_scale, D, ROWS, ELEMENTS,
+        )  # fmt: skip
+        tl.store(errors + first + tl.program_id(0), error)

@@ -1,0 +1,38 @@
+"""``vq_forward``: what ``vq`` takes from the rows, in one pass over x; ``vq`` calls it on GPUs, users have no need to.
+
+x [..., D], codebook [K, d] | [S, K, d], and for sums the units of each codeword, scales [codes] float64, codes being K or S * K, give
+
+    quantized [..., D] in the dtype of x, indices [..., S] int64, error, the sum of (x - codeword)^2 in float64, counts [codes] int64,
+    largest   [codes] int64: the largest |x| of the rows of a codeword as the bits of a float64, infinity for a row that is not finite,
+    fixed     [codes, d] int64: the sum of round(x * scale), ties to even; of no meaning where x * scale reaches 2^62 or is not finite.
+
+Bytes that must move: x and quantized once each, 8 an index.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..._library import define, define_triton
+from . import reference
+
+
+def _fake(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> reference.Result:
+    codes, d = codebook.shape[:-1].numel(), codebook.shape[-1]
+    return (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        x.new_empty(*x.shape[:-1], x.shape[-1] // d, dtype=torch.int64),
+        x.new_empty((), dtype=torch.float64),
+        x.new_empty(codes, dtype=torch.int64),
+        x.new_empty(codes if scales is not None else 0, dtype=torch.int64),
+        x.new_empty(codes if scales is not None else 0, d, dtype=torch.int64),
+    )
+
+
+define(
+    "vq_forward(Tensor x, Tensor codebook, Tensor? scales, str metric, bool exact)"
+    " -> (Tensor quantized, Tensor indices, Tensor error, Tensor counts, Tensor largest, Tensor fixed)",
+    reference=reference.vq_forward,
+    fake=_fake,
+)
+define_triton("vq_forward", f"{__name__}.triton")

@@ -1,0 +1,37 @@
+"""The definition of ``vq_forward``, and of adding rows in given units."""
+
+from __future__ import annotations
+
+import torch
+
+from ..._gather import flat_indices, gather
+from ..vq_assign.reference import require_finite, search
+
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def vq_forward(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> Result:
+    """x [..., D], codebook [K, d] | [S, K, d], scales [codes] -> see ``ops/vq_forward/__init__.py``; ``exact`` is always true here."""
+    require_finite("vq_forward", codebook)
+    indices = search(x, codebook, metric)
+    codes = gather(codebook, indices)
+    error = (x.double() - codes.double().reshape(x.shape)).square().sum()
+    flat = flat_indices(codebook, indices)
+    counts = torch.zeros(codebook.shape[:-1].numel(), dtype=torch.int64, device=x.device)
+    counts.scatter_add_(0, flat, torch.ones_like(flat))
+    d = codebook.shape[-1]
+    if scales is None:
+        largest, fixed = counts.new_empty(0), counts.new_empty(0, d)
+    else:
+        peaks = x.reshape(-1, d).double().abs().amax(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        largest = peaks.new_zeros(len(counts)).scatter_reduce(0, flat, peaks, "amax").view(torch.int64)
+        fixed = counts.new_zeros(len(counts), d)
+        add(x, codebook, indices, scales, fixed)
+    return codes.to(x.dtype).reshape(x.shape), indices, error, counts, largest, fixed
+
+
+def add(x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor) -> None:
+    """fixed [codes, d] += round(x * scale of the codeword) of each row; nothing where the scale is 0, or where that reaches 2^62."""
+    flat = flat_indices(codebook, indices)
+    units = (x.reshape(-1, codebook.shape[-1]).double() * scales[flat, None]).round()
+    fixed.index_add_(0, flat, torch.where(units.abs() < 2.0**62, units, 0.0).long())

@@ -1,0 +1,68 @@
+"""``vq_forward`` in Triton: the search of ``vq_assign`` with a tail (``ops/vq_assign/triton_tail.py``); and a second look at some rows.
+
+Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; not run on a GPU yet.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# No postponed annotations here: Triton reads the types of the arguments.
+import torch
+import triton
+import triton.language as tl
+
+from ..vq_assign.triton import _rows, assign
+from ..vq_assign.triton_tail import Tail, _begin, _fixed
+from . import reference
+
+# Rows and at most so many elements of a tile; not tuned on a GPU yet.
+_ROWS, _ELEMENTS = 64, 64
+
+
+def vq_forward(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> reference.Result:
+    """The contract of ``ops/vq_forward/__init__.py``."""
+    codes, d = codebook.shape[:-1].numel(), codebook.shape[-1]
+    codebook = codebook.contiguous()
+    with_sums = 0 if scales is None else codes
+    counts = torch.zeros(codes, dtype=torch.int64, device=x.device)
+    largest, fixed = counts.new_zeros(with_sums), counts.new_zeros(with_sums, d)
+    quantized = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rounded = codebook.to(x.dtype) if codebook.dtype != x.dtype else None
+    sums = Tail(sums=fixed, scales=scales, largest=largest) if with_sums else Tail()
+    tail = sums._replace(counts=counts, codes=codebook, rounded=rounded, quantized=quantized)
+    indices, errors = assign(x, codebook, metric, exact, tail)
+    return quantized, indices, errors.sum(), counts, largest, fixed
+
+
+@triton.jit(do_not_specialize=["outputs", "outer", "segments", "books", "k"])
+def _add(
+    x, indices, scales, wanted, fixed,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k: tl.int64,
+    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
+    FLAT: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    if tl.load(wanted) != 0:
+        output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        valid = output < outputs
+        book = output % books
+        begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
+        code = book * k + tl.load(indices + output, mask=valid, other=0)
+        scale = tl.load(scales + code, mask=valid, other=0.0)
+        valid = valid & (scale > 0)
+        for start in tl.range(0, D, ELEMENTS):
+            j = start + tl.arange(0, ELEMENTS)
+            inside = valid[:, None] & (j < D)[None, :]
+            value = tl.load(x + begin[:, None] + j[None, :] * stride_d, mask=inside, other=0.0).to(tl.float64)
+            tl.atomic_add(fixed + code[:, None] * D + j[None, :], _fixed(value * scale[:, None]), mask=inside, sem="relaxed")
+
+
+def add(x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor) -> None:
+    """As ``reference.add``. Rows of codewords with scale 0 are not read; where all are 0 every program ends at once."""
+    k, d = codebook.shape[-2:]
+    outputs = indices.numel()
+    if outputs == 0:
+        return
+    rows, flat = _rows(x, codebook)
+    shape = (outputs, rows.shape[1], indices.shape[-1], len(fixed) // k, k, *rows.stride())
+    with torch.cuda.device_of(x):
+        _add[(triton.cdiv(outputs, _ROWS),)](
+            rows, indices, scales, (scales > 0).any().int(), fixed, *shape, flat, d, _ROWS, min(_ELEMENTS, 1 << (d - 1).bit_length())
+        )
