@@ -57,7 +57,7 @@ __device__ inline void add(long long* target, long long value) {
 // the warp, and every lane has kBatch rows under way.
 template <class T, bool kGather, bool kSums>
 __device__ void finish_rows(const Tail& wanted, const T* x, const Shape& shape, int rows, int64_t output, int64_t code, int64_t place) {
-  constexpr int kBatch = 2;
+  constexpr int kBatch = sizeof(T) < sizeof(double) ? 2 : 1;  // more would spill
   const Tail tail = wanted;
   const int64_t d = shape.d, stride = shape.stride;
   const int lane = threadIdx.x % kWarp;

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from uefl_kernels import backend, kmeans, kmeans_step, vq, vq_assign
+from uefl_kernels import backend, kmeans, kmeans_step, vq, vq_assign, vq_with_sums
 from uefl_kernels._library import cuda_architecture_built, has_kernel, triton_available
 
 from .search_cases import CASES, codebook_with
@@ -232,3 +232,58 @@ def test_small_kmeans_in_a_cuda_graph():
     graph.replay()
     for one, other in zip(found, kmeans(x, 8, max_iter=40), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e30, float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("layout", ["rows", "channels first", "per segment"])
+def test_small_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, value):
+    x = torch.randn(2, 12, 700).transpose(1, 2) if layout == "channels first" else torch.randn(1400, 12)
+    x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
+    codebook[..., 0, :] = codebook[..., 3, :]  # ties: rows that the first pass leaves open, and a codeword that gets none
+    x[(0,) * x.dim()] = value
+    with backend("reference"):
+        expected, expected_sums = vq_with_sums(x, codebook)
+    on_device = x.to("cuda") if layout != "channels first" else x.transpose(1, 2).to("cuda").transpose(1, 2)
+    found, sums = vq_with_sums(on_device, codebook.to("cuda"))
+    for name in ("quantized", "indices", "counts"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name
+    torch.testing.assert_close(sums.cpu(), expected_sums, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found.loss.cpu(), expected.loss, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_small_step_of_k_means_has_the_bits_of_the_reference(weighted):
+    x, weights = torch.randn(3000, 40) + 5, torch.rand(3000) if weighted else None
+    centres = torch.randn(60, 40) + 5
+    centres[4] = centres[2]
+    with backend("reference"):
+        expected = kmeans_step(x, centres, weights=weights)
+    found = kmeans_step(x.to("cuda"), centres.to("cuda"), weights=None if weights is None else weights.to("cuda"))
+    for one, other in zip(found[:-1], expected[:-1], strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0)
+
+
+def test_small_graph_of_vq_replays_on_new_data():
+    x, codebook = torch.randn(700, 12, device="cuda"), torch.randn(50, 12, device="cuda")
+    vq_with_sums(x, codebook)  # compiled before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, sums = vq_with_sums(x, codebook)
+    for scale in (1.0, 1e3):  # the second time no unit serves that is made for rows like their codeword
+        x.copy_(torch.randn_like(x) * scale)
+        codebook.copy_(torch.randn_like(codebook))
+        graph.replay()
+        with backend("reference"):
+            expected, expected_sums = vq_with_sums(x.cpu(), codebook.cpu())
+        assert torch.equal(found.quantized.cpu(), expected.quantized)
+        assert torch.equal(sums.cpu(), expected_sums)
+
+
+def test_small_gradient_reads_nothing_for_an_index_out_of_range(forced):
+    x, codebook = torch.randn(3, 4, device="cuda"), torch.randn(5, 4, device="cuda")
+    indices, pull = torch.tensor([[1], [5], [-7]], device="cuda"), torch.ones((), device="cuda")
+    namespace = torch.ops.uefl_cuda if forced == "cuda" else torch.ops.uefl_triton
+    found = namespace.vq_backward(x, codebook, indices, None, pull, False)
+    assert found.isnan().all(1).tolist() == [False, True, True]
