@@ -1,10 +1,10 @@
 // What follows the search in vq and in a step of k-means, for the rows of a tile as soon as their codewords are known: x is read again
 // while it is in the cache, so device memory sees it once. Not run on a GPU yet.
 //
-// The first pass of a search hands its rows over by Tail::finish, 32 to a warp at most. What it is not certain of it marks as open;
-// finish_open does the same for those few rows when the passes that follow have settled them. What many rows add to is an integer, and
-// every warp has a place of its own for its part of the loss: neither the order of the rows nor who was certain of them changes a bit
-// of the sums, and runs do not differ in the loss.
+// The first pass of a search hands its rows to finish(), 32 to a warp at most. What it is not certain of it marks as open;
+// finish_open does the same for those few rows (all rows of a search in float32) when the passes that follow have settled them. What many
+// rows add to is an integer, and every warp has a place of its own for its part of the loss: neither the order of the rows nor who was
+// certain of them changes a bit of the sums, and runs do not differ in the loss.
 //
 // Bytes: x and quantized once each, and from the caches x, the codewords and, for sums, 8 bytes for each element of x: additions that the
 // second-level cache performs on sectors of 32 bytes.

@@ -188,12 +188,6 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
   shape.outer_stride = last > 1 ? rows.stride(0) : 0;
   shape.stride = rows.stride(last);
 
-  Tail tail = follow ? follow(shape) : Tail{};
-  Tensor open;
-  if (follow && exact) {
-    open = torch::stable::new_empty(x, {shape.outputs}, ScalarType::Byte);
-    tail.open = static_cast<unsigned char*>(open.mutable_data_ptr());
-  }
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
   const Packed packed = carve(shape, x, workspace);
@@ -219,6 +213,14 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
   const bool deep =
       !wgmma && fastest != Search::float32 && shape.d > kLongestTensor && deep_bytes(block_width) + kDeepStaticBytes <= shared;
   const bool tensor = wgmma || mma || deep;
+  Tail tail = follow ? follow(shape) : Tail{};
+  Tensor open;
+  if (follow && (exact || !tensor)) {
+    open = torch::stable::new_empty(x, {shape.outputs}, ScalarType::Byte);
+    tail.open = static_cast<unsigned char*>(open.mutable_data_ptr());
+    // The float32 search, whose registers are all in use, leaves every row open: to read x once more is little beside its products.
+    if (!tensor) STD_TORCH_CHECK(cudaMemsetAsync(tail.open, 1, shape.outputs, stream) == cudaSuccess, op, ": cudaMemsetAsync failed");
+  }
   Tensor tensor_workspace;
   PackedHalves halves{};
   if (tensor) {
@@ -241,7 +243,7 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
     const Selection selection = tensor ? Selection{halves.listed, halves.counts} : Selection{};
     // The list is short as a rule: few blocks, which walk it.
     const unsigned grid = tensor ? std::min(blocks(tiles * kThreads), kListBlocks) : blocks(tiles * kThreads);
-    if (exact || !tensor) search<<<grid, kThreads, 0, stream>>>(data, shape, packed, exact, target, selection, tensor ? Tail{} : tail);
+    if (exact || !tensor) search<<<grid, kThreads, 0, stream>>>(data, shape, packed, exact, target, selection);
     if (exact) rescore<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, packed, target);
     if (tail.open) finish_open<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, tail, target);
   });

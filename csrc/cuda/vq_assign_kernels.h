@@ -150,8 +150,8 @@ struct Selection {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) search(const T* x, const __grid_constant__ Shape shape, Packed packed, bool exact,
-                                                   int64_t* indices, Selection selection, const __grid_constant__ Tail tail) {
+__global__ void __launch_bounds__(kThreads)
+    search(const T* x, Shape shape, Packed packed, bool exact, int64_t* indices, Selection selection) {
   __shared__ __align__(16) float rows[kElements][kRows + 4];  // + 4: fewer bank conflicts, still aligned
   __shared__ __align__(16) float codes[kElements][kCodes];
   __shared__ int64_t begin[kRows];
@@ -225,7 +225,6 @@ __global__ void __launch_bounds__(kThreads) search(const T* x, const __grid_cons
       certain = certain || static_cast<double>(found.second) - found.best > 2 * error;
       indices[output] = certain ? found.index : -1;
     }
-    if (tail.wanted()) finish(tail, x, shape, book, output, found.index, certain, (first_row / 16 + thread / kWarp) * shape.books + book);
     __syncthreads();
   }
 }

@@ -31,7 +31,7 @@ static void check(const char* what, const Halves& halves, const T* x, const cuda
   for (int64_t i = 0; i < shape.outputs; ++i) wrong += !open[i] && indices[i] != expected[i];
   CHECK(wrong == 0, "%s, d %ld, K %ld: %ld rows are wrong and not on the list", what, static_cast<long>(shape.d),
         static_cast<long>(shape.k), static_cast<long>(wrong));
-  emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(), halves.selection(), cuda::Tail{});
+  emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(), halves.selection());
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
   CHECK(indices == expected, "%s, d %ld: the passes after the first", what, static_cast<long>(shape.d));
 }
@@ -89,7 +89,7 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebo
   emulation::launch(blocks(32 * shape.books * shape.d), 64, cuda::pack_centred, shape, packed);
   emulation::launch(blocks(shape.books * shape.padded_k), 64, cuda::pack_norms, shape, packed);
   Answer answer{std::vector<int64_t>(shape.outputs, -2), {}};
-  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, answer.scored.data(), cuda::Selection{}, cuda::Tail{});
+  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, answer.scored.data(), cuda::Selection{});
   answer.indices = answer.scored;
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, answer.indices.data());
 

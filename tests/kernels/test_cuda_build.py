@@ -36,7 +36,7 @@ def test_every_kernel_is_there_for_every_dtype(build):
     _, _, targets = build
     code = "".join(target.read_bytes().decode("latin-1") for target in targets.values())
     transition = ("nll", "probs", "probs_backward", "row_totals", "class_totals", "proportion")
-    for kernel in ("search", "search_tensor", "search_deep", "search_wgmma", "rescore", "pack_exact", *transition):
+    for kernel in ("search", "search_tensor", "search_deep", "search_wgmma", "rescore", "finish_open", "pack_exact", *transition):
         for dtype in ("float", "double", "__half", "__nv_bfloat16"):
             if (kernel, dtype) == ("search_wgmma", "double"):
                 continue
