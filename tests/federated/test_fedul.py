@@ -10,6 +10,7 @@ import torch
 
 import uefl_kernels
 from uefl import config
+from uefl.algorithms.client import Device
 from uefl.algorithms.fedul import ARMS
 from uefl.algorithms.objectives import (
     Labels,
@@ -291,6 +292,17 @@ def test_pseudo_labels_begin_with_the_likeliest_class_of_the_set():
     x, batch = batch_of(task)
     expected = torch.nn.functional.cross_entropy(task.logits(x), task.silo.priors[task.silo.sets[batch]].argmax(1))
     torch.testing.assert_close(task.loss(x, batch), expected)
+
+
+def test_pseudo_labels_follow_the_priors_that_were_drawn():
+    config_ = settings("fedpl", data="digits", clients=5, train_per_client=200, test_per_client=20, sets=10, split="noniid")
+    silo = build_sets(config_).silos[0]
+    assert silo.drawn.argmax(1).tolist() == list(range(10))
+    assert silo.priors.argmax(1).tolist() != list(range(10))  # nearly all that this client has is of two classes
+    device = Device(config_, federation(), torch.device("cpu"))
+    assert torch.equal(PseudoLabels(device, silo, 0).guess, silo.sets)
+    for blurred in ({"prior_noise": 0.1}, {"priors": "estimated", "labeled": 300}):  # labels know no more than the priors
+        assert build_sets(config.from_table(vars(config_) | blurred)).silos[0].drawn is None
 
 
 def test_pseudo_labels_mix_sure_with_unsure_predictions():

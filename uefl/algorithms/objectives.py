@@ -110,6 +110,7 @@ class TenthOfLabels(Labels):
 class PseudoLabels(Objective):
     """FedPL: first the likeliest class of each set as the label of all its images, then the network's own predictions.
 
+    The likeliest is that of the priors that were drawn for the set, as published; of its realised priors where none were drawn.
     Of the latter, sure ones (probability 0.4 or more) are labels; each is also mixed with an unsure one, in the logits.
     Where there are no unsure ones the mixed term is left out (the published code then leaves out the batch).
     """
@@ -118,7 +119,7 @@ class PseudoLabels(Objective):
 
     def __init__(self, device: Device, silo: SetSilo, round: int) -> None:
         super().__init__(device, silo, round)
-        self.guess = silo.priors.argmax(1)[silo.sets]
+        self.guess = (silo.priors if silo.drawn is None else silo.drawn).argmax(1)[silo.sets]
         self.beta = torch.distributions.Beta(_PSEUDO_BETA, _PSEUDO_BETA)
 
     def loss(self, x: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,7 @@ class SetClient:
             sets=silo.sets.to(where),
             priors=silo.priors.to(where),
             labels=labels,
+            drawn=None if silo.drawn is None else silo.drawn.to(where),
             test=None if silo.test is None else silo.test.to(where),
         )
 

@@ -64,6 +64,8 @@ class ClientImages:
     labels: torch.Tensor | None
     set_names: tuple[str, ...] = ()
     """what the user calls each set, and where its priors are written; empty for sets that were dealt"""
+    drawn: Matrix | None = None
+    """what sets that were dealt weigh the classes; None for the user's own"""
 
 
 @dataclass(frozen=True)

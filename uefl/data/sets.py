@@ -41,6 +41,8 @@ class SetSilo:
     """``[n]`` int64"""
     test: Split | None
     """None: no accuracy is measured"""
+    drawn: torch.Tensor | None = None
+    """``[M, K]`` float64, what the sets that were dealt weighed the classes before supply was taken into account; FedPL labels by it"""
 
     @property
     def sizes(self) -> torch.Tensor:
@@ -52,8 +54,7 @@ class SetSilo:
         yield from (self.images, self.sets, self.priors)
         if self.test is not None:
             yield from (self.test.images, self.test.labels)
-        if self.labels is not None:
-            yield self.labels
+        yield from (known for known in (self.labels, self.drawn) if known is not None)
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,9 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
         table = priors.smoothed(table, config.prior_smoothing)
         corrected += normalised
         doubts += priors.doubts(client.name, table, sizes, made.classes, client.set_names)
-        silos.append(SetSilo(client.name, client.images, client.sets, torch.from_numpy(table), client.labels, test))
+        exact = client.drawn is not None and config.priors == "given" and not config.prior_noise
+        drawn = torch.from_numpy(client.drawn) if exact else None  # what blurs the priors blurs FedPL's labels
+        silos.append(SetSilo(client.name, client.images, client.sets, torch.from_numpy(table), client.labels, test, drawn))
     doubts += _check_together(silos, made.classes)
     if doubts and config.strict:
         raise InvalidPriors(f"{doubts[0]} (strict = true; {len(doubts)} such findings)")
@@ -240,7 +243,7 @@ def _deal(config: Config, data_root: Path | None) -> own_sets.Material:
         chosen, sets = (overlapping_sets if config.overlap else client_sets)(labels[part], theta[c], rng)
         table = priors.realised(labels[part][chosen], sets, config.sets, classes)
         mine = take(unlabeled, torch.from_numpy(part[chosen]))
-        made.append(own_sets.ClientImages(f"client-{c:0{digits}}", mine.images, torch.from_numpy(sets), table, mine.labels))
+        made.append(own_sets.ClientImages(f"client-{c:0{digits}}", mine.images, torch.from_numpy(sets), table, mine.labels, drawn=theta[c]))
     return own_sets.Material(made, pool.classes, test, labeled if len(labeled) else None, validation if len(validation) else None)
 
 
