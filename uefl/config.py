@@ -60,7 +60,7 @@ class Config:
     sets: int = 10
     """unlabeled sets per client"""
     labeled: int = 0
-    """labeled images of the server, for ``fedul-m1``, ``fedul-m2``, ``supervised`` and estimated priors"""
+    """labeled images of the server, for ``fedul-m1``, ``fedul-m2``, ``supervised`` (2 or more) and estimated priors (5 of every class)"""
     validation: int = 0
     """labeled images of the server on which every round's model is measured"""
     overlap: bool = False

@@ -75,6 +75,7 @@ _SILO_ONLY = (
     "ext_share",
     "stop_when_certain",
 )
+_DEALT_ONLY = ("split", "sets", "overlap", "legacy_column_norm", "labeled", "validation")
 _PAPER_ONLY = ("uncertainty", "codebook_init", "usage_aware", "ext_share", "threshold", "holdout")
 _AT_LEAST_ONE = (
     "clients",
@@ -165,17 +166,20 @@ def _of_silos(c: Config) -> Rules:
 def _of_sets(c: Config) -> Rules:
     """Rules of the arms on unlabeled sets."""
     dealt = c.path is None or not c.path.is_dir()  # the user's own sets bring their own sizes
+    without = {"cnn5x5": ("hidden", "dropout"), "resnet18_nopool": ("hidden", "dropout", "width")}.get(c.encoder, ())
     needs_labels = [arm for arm in c.arms if arm in SERVER_ARMS]
     return [
         ("mode", c.mode == "paper", "paper: FedUL's published behaviour is chosen by loss, overlap and legacy_column_norm"),
         ("rounds", len(c.rounds) == 1, "one number: FedUL has one iteration"),
         ("max_iterations", c.max_iterations in (0, 1), "0: FedUL has one iteration"),
         ("rotations", not c.rotations, "an empty list: images of one class must look alike at all clients"),
+        *((key, dealt or getattr(c, key) == getattr(type(c), key), "its default: a folder of sets brings its own") for key in _DEALT_ONLY),
+        *((key, getattr(c, key) == getattr(type(c), key), f"its default: {c.encoder} does not use it") for key in without),
         ("sets", c.sets >= 2, "2 or more"),
         ("batch_size", c.batch_size >= 2, "2 or more, for batch norm"),
         ("labeled", c.labeled >= 0, "0 or more"),
         ("labeled", not (dealt and needs_labels and c.labeled < 2), f"2 or more for {', '.join(needs_labels)}"),
-        ("labeled", not (dealt and c.priors == "estimated" and c.labeled == 0), "1 or more for estimated priors"),
+        ("labeled", not (dealt and c.priors == "estimated" and c.labeled < 10), "5 images of every class for estimated priors"),
         ("validation", c.validation >= 0, "0 or more"),
         ("validation", not (dealt and c.select == "validation" and c.validation == 0), "1 or more with select = 'validation'"),
         ("legacy_column_norm", not c.legacy_column_norm or (c.overlap and c.split == "iid"), "false without overlap = true, split = 'iid'"),

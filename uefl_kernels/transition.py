@@ -14,8 +14,8 @@ def log_transition_matrix(
 ) -> torch.Tensor:
     """log of A[m, k] = set_priors[m] * class_priors[m, k] / target_prior[k], what :func:`transition_nll` takes.
 
-    Shares that sum to 1 within 1e-4 are divided by their sum. Computed in float64. It looks at the values, so on a GPU it waits for
-    the device: call it once, not in a step.
+    Shares that sum to 1 within 1e-4, or the spacing of their dtype at 1 if that is more, are divided by their sum. Computed in float64.
+    It looks at the values, so on a GPU it waits for the device: call it once, not in a step.
 
     Args:
         class_priors: ``[M, K]``: the share of each class in each set; rows sum to 1. Zeros are fine in a row.
@@ -45,20 +45,24 @@ def log_transition_matrix(
     m, k = class_priors.shape
     rows = class_priors.detach().double()
     for i, row in enumerate(rows):
-        _require_shares(op, f"class_priors of set {i}", row, "class", positive=False)
+        _require_shares(op, f"class_priors of set {i}", row, "class", class_priors, positive=False)
     weights = rows.new_full((m,), 1 / m) if set_priors is None else set_priors.detach().to(rows)
     target = rows.new_full((k,), 1 / k) if target_prior is None else target_prior.detach().to(rows)
-    for name, shares, length, unit in (("set_priors", weights, m, "set"), ("target_prior", target, k, "class")):
+    for name, shares, length, unit, given in (
+        ("set_priors", weights, m, "set", set_priors),
+        ("target_prior", target, k, "class", target_prior),
+    ):
         if list(shares.shape) != [length]:
             raise ValueError(f"{op}: {name} must have shape [{length}] for class_priors {[m, k]}, got {list(shares.shape)}")
-        _require_shares(op, name, shares, unit, positive=True)
+        _require_shares(op, name, shares, unit, shares if given is None else given, positive=True)
     return (weights / weights.sum()).log()[:, None] + (rows / rows.sum(1, keepdim=True)).log() - (target / target.sum()).log()
 
 
-def _require_shares(op: str, name: str, shares: torch.Tensor, unit: str, *, positive: bool) -> None:
+def _require_shares(op: str, name: str, shares: torch.Tensor, unit: str, given: torch.Tensor, *, positive: bool) -> None:
+    tolerance = max(_TOLERANCE, torch.finfo(given.dtype).eps)  # that of the dtype the shares were rounded to
     for i, share in enumerate(shares.tolist()):
         if not (0 < share < float("inf") or (share == 0 and not positive)):
             raise ValueError(f"{op}: {name} is {share:g} for {unit} {i}, expected a share {'above' if positive else 'of at least'} 0")
     total = float(shares.sum())
-    if abs(total - 1) > _TOLERANCE:
-        raise ValueError(f"{op}: {name} sum to {total:g}, expected 1 within {_TOLERANCE:g}; divide by the sum if they are counts")
+    if abs(total - 1) > tolerance:
+        raise ValueError(f"{op}: {name} sum to {total:g}, expected 1 within {tolerance:g}; divide by the sum if they are counts")

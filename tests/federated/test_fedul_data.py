@@ -208,12 +208,12 @@ def test_estimated_priors_of_separable_classes_are_exact():
     images = torch.zeros(300, 1, 4, 4, dtype=torch.uint8)
     images[torch.arange(300), 0, labels] = 255
     sets = [images[labels == 0].numpy(), images[:90].numpy(), images[labels != 1].numpy()]
-    rows = p.estimate_priors(Split(images, labels), sets, 3)
+    rows = p.estimate_priors(Split(images, labels), sets, "abc")
     np.testing.assert_allclose(rows, [[1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0, 0.5]], atol=0.01)
-    with pytest.raises(InvalidPriors, match=r"client 'client-0', set \d+: the set is empty, there is nothing to estimate from"):
+    with pytest.raises(InvalidPriors, match=r"client 'client-0', set \d+: the set is empty; lower sets or raise train_per_client"):
         build(labeled=600, priors="estimated", sets=400)
-    with pytest.raises(UserError, match="need 5 labeled images of every class; class 2 has 3"):
-        p.estimate_priors(Split(images[:11], labels[:11]), sets, 3)
+    with pytest.raises(UserError, match="need 5 labeled images of every class; class 'c' has 3: raise labeled, or add"):
+        p.estimate_priors(Split(images[:11], labels[:11]), sets, "abc")
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def changed(row, column, value):
         (changed(0, 1, -0.2), SIZES, "client 'north', set 0: a prior is negative"),
         (GOOD * [[1], [0], [1]], SIZES, "client 'north', set 1: all priors are zero"),
         (changed(2, 2, 0.5002), SIZES, "client 'north', set 2: priors do not sum to 1"),
-        (GOOD, [4, 0, 2], r"client 'north', set 1: the set is empty \(0 images"),
+        (GOOD, [4, 0, 2], r"client 'north', set 1: the set is empty; lower sets or raise train_per_client \(0 images"),
         (GOOD, [4, 3], "client 'north' has 2 sets and 3 rows of priors"),
         (GOOD[:1], [4], "client 'north' has 1 set; expected 2 or more"),
     ],
@@ -295,12 +295,23 @@ def test_strict_leaves_rows_that_were_normalised(monkeypatch):
     assert "rows were normalised" in build(strict=True).notes[0]
 
 
-def test_a_class_that_nobody_has():
-    silo = build().silos[0]
-    table = silo.priors.clone()
-    table[:, 4] = 0
+@pytest.mark.parametrize("blur", [{}, {"prior_noise": 0.1}, {"prior_smoothing": 0.1}])
+def test_a_class_that_nobody_has(monkeypatch, blur):
+    exact = p.realised
+    monkeypatch.setattr(s.priors, "realised", lambda *args: p.normalized(exact(*args) * (np.arange(10) != 4)))
     with pytest.raises(InvalidPriors, match="class '4' is in no set of any client"):
-        s._check_together([s.SetSilo("a", silo.images, silo.sets, table, None, silo.test)], NAMES)
+        build(**blur)
+
+
+def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
+    exact, calls = p.realised, iter(range(100))
+    monkeypatch.setattr(s.priors, "realised", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0))))
+    assert "client 'client-0' has no image of class 4" in build(prior_smoothing=0.1).notes
+
+
+def test_an_empty_set_says_what_to_do():
+    with pytest.raises(InvalidPriors, match=r"set \d+: the set is empty; lower sets or raise train_per_client \(0 images"):
+        build(train_per_client=20, sets=40)
 
 
 @pytest.mark.parametrize(
@@ -321,8 +332,11 @@ def test_a_class_that_nobody_has():
         ({"arms": ["fedul-m1"]}, "key 'labeled': expected 2 or more for fedul-m1; got 0"),
         ({"arms": ["supervised"], "labeled": 1}, "key 'labeled': expected 2 or more for supervised; got 1"),
         ({"pretrained": True}, "key 'pretrained': expected false with encoder = 'cnn' and 'cnn5x5'"),
+        ({"encoder": "cnn5x5", "hidden": 7}, "key 'hidden': expected its default: cnn5x5 does not use it; got 7"),
+        ({"encoder": "cnn5x5", "dropout": 0.3}, "key 'dropout': expected its default: cnn5x5 does not use it"),
+        ({"encoder": "resnet18_nopool", "width": 7}, "key 'width': expected its default: resnet18_nopool does not use it; got 7"),
         ({"gamma": 0.1}, "key 'gamma': expected its default: it is for arms on silos; got 0.1"),
-        ({"priors": "estimated"}, "key 'labeled': expected 1 or more for estimated priors"),
+        ({"priors": "estimated", "labeled": 9}, "key 'labeled': expected 5 images of every class for estimated priors; got 9"),
         ({"select": "validation"}, "key 'validation': expected 1 or more"),
         ({"arms": ["fedul", "uefl"]}, "either arms on silos .* or arms on unlabeled sets"),
         ({"arms": ["uefl"], "encoder": "cnn", "sets": 3}, "key 'sets': expected its default: it is for arms on unlabeled sets"),

@@ -103,11 +103,26 @@ def test_a_data_set_goes_by_its_name_and_a_folder_by_its_path(tmp_path, monkeypa
 @pytest.mark.parametrize("npz", [True, False])
 def test_a_missing_table_is_estimated(tmp_path, npz):
     root = write(tmp_path, table="none", npz=npz)
-    fed = build(root, priors="estimated", labeled=1)
+    fed = build(root, priors="estimated")
     assert fed.classes == ("cat", "dog")
     np.testing.assert_allclose(fed.silos[0].priors, [[0.75, 0.25], [0.25, 0.75]], atol=0.02)
     with pytest.raises(UserError, match=r"no priors given; add priors.csv or priors.json, or set priors = 'estimated'"):
         build(root)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"overlap": True}, {"split": "noniid"}, {"sets": 7}, {"labeled": 50}, {"validation": 50}, {"legacy_column_norm": True}]
+)
+def test_keys_of_sets_that_are_dealt_are_refused(tmp_path, keys):
+    with pytest.raises(UserError, match=f"key '{next(iter(keys))}': expected its default: a folder of sets brings its own"):
+        build(write(tmp_path), **keys)
+
+
+def test_negative_numbers_of_sets_are_in_their_order(tmp_path):
+    root = write(tmp_path, table="none")
+    images = np.load(root / "clients" / "madrid.npz")["images"]
+    np.savez(root / "clients" / "madrid.npz", images=images, set=np.repeat([10, -1, 3, 2], 8))
+    assert build(root, priors="estimated").silos[1].sets.tolist() == [3] * 8 + [0] * 8 + [2] * 8 + [1] * 8
 
 
 def edited(**sets):
@@ -144,6 +159,8 @@ def test_tables_that_do_not_fit(tmp_path, rows, message):
         ("a,b,c,d\n", "expected the header client,set,CLASS,CLASS,...; got a,b,c,d"),
         ("client,set,cat,dog\nberlin,a,1,0\nberlin,a,1,0\n", "line 3: client 'berlin', set 'a' is there twice"),
         ("client,set,cat,cat\nberlin,a,1,0\n", "the header names a class twice: cat,cat"),
+        ("client;set;cat;dog\nberlin;a;1;0\n", "got client;set;cat;dog; separate the cells by commas, not semicolons"),
+        ("client,set,cat,\nberlin,a,1,0\n", "column 4 of the header has no class name"),
     ],
 )
 def test_csv_that_is_no_table(tmp_path, content, message):

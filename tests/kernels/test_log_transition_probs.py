@@ -44,6 +44,22 @@ def test_worked_example_of_the_double_softmax(name):
     equal(logits.grad[2], [5.1824624e-5, -3.2327367e-4, 2.7144905e-4])
 
 
+@pytest.mark.parametrize(
+    ("target", "wrong", "message"),
+    [
+        (5, 0.0, r"transition_double_softmax: targets\[1\] is 5, expected the index of a set, 0 to 3"),
+        (2, -torch.inf, r"transition_double_softmax: targets\[1\] is 2, but that set of group 0 has a row of -inf throughout"),
+        (2, torch.nan, "transition_double_softmax: log_transition of group 0 holds NaN"),
+    ],
+)
+def test_the_double_softmax_refuses_what_the_loss_refuses(target, wrong, message):
+    matrix, targets = log_transition_matrix(PRIORS, SETS), torch.tensor([0, target, -100])
+    matrix[2] += wrong
+    for loss in (transition_double_softmax, transition_nll):
+        with pytest.raises(RuntimeError, match=message.replace("transition_double_softmax", loss.__name__)):
+            loss(LOGITS, targets, matrix)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_reference(case, dtype):

@@ -153,7 +153,7 @@ def _client(path: Path, image_size: int) -> tuple[torch.Tensor, torch.Tensor, li
         pixels = resize(pixels, image_size) if image_size else pixels
     found, inverse = np.unique(np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids, return_inverse=True)
     names = [str(name) for name in found.tolist()]
-    order = sorted(names, key=int if all(name.isdecimal() for name in names) else None)
+    order = sorted(names, key=int if ids.dtype.kind in "iu" or all(name.isdecimal() for name in names) else None)
     return pixels, torch.tensor([order.index(name) for name in names])[torch.from_numpy(inverse.astype(np.int64))], order
 
 
@@ -209,8 +209,12 @@ def _read_table(root: Path) -> Table:
             raise InvalidPriors(f"{path} is not UTF-8 text ({error}); save it as CSV UTF-8") from None
         rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
         if not rows or rows[0][:2] != ["client", "set"] or len(rows[0]) < 4:
-            raise InvalidPriors(f"{path}: expected the header client,set,CLASS,CLASS,...; got {','.join(rows[0]) if rows else 'nothing'}")
+            found = ",".join(rows[0]) if rows else "nothing"
+            hint = "; separate the cells by commas, not semicolons" if ";" in found else ""
+            raise InvalidPriors(f"{path}: expected the header client,set,CLASS,CLASS,...; got {found}{hint}")
         classes = tuple(rows[0][2:])
+        if "" in classes:
+            raise InvalidPriors(f"{path}: column {classes.index('') + 3} of the header has no class name")
         if len(set(classes)) < len(classes):
             raise InvalidPriors(f"{path}: the header names a class twice: {','.join(classes)}")
         table: dict[str, dict[str, Row]] = {}

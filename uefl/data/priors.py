@@ -81,7 +81,7 @@ def smoothed(priors: Matrix, amount: float) -> Matrix:
     return mixed
 
 
-def estimate_priors(labeled: Split, images: Sequence[npt.NDArray[np.uint8]], classes: int, seed: int = 0) -> Matrix:
+def estimate_priors(labeled: Split, images: Sequence[npt.NDArray[np.uint8]], classes: Sequence[str], seed: int = 0) -> Matrix:
     """Estimate the class shares of unlabeled sets from a labeled calibration sample.
 
     A multinomial logistic regression (scikit-learn) is fitted on the pixels of the sample. Its mean output over a set is a mixture
@@ -93,7 +93,7 @@ def estimate_priors(labeled: Split, images: Sequence[npt.NDArray[np.uint8]], cla
     Args:
         labeled: at least five images of every class.
         images: ``[n_m, C, H, W]`` uint8, one array per set.
-        classes: K.
+        classes: the names of the K classes.
         seed: of the folds.
 
     Returns:
@@ -107,9 +107,12 @@ def estimate_priors(labeled: Split, images: Sequence[npt.NDArray[np.uint8]], cla
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
     y = labeled.labels.numpy()
-    counts = np.bincount(y, minlength=classes)
+    counts = np.bincount(y, minlength=len(classes))
     if counts.min() < 5:
-        raise UserError(f"estimated priors need 5 labeled images of every class; class {counts.argmin()} has {counts.min()}: raise labeled")
+        raise UserError(
+            f"estimated priors need 5 labeled images of every class; class {classes[int(counts.argmin())]!r} has {counts.min()}: "
+            "raise labeled, or add labeled images to your own"
+        )
 
     def pixels(batch: npt.NDArray[np.uint8]) -> Matrix:
         return batch.reshape(len(batch), -1) / 255.0
@@ -118,13 +121,13 @@ def estimate_priors(labeled: Split, images: Sequence[npt.NDArray[np.uint8]], cla
     model = LogisticRegression(C=0.1, max_iter=200)
     folds = StratifiedKFold(5, shuffle=True, random_state=seed)
     held_out = cross_val_predict(model, x, y, cv=folds, method="predict_proba")
-    of_class = np.stack([held_out[y == k].mean(0) for k in range(classes)], axis=1)  # column k: mean output over class k
+    of_class = np.stack([held_out[y == k].mean(0) for k in range(len(classes))], axis=1)  # column k: mean output over class k
     model.fit(x, y)
     rows = []
     for batch in images:
         mixture = model.predict_proba(pixels(batch)).mean(0)
         # the last equation asks for a sum of one, heavily
-        share, _ = nnls(np.vstack([of_class, np.full(classes, 1e3)]), np.append(mixture, 1e3))
+        share, _ = nnls(np.vstack([of_class, np.full(len(classes), 1e3)]), np.append(mixture, 1e3))
         rows.append(share)
     return normalized(np.array(rows))
 
@@ -172,11 +175,11 @@ def check_priors(
         raise InvalidPriors(f"client {client!r} has {len(sizes)} sets and {len(priors)} rows of priors; expected one row per set")
     total = priors.sum(1)
     for bad, what in (
+        (sizes <= 0, "the set is empty; lower sets or raise train_per_client"),
         (~np.isfinite(priors).all(1), "priors are not finite"),
         ((priors < 0).any(1), "a prior is negative"),
         (total == 0, "all priors are zero"),
         (np.abs(total - 1) > _TOLERANCE, f"priors do not sum to 1 within {_TOLERANCE:g}; divide them by their sum"),
-        (sizes <= 0, "the set is empty"),
     ):
         if bad.any():
             at = int(bad.argmax())

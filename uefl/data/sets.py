@@ -122,7 +122,7 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
         dealt = np.array_split(_rng(config, "test").permutation(len(made.test)), len(tests))
         tests = [take(made.test, torch.from_numpy(part)) for part in dealt]
     rng = _rng(config, "priors")
-    corrected, doubts, silos = [], [], []
+    corrected, doubts, silos, known = [], [], [], []
     for client, test in zip(made.clients, tests, strict=True):
         table = client.priors
         images = client.images.numpy()
@@ -133,21 +133,22 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
             of_set = [images[client.sets.numpy() == m] for m in range(count)]
             for m, batch in enumerate(of_set):
                 if len(batch) == 0:
-                    raise InvalidPriors(f"client {client.name!r}, set {m}: the set is empty, there is nothing to estimate from")
-            table = priors.estimate_priors(made.labeled, of_set, classes, derive(config.seed, "folds") % 2**32)
+                    raise InvalidPriors(f"client {client.name!r}, set {m}: the set is empty; lower sets or raise train_per_client")
+            table = priors.estimate_priors(made.labeled, of_set, made.classes, derive(config.seed, "folds") % 2**32)
         if table is None:
             raise UserError(f"{config.data}: no priors given; add priors.csv or priors.json, or set priors = 'estimated'")
         priors.check_targets(client.name, client.sets.numpy(), len(table))
         sizes = client.sets.bincount(minlength=len(table)).numpy()
         table, normalised = priors.check_priors(client.name, table, sizes, classes, client.set_names)
+        known.append((table, sizes))  # before they are blurred, which would hide a class that nobody has
+        doubts += priors.doubts(client.name, table, sizes, made.classes, client.set_names)
         table = priors.noisy(table, config.prior_noise, rng) if config.prior_noise else table
         table = priors.smoothed(table, config.prior_smoothing)
         corrected += normalised
-        doubts += priors.doubts(client.name, table, sizes, made.classes, client.set_names)
         exact = client.drawn is not None and config.priors == "given" and not config.prior_noise
         drawn = torch.from_numpy(client.drawn) if exact else None  # what blurs the priors blurs FedPL's labels
         silos.append(SetSilo(client.name, client.images, client.sets, torch.from_numpy(table), client.labels, test, drawn))
-    doubts += _check_together(silos, made.classes)
+    doubts += _check_together(known, made.classes)
     if doubts and config.strict:
         raise InvalidPriors(f"{doubts[0]} (strict = true; {len(doubts)} such findings)")
     if config.test_prior and len(config.test_prior) != classes:
@@ -247,13 +248,13 @@ def _deal(config: Config, data_root: Path | None) -> own_sets.Material:
     return own_sets.Material(made, pool.classes, test, labeled if len(labeled) else None, validation if len(validation) else None)
 
 
-def _check_together(silos: list[SetSilo], classes: tuple[str, ...]) -> list[str]:
-    """What no client can see alone."""
-    total = torch.stack([silo.priors.sum(0) for silo in silos]).sum(0)
+def _check_together(known: list[tuple[priors.Matrix, Indices]], classes: tuple[str, ...]) -> list[str]:
+    """What no client can see alone, from the priors and the sizes of each."""
+    total = np.sum([table.sum(0) for table, _ in known], axis=0)
     for name, share in zip(classes, total.tolist(), strict=True):
         if share == 0:
             raise InvalidPriors(f"class {name!r} is in no set of any client; remove it, or add a set that has it")
-    if any(priors.full_rank(silo.priors.numpy(), silo.sizes.numpy()) for silo in silos):
+    if any(priors.full_rank(table, sizes) for table, sizes in known):
         return []
     return ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
 

@@ -8,7 +8,7 @@ import torch
 
 from ..._checks import check_transition
 from ..._library import define, define_triton, once_differentiable, resolve
-from ..transition_nll.reference import loss_dtype
+from ..transition_nll.reference import loss_dtype, require_groups, require_matrix, require_rows
 from . import reference
 
 
@@ -68,7 +68,7 @@ def log_transition_probs(
     Returns:
         log g ``[B, M]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second derivative
         raises RuntimeError). A set whose row
-        is -inf throughout, as of a group with fewer sets than M, has -inf and passes no gradient.
+        is -inf throughout, as of a group with fewer sets than M, has -inf and passes no gradient. Logits of -inf throughout give NaN.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`transition_nll`.
@@ -107,8 +107,8 @@ def transition_double_softmax(
         loss ``[B]``, float32 (float64 for float64 logits), differentiable once with respect to logits.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`transition_nll`.
-        IndexError: (from PyTorch) a target is out of range.
+        TypeError, ValueError, RuntimeError: as :func:`transition_nll`; the targets are looked at on the CPU and outside ``torch.compile``,
+            elsewhere one out of range is left to PyTorch's ``cross_entropy``.
 
     Source: the code that accompanies Lu et al. 2022 (FedUL).
 
@@ -116,7 +116,12 @@ def transition_double_softmax(
 
         F.cross_entropy(log_transition_probs(logits, log_transition).exp(), targets, reduction="none", ignore_index=ignore_index)
     """
-    check_transition("transition_double_softmax", logits, log_transition, groups, log_marginal, targets)
+    op = "transition_double_softmax"
+    matrix, marginal = check_transition(op, logits, log_transition, groups, log_marginal, targets)
+    if targets.device.type == "cpu" and not torch.compiler.is_compiling():
+        require_matrix(op, marginal)
+        group = require_groups(op, groups, logits.shape[0], matrix)
+        require_rows(op, targets, targets == ignore_index, group, matrix)
     log_g = log_transition_probs(logits, log_transition, groups=groups, log_marginal=log_marginal)
     g = log_g.exp()
     if groups is not None:

@@ -23,7 +23,7 @@ def transition_nll(
     ignored = targets == ignore_index
     require_matrix("transition_nll", log_marginal)
     group = require_groups("transition_nll", groups, logits.shape[0], log_transition)
-    rows, inside = _rows(targets, ignored, group, log_transition)
+    rows, inside = require_rows("transition_nll", targets, ignored, group, log_transition)
     with_marginal = z + log_marginal.double()[group]
     with_row = z + log_transition.double()[group, rows]
     loss = torch.where(inside, with_marginal.logsumexp(1) - with_row.logsumexp(1), torch.nan)
@@ -34,8 +34,8 @@ def transition_nll(
     return loss, torch.where(ignored[:, None], 0.0, gradient).to(logits.dtype)
 
 
-def _rows(
-    targets: torch.Tensor, ignored: torch.Tensor, group: torch.Tensor, log_transition: torch.Tensor
+def require_rows(
+    op: str, targets: torch.Tensor, ignored: torch.Tensor, group: torch.Tensor, log_transition: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The row of each target, 0 where there is none, and whether there is one; on the CPU a wrong target is an error."""
     m = log_transition.shape[1]
@@ -45,12 +45,12 @@ def _rows(
         wrong = ~(inside | ignored)
         if bool(wrong.any()):
             b = int(wrong.nonzero()[0])
-            raise RuntimeError(f"transition_nll: targets[{b}] is {int(targets[b])}, expected the index of a set, 0 to {m - 1}")
+            raise RuntimeError(f"{op}: targets[{b}] is {int(targets[b])}, expected the index of a set, 0 to {m - 1}")
         empty = inside & (log_transition[group, rows] == -torch.inf).all(1)
         if bool(empty.any()):
             b = int(empty.nonzero()[0])
             raise RuntimeError(
-                f"transition_nll: targets[{b}] is {int(targets[b])}, but that set of group {int(group[b])} has a row of -inf throughout in "
+                f"{op}: targets[{b}] is {int(targets[b])}, but that set of group {int(group[b])} has a row of -inf throughout in "
                 "log_transition; a set with samples needs a class with a positive prior"
             )
     return rows, inside
