@@ -40,10 +40,10 @@ sanitize() {
     return
   fi
   # One case of each kind: a kernel runs some hundred times slower here. The allocator would hide what runs past the end of a tensor.
-  local tool cases='small_strides or small_codeword or empty or ties or segment'
+  local tool cases='small_strides or small_codeword or empty or ties or segment or small_masks'
   for tool in memcheck racecheck; do
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 120 compute-sanitizer --tool "$tool" --error-exitcode 1 \
-      "$python" -m pytest -m cuda -k "$cases" -q -x -p no:cacheprovider tests/kernels/test_cuda.py
+      "$python" -m pytest -m cuda -k "$cases" -q -x -p no:cacheprovider tests/kernels/test_cuda.py tests/kernels/test_mc_dropout_cuda.py
   done
 }
 

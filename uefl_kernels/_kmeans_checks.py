@@ -21,25 +21,45 @@ def native(op: str, name: str, value: Any) -> npt.NDArray[Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def check_request(op: str, n: int, d: int, k: int, n_init: int | str, max_iter: int, tol: float, seed: int, metric: str) -> None:
+def is_integer(value: object) -> bool:
+    """An int or an integer of NumPy."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_request(
+    op: str,
+    n: int,
+    d: int,
+    k: int,
+    n_init: int | str,
+    max_iter: int,
+    tol: float,
+    seed: int,
+    metric: str,
+    *,
+    k_name: str = "k",
+    seed_name: str = "seed",
+) -> None:
     """Raise TypeError or ValueError for a problem of n rows of d elements and k clusters that cannot be solved."""
-    for name, value in (("k", k), ("max_iter", max_iter), ("seed", seed)):
-        if isinstance(value, bool) or not isinstance(value, int):
+    for name, value in ((k_name, k), ("max_iter", max_iter), (seed_name, seed)):
+        if not is_integer(value):
             raise TypeError(f"{op}: {name} must be an int, got {value!r}")
     if d < 1:
         raise ValueError(f"{op}: x [{n}, {d}] has no elements; it needs at least one column")
     if k < 1:
-        raise ValueError(f"{op}: k must be at least 1, got {k}")
+        raise ValueError(f"{op}: {k_name} must be at least 1, got {k}")
     if n < k:
         raise ValueError(f"{op}: {k} clusters need at least {k} rows, got {n}; lower k or give more data")
-    if n_init != "auto" and (isinstance(n_init, (bool, str)) or not isinstance(n_init, int) or n_init < 1):
+    if n_init != "auto" and (isinstance(n_init, str) or not is_integer(n_init) or n_init < 1):
         raise ValueError(f"{op}: n_init must be 'auto' or an int of at least 1, got {n_init!r}")
     if max_iter < 1:
         raise ValueError(f"{op}: max_iter must be at least 1, got {max_iter}")
+    if isinstance(tol, bool) or not isinstance(tol, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{op}: tol must be a number, got {tol!r}")
     if not (math.isfinite(tol) and tol >= 0):
         raise ValueError(f"{op}: tol must be finite and not negative, got {tol}; use 0 to go on until no label changes")
     if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"{op}: seed must fit in 64 bits, got {seed}")
+        raise ValueError(f"{op}: {seed_name} must fit in 64 bits, got {seed}")
     if metric not in METRICS:
         raise ValueError(f"{op}: metric {metric!r} is not known, expected one of {METRICS}")
 
@@ -64,4 +84,4 @@ def starts(n_init: int | str, init: str | None) -> int:
         return 1
     if isinstance(n_init, str):
         return 10 if init == "random" else 1
-    return n_init
+    return int(n_init)

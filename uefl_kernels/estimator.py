@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ._checks import DTYPES
-from ._kmeans_checks import native
+from ._kmeans_checks import check_method, check_request, check_shape, native
 from .ops.kmeans import kmeans
 from .ops.kmeans.reference import unit_rows
 from .ops.vq_assign import vq_assign
@@ -78,23 +78,21 @@ class KMeans:
         x, back = self._rows(X, fitting=True)
         if callable(self.init):
             raise TypeError("KMeans: init must be a name or the centres, got a function; call it and pass what it returns")
+        (n, d), k, n_init, max_iter, tol = x.shape, self.n_clusters, self.n_init, self.max_iter, self.tol
+        seed = _seed(self.random_state)
+        check_request("KMeans", n, d, k, n_init, max_iter, tol, seed, self.metric, k_name="n_clusters", seed_name="random_state")
         init = self.init if isinstance(self.init, str) else _given("init", self.init).to(x.device)
+        if isinstance(init, str):
+            check_method("KMeans", init)
+        else:
+            check_shape("KMeans", "init", init.shape, [k, d])
+        weights = self._weights(sample_weight, x)
         try:
-            found = kmeans(
-                x,
-                _integer(self.n_clusters),
-                weights=self._weights(sample_weight, x),
-                init=init,
-                n_init=self.n_init if isinstance(self.n_init, str) else _integer(self.n_init),
-                max_iter=_integer(self.max_iter),
-                tol=float(self.tol),
-                seed=_seed(self.random_state),
-                metric=self.metric,
-            )
+            found = kmeans(x, k, weights=weights, init=init, n_init=n_init, max_iter=max_iter, tol=tol, seed=seed, metric=self.metric)
         except RuntimeError as error:  # the op looks at the values while it works
             if not str(error).startswith("kmeans: "):
                 raise
-            raise ValueError(str(error)) from None
+            raise ValueError(str(error).replace("kmeans: x ", "KMeans: X ").replace("kmeans: ", "KMeans: ")) from None
         if bool(found.inertia.isnan()):  # on a GPU it does not look
             raise ValueError("KMeans: X holds NaN or infinity; remove or replace those rows")
         self.cluster_centers_ = back(found.centres)
@@ -119,7 +117,9 @@ class KMeans:
     def transform(self, X: Any) -> Any:
         """Distance of each row to each centre, ``[n_samples, n_clusters]``."""
         rows, centres, back = self._fitted(X)
-        return back(torch.cdist(rows, centres, compute_mode="donot_use_mm_for_euclid_dist"))
+        blocks, wide = rows.split(_BLOCK), centres.double()  # squares of float32 may overflow in float32
+        found = [torch.cdist(block.double(), wide, compute_mode="donot_use_mm_for_euclid_dist").to(rows.dtype) for block in blocks]
+        return back(torch.cat(found))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Minus the inertia of X."""
@@ -188,7 +188,7 @@ class KMeans:
 
     def _rows(self, X: Any, *, fitting: bool) -> tuple[torch.Tensor, Any]:
         if isinstance(X, torch.Tensor):
-            x, names, back = X.detach(), None, _keep
+            x, names, back = _real(X.detach()), None, _keep
         else:
             x, names, back = _tensor(X), _names(X), _to_numpy
         if x.dim() != 2:
@@ -213,11 +213,13 @@ class KMeans:
         if sample_weight is None:
             return None
         if isinstance(sample_weight, (int, float)):
-            return x.new_full((len(x),), float(sample_weight), dtype=torch.float64)
-        weights = _given("sample_weight", sample_weight)
+            sample_weight = x.new_full((len(x),), float(sample_weight), dtype=torch.float64)
+        weights = _given("sample_weight", sample_weight).to(x.device)
         if tuple(weights.shape) != (len(x),):
             raise ValueError(f"KMeans: sample_weight must have shape [{len(x)}], got {list(weights.shape)}")
-        return weights.to(x.device, torch.float64)
+        if not bool((weights >= 0).all() and (weights <= 2.0**1000).all() and (weights > 0).any()):
+            raise ValueError("KMeans: sample_weight must be finite (at most 2^1000), not negative and not all zero")
+        return weights
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -230,6 +232,7 @@ def _not_fitted() -> type[Exception]:
     return NotFittedError if exceptions is None else exceptions.NotFittedError
 
 
+_COMPLEX = "Complex data not supported: KMeans needs real numbers."
 _BLOCK = 1 << 16  # rows whose differences are in memory at a time
 
 
@@ -246,7 +249,7 @@ def _tensor(X: Any) -> torch.Tensor:
         raise TypeError("KMeans: sparse data are not supported, expected a dense array; use X.toarray()")
     array = native("KMeans", "X", X)
     if array.dtype.kind == "c":
-        raise ValueError("Complex data not supported: KMeans needs real numbers.")
+        raise ValueError(_COMPLEX)
     if array.dtype.kind not in "fiub":
         array = array.astype(np.float64)
     if array.dtype not in (np.float16, np.float32, np.float64):
@@ -267,8 +270,22 @@ def _shared(array: Any) -> torch.Tensor:
 
 
 def _given(name: str, value: Any) -> torch.Tensor:
-    """Weights or centres."""
-    return value if isinstance(value, torch.Tensor) else torch.as_tensor(native("KMeans", name, value))
+    """Weights or centres, in float64."""
+    if isinstance(value, torch.Tensor):
+        return _real(value.detach()).double()
+    array = native("KMeans", name, value)
+    if array.dtype.kind == "c":
+        raise ValueError(_COMPLEX)
+    try:
+        return torch.from_numpy(np.array(array, np.float64, order="C"))
+    except (TypeError, ValueError):
+        raise TypeError(f"KMeans: {name} must hold real numbers, got an array of dtype {array.dtype}") from None
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        raise ValueError(_COMPLEX)
+    return tensor
 
 
 def _names(X: Any) -> Any:
@@ -286,13 +303,7 @@ def _seed(random_state: Any) -> int:
         return int(random_state.randint(2**31))
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**31))
-    seed: int = _integer(random_state)
-    return seed
-
-
-def _integer(value: Any) -> Any:
-    """A NumPy integer as an int; all else is left to the checks of ``kmeans``."""
-    return int(value) if isinstance(value, np.integer) else value
+    return random_state  # type: ignore[no-any-return]  # an int, which is checked
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -1,4 +1,8 @@
-"""Metrics of probabilistic classifiers; all take and return tensors, so that nothing waits for the host."""
+"""Metrics of probabilistic classifiers; all take and return tensors, so that nothing waits for the host.
+
+Those with labels raise TypeError or ValueError for shapes, dtypes and values that do not fit; values are looked at on the CPU only.
+NaN, what a model that has diverged gives, is no error: such a row is wrong in the accuracy, and makes the others NaN.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ import torch
 
 def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Share of rows whose largest probability is at the label; ``[B, C]``, ``[B]`` -> scalar."""
-    return (probs.argmax(-1) == labels).double().mean()
+    labels = _check("accuracy", probs, labels)
+    return ((probs.argmax(-1) == labels) & ~probs.isnan().any(-1)).double().mean()
 
 
 def nll(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean of -ln p(label), in nats; ``[B, C]``, ``[B]`` -> scalar. A probability of zero counts as 2^-126."""
+    labels = _check("nll", probs, labels)
     chosen = probs.gather(-1, labels[:, None]).double()
     return -chosen.clamp_min(torch.finfo(torch.float32).tiny).log().mean()
 
@@ -21,6 +27,7 @@ def brier(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     Source: Brier 1950, "Verification of forecasts expressed in terms of probability", eq. 2.
     """
+    labels = _check("brier", probs, labels)
     wide = probs.double()
     chosen = wide.gather(-1, labels[:, None]).squeeze(-1)
     return (wide.square().sum(-1) - 2 * chosen + 1).mean()
@@ -31,6 +38,9 @@ def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tens
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks", eq. 3.
     """
+    labels = _check("ece", probs, labels)
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"ece: bins must be an integer of at least 1, got {bins!r}")
     confidence, predicted = probs.double().max(-1)
     gap = confidence - (predicted == labels).double()
     which = (confidence * bins).long().clamp(0, bins - 1)
@@ -51,3 +61,27 @@ def mutual_information(probs: torch.Tensor) -> torch.Tensor:
     Source: Houlsby et al. 2011, "Bayesian Active Learning for Classification and Preference Learning" (BALD), eq. 1.
     """
     return (entropy(probs.mean(0)) - entropy(probs).mean(0)).clamp_min(0)
+
+
+def _check(op: str, probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The labels as int64; or an error."""
+    for name, tensor in (("probs", probs), ("labels", labels)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if not probs.is_floating_point():
+        raise TypeError(f"{op}: probs has dtype {probs.dtype}, expected floating point")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{op}: labels has dtype {labels.dtype}, expected int64, the classes by number")
+    if probs.dim() != 2 or probs.shape[1] == 0:
+        raise ValueError(f"{op}: probs must have shape [B, C] with at least one class, got {list(probs.shape)}")
+    if labels.shape != probs.shape[:1]:
+        raise ValueError(f"{op}: labels must have shape [{len(probs)}], one for each row of probs, got {list(labels.shape)}")
+    if labels.device != probs.device:
+        raise ValueError(f"{op}: probs is on {probs.device} and labels on {labels.device}; move one of them")
+    labels = labels.long()
+    if probs.device.type == "cpu" and not torch.compiler.is_compiling():
+        if not bool(((labels >= 0) & (labels < probs.shape[1])).all()):
+            raise ValueError(f"{op}: labels must be in [0, {probs.shape[1]}), got {int(labels.min())} to {int(labels.max())}")
+        if bool(((probs < 0) | (probs > 1.01)).any()):  # a mean of probabilities may round to more than 1
+            raise ValueError(f"{op}: probs must be in [0, 1]; apply softmax to logits first")
+    return labels

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _host
-from ._kmeans_checks import check_method, check_request, check_shape, native, starts
+from ._kmeans_checks import check_method, check_request, check_shape, is_integer, native, starts
 
 __all__ = ["KMeansResult", "kmeans", "vq_assign"]
 
@@ -63,6 +63,7 @@ def vq_assign(
     """
     if precision not in ("exact", "fast"):
         raise ValueError(f"vq_assign: precision {precision!r} is not known, expected 'exact' or 'fast'")
+    _check_threads("vq_assign", threads)
     x, codebook = _floats("vq_assign", "x", x), _floats("vq_assign", "codebook", codebook)
     indices: npt.NDArray[np.int64] = _host.vq_assign(x, codebook, metric=metric, exact=precision == "exact", threads=threads)
     return indices
@@ -110,8 +111,7 @@ def kmeans(
     init = init if isinstance(init, str) else _numbers("kmeans", "init", init)
     if x.ndim != 2:
         raise ValueError(f"kmeans: x must have shape [N, d], got {list(x.shape)}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"kmeans: threads must be at least 1, or None for all, got {threads}")
+    _check_threads("kmeans", threads)
     n, d = x.shape
     check_request("kmeans", n, d, k, n_init, max_iter, tol, seed, metric)
     if weights is not None:
@@ -124,7 +124,17 @@ def kmeans(
         with np.errstate(over="ignore"):  # infinite then, which is refused
             centres = centres.astype(x.dtype)
     runs = starts(n_init, method)
-    return KMeansResult(*_host.kmeans(x, k, weights, centres, method or "", metric == "cosine", runs, max_iter, float(tol), seed, threads))
+    numbers = runs, int(max_iter), float(tol), int(seed), threads
+    return KMeansResult(*_host.kmeans(x, int(k), weights, centres, method or "", metric == "cosine", *numbers))
+
+
+def _check_threads(op: str, threads: int | None) -> None:
+    if threads is None:
+        return
+    if not is_integer(threads):
+        raise TypeError(f"{op}: threads must be an int of at least 1, or None for all, got {threads!r}")
+    if threads < 1:
+        raise ValueError(f"{op}: threads must be at least 1, or None for all, got {threads}")
 
 
 def _numbers(op: str, name: str, value: Any) -> npt.NDArray[Any]:

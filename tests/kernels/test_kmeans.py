@@ -207,6 +207,13 @@ def test_a_batch_is_its_problems():
     assert kmeans_batched([], 3) == []
 
 
+def test_integers_of_numpy():
+    expected = kmeans(X, 2, max_iter=3, seed=5)
+    assert_same(kmeans(X, np.int64(2), max_iter=np.int32(3), n_init=np.int64(1), seed=np.uint8(5), tol=np.float32(1e-4)), expected)
+    for k in (np.int64(2), [np.int64(2)]):
+        assert_same(kmeans_batched([X], k, max_iter=3, seed=np.int64(5))[0], expected)
+
+
 def test_n_init_keeps_the_best():
     x = blobs(300, 3, 12)
     single = [float(kmeans(x, 12, init="random", n_init=1, seed=s).inertia) for s in range(6)]
@@ -271,10 +278,14 @@ REFUSED = {
     "weights not a tensor": (lambda: kmeans(X, 2, weights=[1.0] * 6), TypeError, r"^kmeans: weights must be a torch.Tensor, got list"),
     "device": (lambda: kmeans(X, 2, weights=W.to("meta")), ValueError, r"^kmeans: x is on cpu and weights on meta; move one of them"),
     "batch of lists": (lambda: kmeans_batched([[1.0]], 1), TypeError, r"^kmeans_batched: xs\[0\] must be a torch.Tensor, got list"),
+    "batch of nothing": (lambda: kmeans_batched(5, 4), TypeError, r"^kmeans_batched: xs must be tensors \[N, d\], or one .*, got int"),
+    "batch with k of text": (lambda: kmeans_batched([X], "a"), TypeError, r"^kmeans_batched: k must be an int, or one for each .* got 'a'"),
+    "batch without seed": (lambda: kmeans_batched([X], 1, seed=None), TypeError, r"^kmeans_batched: seed must be an int, .* got None"),
+    "tol of text": (lambda: kmeans(X, 1, tol="a"), TypeError, r"^kmeans: tol must be a number, got 'a'"),
     "batch of one matrix": (lambda: kmeans_batched(X, 1), ValueError, r"^kmeans_batched: xs must be tensors .*got \[6, 3\]; kmeans takes"),
     "batch of two dtypes": (lambda: kmeans_batched([X, X.double()], 1), ValueError, r"^kmeans_batched: the problems must have the same"),
     "batch with too few k": (lambda: kmeans_batched([X, X], [1]), ValueError, r"^kmeans_batched: k has 1 entries for 2 problems"),
-    "batch, one too small": (lambda: kmeans_batched([X, X[:1]], 2), ValueError, r"^kmeans_batched: 2 clusters need at least 2 rows, got 1"),
+    "batch, one too small": (lambda: kmeans_batched([X, X[:1]], 2), ValueError, r"^kmeans_batched: problem 1: 2 clusters need .* got 1"),
     "batch with weights": (lambda: kmeans_batched([X], 2, weights=[W[:3]]), ValueError, r"^kmeans_batched: weights\[0\] must have shape"),
     "batch with weights in lists": (lambda: kmeans_batched([X], 2, weights=[[1.0]]), TypeError, r"weights\[0\] must be a torch.Tensor"),
     "batch with centres": (lambda: kmeans_batched([X], 2, init=[X]), ValueError, r"^kmeans_batched: init\[0\] must have shape \[2, 3\]"),

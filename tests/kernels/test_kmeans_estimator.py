@@ -107,6 +107,21 @@ def test_sample_weight_moves_the_centres():
     assert model.score(np.array([[0.0], [1.0]]), sample_weight=np.array([3.0, 1.0])) == -(3 * 0.25**2 + 0.75**2)
 
 
+def test_centres_of_integers():
+    start = np.arange(10).reshape(2, 5)
+    expected = KMeans(2, init=start.astype(np.float32)).fit(DATA)
+    for init in (start, torch.from_numpy(start), start.tolist()):
+        assert np.array_equal(KMeans(2, init=init).fit(DATA).cluster_centers_, expected.cluster_centers_)
+
+
+def test_transform_does_not_overflow():
+    x = DATA * np.float32(1e30)
+    model = KMeans(2, random_state=0).fit(x)
+    expected = np.linalg.norm(x[:, None].astype(float) - model.cluster_centers_[None].astype(float), axis=2)
+    assert model.transform(x).dtype == np.float32
+    np.testing.assert_allclose(model.transform(x), expected, rtol=1e-6)
+
+
 def test_random_state():
     def centres(state):
         return KMeans(6, random_state=state).fit(DATA).cluster_centers_
@@ -136,18 +151,37 @@ def test_parameters():
 
 REFUSED = {
     "too many clusters": (lambda: KMeans(9).fit(DATA[:8]), ValueError, "9 clusters need at least 9 rows, got 8"),
-    "NaN": (lambda: KMeans(2).fit(np.array([[1.0], [np.nan]])), ValueError, "x holds NaN or infinity"),
+    "NaN": (lambda: KMeans(2).fit(np.array([[1.0], [np.nan]])), ValueError, "^KMeans: X holds NaN or infinity"),
     "NaN later": (lambda: KMeans(2).fit(DATA).predict(DATA * np.inf), ValueError, "KMeans: X holds NaN or infinity"),
     "columns": (lambda: KMeans(2).fit(DATA).predict(DATA[:, :3]), ValueError, "X has 3 features, but KMeans is expecting 5"),
     "one dimension": (lambda: KMeans(2).fit(DATA[0]), ValueError, "Expected 2D array, got 1D array instead"),
     "no rows": (lambda: KMeans(2).fit(DATA[:0]), ValueError, r"Found array with 0 sample\(s\)"),
     "no columns": (lambda: KMeans(2).fit(DATA[:, :0]), ValueError, r"Found array with 0 feature\(s\)"),
     "not fitted": (lambda: KMeans(2).predict(DATA), AttributeError, "This KMeans instance is not fitted yet"),
-    "weights": (lambda: KMeans(2).fit(DATA, sample_weight=-np.ones(200)), ValueError, "weights must be finite .*, not negative"),
+    "weights": (lambda: KMeans(2).fit(DATA, sample_weight=-np.ones(200)), ValueError, "^KMeans: sample_weight must be finite"),
     "shape of weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(3)), ValueError, r"sample_weight must have shape \[200\]"),
     "init by a function": (lambda: KMeans(2, init=max).fit(DATA), TypeError, "init must be a name or the centres, got a function"),
     "complex": (lambda: KMeans(2).fit(DATA * 1j), ValueError, "Complex data not supported"),
-    "seed": (lambda: KMeans(2, random_state="a").fit(DATA), TypeError, "seed must be an int, got 'a'"),
+    "seed": (lambda: KMeans(2, random_state="a").fit(DATA), TypeError, "^KMeans: random_state must be an int, got 'a'"),
+    "n_clusters": (lambda: KMeans("a").fit(DATA), TypeError, "^KMeans: n_clusters must be an int, got 'a'"),
+    "no clusters": (lambda: KMeans(0).fit(DATA), ValueError, "^KMeans: n_clusters must be at least 1, got 0"),
+    "random_state": (lambda: KMeans(2, random_state=2**63).fit(DATA), ValueError, "^KMeans: random_state must fit in 64 bits"),
+    "init": (lambda: KMeans(2, init="best").fit(DATA), ValueError, "^KMeans: init 'best' is not known"),
+    "shape of init": (lambda: KMeans(2, init=DATA[:3]).fit(DATA), ValueError, r"^KMeans: init must have shape \[2, 5\], got \[3, 5\]"),
+    "init of text": (lambda: KMeans(2, init=["a"]).fit(DATA), TypeError, "^KMeans: init must hold real numbers, got an array of dtype <U1"),
+    "weights of text": (
+        lambda: KMeans(2).fit(DATA, sample_weight=["a"] * 200), TypeError, "^KMeans: sample_weight must hold real numbers, got .* <U1",
+    ),
+    "no tol": (lambda: KMeans(2, tol=None).fit(DATA), TypeError, "^KMeans: tol must be a number, got None"),
+    "tol": (lambda: KMeans(2, tol="x").fit(DATA), TypeError, "^KMeans: tol must be a number, got 'x'"),
+    "complex tensor": (lambda: KMeans(2).fit(torch.from_numpy(DATA * 1j)), ValueError, "^Complex data not supported"),
+    "complex weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(200) * 1j), ValueError, "^Complex data not supported"),
+    "score, negative weights": (
+        lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=-np.ones(200)), ValueError, "^KMeans: sample_weight must be .* not negative",
+    ),
+    "score, NaN as a weight": (
+        lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=np.full(200, np.nan)), ValueError, "^KMeans: sample_weight must be finite",
+    ),
 }  # fmt: skip
 
 
@@ -232,6 +266,10 @@ NUMPY_REFUSED = {
     "init not finite": (lambda front: front.kmeans(DATA, 1, init=np.full((1, 5), 1e300)), RuntimeError, "^kmeans: init must be finite"),
     "shape": (lambda front: front.kmeans(DATA[0], 1), ValueError, r"^kmeans: x must have shape \[N, d\], got \[5\]"),
     "k": (lambda front: front.kmeans(DATA[:3], 4), ValueError, "^kmeans: 4 clusters need at least 4 rows, got 3"),
+    "threads of text": (lambda front: front.kmeans(DATA, 4, threads="2"), TypeError, "^kmeans: threads must be an int .*, got '2'"),
+    "threads in parts": (lambda front: front.vq_assign(DATA, DATA, threads=2.5), TypeError, "^vq_assign: threads must be .* got 2.5"),
+    "threads of truth": (lambda front: front.kmeans(DATA, 4, threads=True), TypeError, "^kmeans: threads must be an int .*, got True"),
+    "tol of text": (lambda front: front.kmeans(DATA, 4, tol="a"), TypeError, "^kmeans: tol must be a number, got 'a'"),
     "threads": (lambda front: front.kmeans(DATA, 4, threads=0), ValueError, "^kmeans: threads must be at least 1, or None for all, got 0"),
     "weights": (lambda front: front.kmeans(DATA, 4, weights=DATA[0]), ValueError, r"^kmeans: weights must have shape \[200\], got \[5\]"),
     "init": (lambda front: front.kmeans(DATA, 4, init=DATA), ValueError, r"^kmeans: init must have shape \[4, 5\], got \[200, 5\]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +41,23 @@ WRONG = {
         "passes must be an integer of at least 1, got 2.5",
     ),
     "activation": (lambda: mc_dropout_mlp(X, W, B, p=0.1, activation="elu"), ValueError, "activation 'elu' is not known, expected one of"),
+    "dtypes": (
+        lambda: mc_dropout_mlp(X.double(), W, B, p=0.1),
+        TypeError,
+        r"x has dtype torch.float64 and weights\[0\] torch.float32, before the first dropout; convert one",
+    ),
+    "dtypes of biases": (
+        lambda: mc_dropout_mlp(X, W, [B[0].half(), B[1]], p=0.1),
+        TypeError,
+        r"x has dtype torch.float32 and biases\[0\] torch.float16, before the first dropout; convert one",
+    ),
+    "no p": (lambda: mc_dropout_mlp(X, W, B, p=None), TypeError, r"p must be a number in \[0, 1\), or a list .*, got None"),
+    "p of text": (lambda: mc_dropout_mlp(X, W, B, p="a"), TypeError, r"p must be a number in \[0, 1\), or a list .*, got 'a'"),
+    "p in a tensor": (lambda: mc_dropout_mlp(X, W, B, p=torch.tensor(0.1)), TypeError, r"p must be a number in .*, got tensor\(0.1"),
+    "p with text": (lambda: mc_dropout_mlp(X, W, B, p=["a"]), TypeError, r"p must be a number in \[0, 1\), or a list .*, got \['a'\]"),
+    "activations": (lambda: mc_dropout_mlp(X, W, B, p=0.1, activation=["gelu"]), ValueError, r"activation \['gelu'\] is not known"),
+    "passes of truth": (lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=True), ValueError, "passes must be an integer .*, got True"),
+    "seed of truth": (lambda: mc_dropout_mlp(X, W, B, p=0.1, seed=True), ValueError, "seed must be an integer in .*, got True"),
     "seed": (lambda: mc_dropout_mlp(X, W, B, p=0.1, seed=-1), ValueError, r"seed must be an integer in \[0, 2\^63\) or None, got -1"),
 }
 
@@ -49,6 +67,11 @@ def test_bad_input(case):
     call, error, message = WRONG[case]
     with pytest.raises(error, match=f"mc_dropout_mlp: {message}"):
         call()
+
+
+def test_rates_of_numpy():
+    for p in (np.float32(0.5), [np.float64(0.5)], (0.5,)):
+        assert torch.equal(mc_dropout_mlp(X, W, B, p=p, seed=1).mean_probs, mc_dropout_mlp(X, W, B, p=0.5, seed=1).mean_probs)
 
 
 SEED = torch.tensor(0)

@@ -199,6 +199,15 @@ def test_a_row_does_not_depend_on_the_size_of_the_batch():
         assert torch.equal(got, want[:37])
 
 
+def test_the_layer_before_the_dropout_adds_its_own_rounding_only():
+    """Through the public function: torch's linear may round a row otherwise in a batch of another size, and nothing else may differ."""
+    x, weights, biases = mlp((100, 200, 64, 5))
+    whole = mc_dropout_mlp(x, weights, biases, p=0.3, passes=5, seed=6)
+    for rows in (1, 3, 37):
+        part = mc_dropout_mlp(x[:rows], weights, biases, p=0.3, passes=5, seed=6)
+        assert_close(part, MCStats(*(value[:rows] for value in whole)), 3e-6)
+
+
 VARIANT = """
 import torch
 from tests.kernels.mc_dropout_cases import *

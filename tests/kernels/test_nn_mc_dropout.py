@@ -304,6 +304,81 @@ def test_models_without_dropout_get_an_error():
         layer(torch.randn(2, 6))
 
 
+class OnlyInTraining(nn.Module):
+    def __init__(self, branches: bool = False) -> None:
+        super().__init__()
+        self.body, self.inner, self.branches = nn.Linear(6, 4), nn.Sequential(nn.Dropout(0.5)), branches
+
+    def forward(self, x):
+        if self.branches and x.sum() > 1e9:
+            return self.body(x)
+        return self.body(self.inner(x) if self.training else x)
+
+
+def test_a_dropout_that_evaluation_mode_does_not_reach_is_named():
+    message = r"^MCDropout: Dropout 'inner.0' is not reached in evaluation mode; call it whatever self.training is"
+    with pytest.raises(ValueError, match=message):
+        MCDropout(OnlyInTraining())
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        layer = MCDropout(OnlyInTraining(branches=True))
+    with pytest.raises(RuntimeError, match=message):
+        layer(torch.randn(2, 6))
+
+
+class Applied(nn.Module):
+    """A function between two layers, traced or not."""
+
+    def __init__(self, function, branches: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.function, self.branches = nn.Linear(6, 20), nn.Linear(20, 4), function, branches
+
+    def forward(self, x):
+        if self.branches and x.sum() > 1e9:
+            return self.second(x)
+        return self.second(self.function(self.first(x)))
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("dropout", [torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.filterwarnings("ignore:MCDropout. Applied cannot be traced")
+def test_dropouts_of_the_torch_namespace(dropout, train, branches):
+    layer = MCDropout(Applied(lambda x: dropout(x, 0.5, train), branches), 20)
+    assert float(layer(torch.randn(3, 6)).variance.detach().min()) > 0
+    assert float(MCDropout(Applied(lambda x: dropout(x, p=0.5, train=train), branches), 20)(torch.randn(3, 6)).variance.detach().min()) > 0
+
+
+@pytest.mark.filterwarnings("ignore:MCDropout. Applied cannot be traced")
+def test_functional_dropouts_that_drop_everything_are_refused():
+    for function, name in ((lambda x: nn.functional.dropout(x, 1.0), "dropout"), (lambda x: torch.dropout(x, 1, True), "dropout")):
+        with pytest.raises(ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"):
+            MCDropout(Applied(function))
+        with pytest.raises(ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"):
+            MCDropout(Applied(function, branches=True))(torch.randn(2, 6))
+
+
+def test_attention_with_a_rate_of_its_own_is_named():
+    def attend(x):
+        heads = x.reshape(-1, 1, 5, 4)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5).flatten(1)
+
+    with pytest.raises(ValueError, match=r"add nn.Dropout \(dropout_p of F.scaled_dot_product_attention is not switched on\), or use"):
+        MCDropout(Applied(attend))
+
+
+@pytest.mark.parametrize("make", [classifier, Functional, Branching])
+@pytest.mark.filterwarnings("ignore:MCDropout. Branching cannot be traced")
+def test_seeds_and_passes_are_checked_in_every_call(make):
+    layer, x = MCDropout(make(), 3), torch.randn(2, 6)
+    for seed in (-1, 1.5, 2**63, "a", True):
+        with pytest.raises(ValueError, match=rf"^MCDropout: seed must be an integer in \[0, 2\^63\) or None, got {seed!r}"):
+            layer(x, seed=seed)
+    for passes in (0, 2.5, True):
+        layer.passes = passes
+        with pytest.raises(ValueError, match=f"^MCDropout: passes must be an integer of at least 1, got {passes}"):
+            layer(x)
+
+
 @pytest.mark.parametrize("built_in", ["attention", "lstm", "transformer"])
 def test_dropouts_inside_layers_of_torch(built_in):
     class Model(nn.Module):
@@ -322,7 +397,7 @@ def test_dropouts_inside_layers_of_torch(built_in):
 
     with torch.no_grad():
         stats = MCDropout(Model().eval(), 20)(torch.randn(3, 4, 8))
-    assert float(stats.variance.min()) > 0
+    assert float(stats.variance.detach().min()) > 0
     assert float(stats.mutual_info.min()) > 0
 
 
@@ -335,7 +410,7 @@ def test_torchvision_resnet_with_a_dropout_head():
     with torch.no_grad():
         stats = layer(torch.randn(2, 3, 64, 64))
     assert stats.mean_probs.shape == (2, 7)
-    assert float(stats.variance.min()) > 0
+    assert float(stats.variance.detach().min()) > 0
     assert float(stats.entropy.max()) <= math.log(7) + 1e-5
 
 

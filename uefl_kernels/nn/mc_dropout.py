@@ -16,7 +16,9 @@ from torch.overrides import TorchFunctionMode
 from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
 
 _F = nn.functional
-_FUNCTIONS = (_F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout)
+_FUNCTIONS: dict[Any, str] = dict.fromkeys(  # and their argument that switches them on
+    (_F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout), "training"
+) | dict.fromkeys((torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout), "train")
 _ACTIVATIONS: dict[Any, str] = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh"} | {
     _F.gelu: "gelu",
     _F.relu: "relu",
@@ -36,9 +38,10 @@ class MCDropout(nn.Module):
 
     During a call everything is in evaluation mode (batch norm uses its running statistics) but the dropouts; afterwards every
     mode is as before. Functional dropouts (``F.dropout`` and its like) count as dropouts and are switched on, whatever
-    ``training`` they were called with. Modules of torch.nn that hold dropouts (attention, recurrent and transformer layers) are
-    run in training mode as a whole. Not switched on: ``dropout_p`` of a model's own ``F.scaled_dot_product_attention``, and layers that
-    draw for themselves. The cut is made once: wrap the model again after replacing one of its modules or adding a hook.
+    ``training`` they were called with; their rates stay what they were when the model was wrapped. Modules of torch.nn that hold
+    dropouts (attention, recurrent and transformer layers) are run in training mode as a whole. Not switched on: ``dropout_p`` of a
+    model's own ``F.scaled_dot_product_attention``, and layers that draw for themselves. The cut is made once: wrap the model again
+    after replacing one of its modules or adding a hook.
 
     Args:
         model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters stay its own.
@@ -68,8 +71,7 @@ class MCDropout(nn.Module):
         if not isinstance(model, nn.Module):
             raise TypeError(f"MCDropout: model must be a torch.nn.Module, got {type(model).__name__}")
         for name, value in (("passes", passes), ("max_rows", max_rows)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"MCDropout: {name} must be an integer of at least 1, got {value!r}")
+            _check_count(name, value)
         self.model, self.passes, self.consistent, self.max_rows = model, passes, consistent, max_rows
         self._parts, problem = _cut(model)
         self._foldable: dict[tuple[Any, ...], bool] = {}  # by the shapes of what the suffix takes
@@ -94,12 +96,16 @@ class MCDropout(nn.Module):
 
     def forward(self, *args: Any, seed: int | None = None, **kwargs: Any) -> MCStats:
         """The statistics of the passes; ``seed`` of the masks, or None: they follow torch's generator."""
+        for name, value in (("passes", self.passes), ("max_rows", self.max_rows)):
+            _check_count(name, value)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+            raise ValueError(f"MCDropout: seed must be an integer in [0, 2^63) or None, got {seed!r}")
         parts = self._parts
         with _dropouts_on(self.model) as functional:
             if parts is None:
                 stats = _statistics(lambda _: _logits(self.model(*args, **kwargs)).unsqueeze(0), self.passes, 1, seed)
-                if functional.calls == 0 and not any(map(_drops, self.model.modules())):
-                    raise RuntimeError(_NO_DROPOUT)
+                if functional.calls == 0 and all(isinstance(module, _DropoutNd) for module in self.model.modules() if _drops(module)):
+                    raise RuntimeError(_no_dropout(self.model))
                 return stats
             boundary = parts.prefix(*args, **kwargs)
             if parts.chain is not None:
@@ -140,7 +146,23 @@ class MCDropout(nn.Module):
         return self._foldable[shapes]
 
 
-_NO_DROPOUT = "MCDropout: the model has no dropout with p > 0; add nn.Dropout, or use the model as it is"
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"MCDropout: {name} must be an integer of at least 1, got {value!r}")
+
+
+def _no_dropout(model: nn.Module) -> str:
+    """Why a model whose output no dropout reaches has none."""
+    for name, module in model.named_modules():
+        if _drops(module):
+            kind = type(module).__name__
+            return (
+                f"MCDropout: {kind} {name!r} is not reached in evaluation mode; call it whatever self.training is, it is switched on here"
+            )
+    return (
+        "MCDropout: the model has no dropout with p > 0; add nn.Dropout (dropout_p of F.scaled_dot_product_attention is not switched on), "
+        "or use the model as it is"
+    )
 
 
 @dataclass(frozen=True)
@@ -182,9 +204,16 @@ class _Functional(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in _FUNCTIONS:
             self.calls += 1
-            bound = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
-            return function(**bound | {"training": self.training})
+            switch = _FUNCTIONS[function]
+            bound = dict(zip(("input", "p", switch, "inplace"), args, strict=False)) | kwargs
+            _require_rate(function, bound.get("p"))
+            return function(**bound | {switch: self.training})
         return function(*args, **kwargs)
+
+
+def _require_rate(dropout: Any, rate: Any) -> None:
+    if isinstance(rate, (int, float)) and rate == 1:
+        raise ValueError(f"MCDropout: {dropout.__name__} drops everything (p = 1); use a rate in [0, 1)")
 
 
 def _drops(module: nn.Module) -> bool:
@@ -194,8 +223,7 @@ def _drops(module: nn.Module) -> bool:
         rate = module.p
     elif isinstance(module, nn.MultiheadAttention) or (isinstance(module, nn.RNNBase) and module.num_layers > 1):
         rate = module.dropout
-    if rate == 1:
-        raise ValueError(f"MCDropout: {type(module).__name__} drops everything (p = 1); use a rate in [0, 1)")
+    _require_rate(type(module), rate)
     return bool(rate > 0)
 
 
@@ -236,7 +264,7 @@ def _cut(model: nn.Module) -> tuple[_Parts | None, str]:
             random.add(node)
     output = next(node for node in graph.nodes if node.op == "output")
     if not any(source in random for source in output.all_input_nodes):
-        raise ValueError(_NO_DROPOUT)
+        raise ValueError(_no_dropout(model))
     taken = {source: None for node in (*random, output) for source in node.all_input_nodes if source not in random}
     boundary = [node for node in graph.nodes if node in taken and node.op != "get_attr"]
 
@@ -260,8 +288,11 @@ def _draws(node: fx.Node, model: nn.Module) -> bool:
     """Whether the node itself is a dropout."""
     if node.op == "call_module":
         return any(map(_drops, model.get_submodule(str(node.target)).modules()))
-    rate = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-    return bool(node.op == "call_function" and node.target in _FUNCTIONS and rate != 0)
+    if node.op != "call_function" or node.target not in _FUNCTIONS:
+        return False
+    rate: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    _require_rate(node.target, rate)
+    return bool(rate != 0)
 
 
 def _chain(nodes: list[fx.Node], boundary: list[fx.Node], output: fx.Node, model: nn.Module) -> _Chain | None:

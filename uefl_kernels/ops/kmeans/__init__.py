@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ..._checks import check_tensor
@@ -159,6 +160,8 @@ def kmeans_batched(
     op = "kmeans_batched"
     if isinstance(xs, torch.Tensor) and xs.dim() != 3:
         raise ValueError(f"{op}: xs must be tensors [N, d], or one tensor [P, N, d], got {list(xs.shape)}; kmeans takes a single problem")
+    if not hasattr(xs, "__iter__"):
+        raise TypeError(f"{op}: xs must be tensors [N, d], or one tensor [P, N, d], got {type(xs).__name__}")
     xs = list(xs)
     for i, x in enumerate(xs):
         _check_rows(op, x, f"xs[{i}]")
@@ -166,7 +169,7 @@ def kmeans_batched(
         return []
     if any((x.shape[1], x.dtype, x.device) != (xs[0].shape[1], xs[0].dtype, xs[0].device) for x in xs):
         raise ValueError(f"{op}: the problems must have the same number of columns, dtype and device")
-    clusters, seeds = ([value] * len(xs) if isinstance(value, int) else list(value) for value in (k, seed))
+    clusters, seeds = (_for_each(op, name, value, len(xs)) for name, value in (("k", k), ("seed", seed)))
     for name, values in (("k", clusters), ("seed", seeds), ("weights", weights), ("init", init)):
         if values is not None and not isinstance(values, str) and len(values) != len(xs):
             raise ValueError(f"{op}: {name} has {len(values)} entries for {len(xs)} problems")
@@ -179,6 +182,14 @@ def kmeans_batched(
     given = init if isinstance(init, str) else torch.cat(list(init))
     mass = None if weights is None else torch.cat(list(weights))
     return _call(op, torch.cat(xs), [x.shape[0] for x in xs], clusters, seeds, mass, given, n_init, max_iter, tol, metric)
+
+
+def _for_each(op: str, name: str, value: int | Sequence[int], problems: int) -> list[int]:
+    if isinstance(value, (int, np.integer)):
+        return [int(value)] * problems
+    if not hasattr(value, "__iter__") or isinstance(value, str):
+        raise TypeError(f"{op}: {name} must be an int, or one for each problem, got {value!r}")
+    return list(value)
 
 
 def _check_rows(op: str, x: torch.Tensor, name: str = "x") -> None:
@@ -202,8 +213,10 @@ def _call(
     tol: float,
     metric: str,
 ) -> list[KMeansResult]:
-    for n, k, seed in zip(sizes, clusters, seeds, strict=True):
-        check_request(op, n, x.shape[1], k, n_init, max_iter, tol, seed, metric)
+    for i, (n, k, seed) in enumerate(zip(sizes, clusters, seeds, strict=True)):
+        name = op if len(sizes) == 1 else f"{op}: problem {i}"
+        check_request(name, n, x.shape[1], k, n_init, max_iter, tol, seed, metric)
+    clusters, seeds = [int(k) for k in clusters], [int(seed) for seed in seeds]
     if weights is not None:
         check_tensor(op, "weights", weights)
         check_shape(op, "weights", weights.shape, [x.shape[0]])
@@ -221,7 +234,7 @@ def _call(
     method = "given" if isinstance(init, torch.Tensor) else init
     runs = starts(n_init, None if isinstance(init, torch.Tensor) else init)
     found = resolve("kmeans", x)(
-        x.detach(), weights, centres, sizes, clusters, seeds, method, metric == "cosine", runs, max_iter, float(tol)
+        x.detach(), weights, centres, sizes, clusters, seeds, method, metric == "cosine", runs, int(max_iter), float(tol)
     )
     columns = zip(found[0].split(clusters), found[1].split(sizes), found[2].unbind(), found[3].unbind(), strict=True)
     return [KMeansResult(*column) for column in columns]

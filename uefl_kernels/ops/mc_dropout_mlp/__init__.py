@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..._checks import check_tensor
 from ..._library import define, define_autograd, define_triton, once_differentiable, resolve
 from . import backward, reference
+
+_NUMBER = (int, float, np.integer, np.floating)
 
 
 class MCStats(NamedTuple):
@@ -106,8 +109,9 @@ def mc_dropout_mlp(
     The gradient is plain PyTorch on every device, pass by pass. None of the GPU code has been run on a GPU yet.
 
     Args:
-        x: ``[..., D]``, float32, bfloat16, float16 or float64. Results do not depend on how many rows there are, but a row's
-            masks depend on its position, so splitting a batch changes the draws.
+        x: ``[..., D]``, float32, bfloat16, float16 or float64. A row's masks depend on its position, so splitting a batch
+            changes the draws. Given the values before the first dropout, the bits of a row do not depend on how many rows there are;
+            those values are torch's ``linear``, whose last bits may.
         weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C logits.
         biases: ``[out]`` or None for each layer; None for none at all.
         p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if there is one, the
@@ -216,16 +220,25 @@ def _check(
             raise ValueError(f"{op}: biases[{i}] must have shape [{len(weight)}] like the rows of weights[{i}], got {list(bias.shape)}")
         width, source = len(weight), f"weights[{i}]"
     dropouts = input_dropout + len(weights) - 1 + logit_dropout
-    rates = [float(p)] * dropouts if isinstance(p, (int, float)) else [float(rate) for rate in p]
+    given = [p] * dropouts if isinstance(p, _NUMBER) else p
+    if not isinstance(given, (list, tuple)) or not all(isinstance(rate, _NUMBER) for rate in given):
+        raise TypeError(f"{op}: p must be a number in [0, 1), or a list with one for each dropout, got {p!r}")
+    rates = [float(rate) for rate in given]
     if len(rates) != dropouts:
         raise ValueError(f"{op}: p has {len(rates)} rates, expected one number or {dropouts}: one for each dropout, from the input on")
-    for rate in [float(p)] if isinstance(p, (int, float)) else rates:
+    for rate in rates or ([float(p)] if isinstance(p, _NUMBER) else []):  # one that no dropout takes is looked at, too
         if not (0 <= rate < 1 and math.isfinite(rate)):
             raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
-    if not isinstance(passes, int) or passes < 1:
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ValueError(f"{op}: passes must be an integer of at least 1, got {passes!r}")
-    if activation not in reference.ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in reference.ACTIVATIONS:
         raise ValueError(f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}")
-    if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**63):
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise ValueError(f"{op}: seed must be an integer in [0, 2^63) or None, got {seed!r}")
-    return [0.0] * (not input_dropout) + rates + [0.0] * (not logit_dropout)
+    rates = [0.0] * (not input_dropout) + rates + [0.0] * (not logit_dropout)
+    first = next((i for i, rate in enumerate(rates) if rate > 0), len(weights))  # the layers before it are torch's
+    for i, pair in enumerate(zip(weights[:first], biases[:first], strict=True)):
+        for name, part in zip((f"weights[{i}]", f"biases[{i}]"), pair, strict=True):
+            if part is not None and part.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+                raise TypeError(f"{op}: x has dtype {x.dtype} and {name} {part.dtype}, before the first dropout; convert one of them")
+    return rates
