@@ -131,6 +131,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   const Tensor centres = torch::stable::contiguous(centres_given),
                weights = torch::stable::contiguous(weights_given.value_or(middle_given));
   const Tensor middle = torch::stable::contiguous(middle_given), scale = torch::stable::contiguous(scale_given);
+  expect(n == 0 || doubles(mass_scale)[0] * n <= 0x1p62, "units are of fewer rows than x has; give those of these rows or of more");
+  if (weights_given) {
+    for (int64_t i = 0; i < n; ++i) {
+      expect(0 <= doubles(weights)[i] && doubles(weights)[i] <= 1, "weights must be finite, not negative and not above those of the units");
+    }
+  }
   Tensor labels = torch::stable::new_empty(x, {n}, ScalarType::Long), inertia = torch::stable::new_zeros(x, {}, ScalarType::Double);
   Tensor sums = torch::stable::new_empty(x, {k, d}, ScalarType::Long), masses = torch::stable::new_empty(x, {k}, ScalarType::Long);
 
@@ -150,7 +156,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   std::copy(totals.sums.begin(), totals.sums.end(), static_cast<int64_t*>(sums.mutable_data_ptr()));
   std::copy(totals.masses.begin(), totals.masses.end(), static_cast<int64_t*>(masses.mutable_data_ptr()));
   if (with_inertia) {
-    for (int64_t i = 0; i < n; ++i) distances[i] *= units.weight(i);
+    for (int64_t i = 0; i < n; ++i) {
+      expect(std::isfinite(distances[i]), "x holds NaN or infinity; remove or replace those rows");
+      distances[i] *= units.weight(i);
+    }
     *static_cast<double*>(inertia.mutable_data_ptr()) = cpu::tree_sum(std::move(distances));
   }
   return {labels, sums, masses, inertia};

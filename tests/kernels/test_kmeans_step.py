@@ -183,6 +183,24 @@ def test_values_that_are_refused(name):
                 kmeans_step(X, C, weights=weights)
 
 
+@pytest.mark.parametrize("name", ["auto", "reference"])
+def test_values_that_are_refused_in_units_given(name):
+    """Masses would be negative or overflow, and NaN would count for the first cluster."""
+    with backend(name):
+        units = kmeans_step(X, C, weights=W).units
+        for weights in (-W, W * float("nan"), W * 1e9, W * float("inf")):
+            with pytest.raises(RuntimeError, match=r"^kmeans_step: weights must be finite, not negative and not above those of the units"):
+                kmeans_step(X, C, weights=weights, units=units)
+        for bad in (float("nan"), float("inf"), -float("inf")):
+            x = torch.where(torch.arange(18).reshape(6, 3) == 17, bad, X)
+            for given in (None, W):
+                with pytest.raises(RuntimeError, match=r"^kmeans_step: x holds NaN or infinity; remove or replace those rows"):
+                    kmeans_step(x, C, weights=given, units=units)
+        with pytest.raises(RuntimeError, match=r"^kmeans_step: units are of fewer rows than x has; give those of these rows or of more"):
+            kmeans_step(X.repeat(2, 1), C, units=units)
+        assert float(kmeans_step(X, C, weights=W * 0, units=units).masses.sum()) == 0
+
+
 @compiled
 def test_direct_calls_are_checked():
     """By the op itself: what the public function has made of its arguments."""

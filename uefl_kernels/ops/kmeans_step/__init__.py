@@ -88,12 +88,13 @@ def kmeans_step(
     and sums over rows are sums of 64-bit integers. What :func:`kmeans` adds: seeding, a new row for a cluster without any, an end.
 
     Args:
-        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. As in :func:`kmeans` finite, and at most 2^480 in float64:
-            checked on the CPU where ``units`` are not given. N = 0 is legal.
+        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. As in :func:`kmeans` finite, and at most 2^480 in float64,
+            which is checked on the CPU. N = 0 is legal.
         centres: ``[k, d]``, rounded to float32 first (float64 for float64 x); finite, which is checked on the CPU.
         weights: ``[N]``, not negative, not all zero, at most 2^1000; see :func:`kmeans`. Default: ones.
         units: ``units`` of an earlier step on these rows with these weights, or on more rows, these among them; it saves a pass over x
-            for the extremes of its columns. Rows beyond those extremes overflow.
+            for the extremes of its columns. More rows, or greater weights, than those are refused on the CPU; rows beyond the extremes
+            overflow unseen, since to look would take that pass.
 
     Returns:
         :class:`KMeansStep` ``(centres, labels, sums, masses, inertia, units)``. No gradient. Masses are exact to 2^-(62 - log2 N) of the

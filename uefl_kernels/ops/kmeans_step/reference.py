@@ -59,6 +59,7 @@ def kmeans_step(
     """x [N, d], centres [k, d], weights [N] at most 1, units -> labels, sums, masses, inertia (see ``ops/kmeans_step/__init__.py``)."""
     if centres.device.type == "cpu":
         require_valid_centres("kmeans_step", "centres", centres)
+        _require_within_units(x, weights, mass_scale)
     return compose(x, centres, search(x, centres, "l2")[:, 0], weights, middle, scale, mass_scale, with_inertia)
 
 
@@ -159,6 +160,15 @@ def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> Non
         raise RuntimeError(f"{op}: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down")
     if weights is not None and not bool((weights >= 0).all() and (weights <= _HEAVIEST).all() and ((weights > 0).any() or len(x) == 0)):
         raise RuntimeError(f"{op}: weights must be finite (at most 2^1000), not negative and not all zero")
+
+
+def _require_within_units(x: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.Tensor) -> None:
+    if len(x) > 0 and float(mass_scale) * len(x) > 2.0**62:
+        raise RuntimeError("kmeans_step: units are of fewer rows than x has; give those of these rows or of more")
+    if weights is not None and not bool(((weights >= 0) & (weights <= 1)).all()):
+        raise RuntimeError("kmeans_step: weights must be finite, not negative and not above those of the units")
+    if not bool(torch.isfinite(x).all()):
+        raise RuntimeError("kmeans_step: x holds NaN or infinity; remove or replace those rows")
 
 
 def require_valid_centres(op: str, name: str, centres: torch.Tensor) -> None:
