@@ -130,18 +130,20 @@ def test_only_uncertain_rows_are_rescored(passes):
 @pytest.mark.parametrize(("d", "k"), [(3, 40), (32, 300), (300, 20)])
 def test_each_pass_certifies_most_rows_and_all_that_it_certifies_are_right(passes, d, k, offset, metric):
     """The certificate at work: neither does it let a wrong row through, nor does everything go to the slow pass."""
-    x, codebook = torch.randn(600, d) + offset, torch.randn(k, d) + offset
+    alike = metric == "cosine" and offset > 0  # far from the origin all directions are nearly one: every row goes to the slow pass
+    rows = 60 if alike else 600
+    x, codebook = torch.randn(rows, d) + offset, torch.randn(k, d) + offset
     with backend("reference"):
         expected = vq_assign(x, codebook, metric=metric).flatten()
     with backend("triton"):
         vq_assign(x, codebook, metric=metric)
     listed, rescored = passes["listed"], passes["rescored"]
-    certain = torch.ones(600, dtype=torch.bool)
+    certain = torch.ones(rows, dtype=torch.bool)
     certain[listed] = False
     assert torch.equal(passes["listed of"].flatten()[certain], expected[certain])
     settled = listed[~torch.isin(listed, rescored)]
     assert torch.equal(passes["rescored of"].flatten()[settled], expected[settled])
-    if metric == "l2" or offset == 0:  # far from the origin all directions are nearly one
+    if not alike:
         assert 0 < len(listed) < 60
         assert int((rescored >= 0).sum()) <= 12
 
