@@ -94,7 +94,7 @@ def show(ops: list[str], device: str) -> None:
 def version(provider: str) -> str:
     """Of the library that a peer is named after, else of torch."""
     try:
-        return f"{provider} {metadata.version(provider)}"
+        return f"{provider} {metadata.version('faiss-cpu' if provider == 'faiss' else provider)}"
     except metadata.PackageNotFoundError:
         return f"torch {torch.__version__}"
 
