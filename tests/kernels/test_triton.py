@@ -231,6 +231,7 @@ for name, dtype, d, architectures, wanted in (
     ("_search", "*fp32", 64, (80, 90, 100), VQ),
     ("_search", "*fp32", 64, (80, 90), STEP),
     ("_search", "*fp16", 256, (80, 90), VQ),
+    ("_search", "*fp64", 700, (80, 90), VQ),
     ("_finish_open", "*fp32", 64, (80, 90), VQ),
     ("_search_listed", "*fp32", 64, (80, 90, 100), ()),
     ("_rescore", "*fp32", 64, (80, 90, 100), ()),

@@ -53,8 +53,8 @@ def config(capability: tuple[int, int], width: int) -> Config:
             return Config(128, 128, 64, 8, 3)
         return Config(128, 128, width, 8, 3) if width <= 128 else Config(128, 64, width, 8, 2)
     if width > 256:  # 99 KB on the smaller chips of the generation
-        return Config(64, 64, 64, 4, 3)
-    return Config(64, 64, width, 4, 3) if width <= 64 else Config(64, 64, width, 4, 2)
+        return Config(64, 64, 64, 8, 3)
+    return Config(64, 64, width, 4, 3) if width <= 64 else Config(64, 64, width, 4 if width <= 128 else 8, 2)
 
 
 def config_listed(width: int) -> Config:
