@@ -119,15 +119,15 @@ __device__ void finish_rows(const Tail& wanted, const T* x, const Shape& shape, 
   if (lane == 0) tail.errors[place] = error;
 }
 
-// Every lane of a warp calls it and brings one output at most (or -1), its index and whether that is certain; place: whose part of the
-// loss this is.
-template <class T>
-__device__ __noinline__ void finish(const Tail& tail, const T* x, const Shape& shape, int64_t book, int64_t output, int64_t index,
-                                    bool certain, int64_t place) {
+// Every lane of a warp calls it and brings one output of a book at most (or -1), its index and whether that is certain. The outputs of a
+// warp are of 16 rows that begin at a multiple of 16, or of two such runs: hence its place. Not inlined, and of few arguments: the
+// searches have no registers left.
+template <class T, bool kLater = false>
+__device__ __noinline__ void finish(const Tail& tail, const T* x, const Shape& shape, int64_t output, int64_t index, bool certain) {
   const int lane = threadIdx.x % kWarp;
   if (tail.open && output >= 0) tail.open[output] = !certain;
   const bool mine = output >= 0 && certain;
-  const int64_t code = book * shape.k + index;
+  const int64_t code = output % shape.books * shape.k + index;
   if (mine) add(tail.counts + code, tail.mass_scale ? __double2ll_rn((tail.weights ? tail.weights[output] : 1) * *tail.mass_scale) : 1);
 
   // The i-th row to the i-th lane.
@@ -138,6 +138,8 @@ __device__ __noinline__ void finish(const Tail& tail, const T* x, const Shape& s
   }
   if (rows == 0) return;
   const int64_t row_output = __shfl_sync(kAllLanes, output, source), row_code = __shfl_sync(kAllLanes, code, source);
+  const int64_t first = __shfl_sync(kAllLanes, row_output, 0), m = first / shape.books, book = first % shape.books;
+  const int64_t place = kLater ? first_pass_places(shape) + m / kWarp * shape.books + book : m / 16 * shape.books + book;
   if (!tail.quantized) {
     finish_rows<T, false, true>(tail, x, shape, rows, row_output, row_code, place);
   } else if (tail.sums) {
@@ -160,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int64_t book = group % shape.books, m = group / shape.books * kWarp + lane, output = m * shape.books + book;
     const bool open = m < count && tail.open[output] != 0;
     if (!__any_sync(kAllLanes, open)) continue;
-    finish(closed, x, shape, book, open ? output : -1, open ? indices[output] : 0, true, first_pass_places(shape) + group);
+    finish<T, true>(closed, x, shape, open ? output : -1, open ? indices[output] : 0, true);
   }
 }
 

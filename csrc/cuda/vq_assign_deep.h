@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int which = warp * 16 + lane % 16;
       for (int i = 0; i < 4; ++i) all.merge(bests[i][which], seconds[i][which], numbers[i][which]);
       const int64_t m = first_row + which;
-      settle<kDeepColumns>(all, norm_of(which), lane < 16 && m < count ? m * shape.books + book : -1, book,
-                           (first_row / 16 + warp) * shape.books + book, x, shape, packed, halves, exact, indices, tail);
+      settle<kDeepColumns>(all, norm_of(which), lane < 16 && m < count ? m * shape.books + book : -1, book, x, shape, packed, halves, exact,
+                           indices, tail);
     }
     __syncthreads();
   }

@@ -154,9 +154,9 @@ __device__ inline void merge_quad(TopTwo& top) {
 }
 
 // The answer of a row, written, put on the list unless it is certain, and handed on. All lanes of a warp call it, each with the output that
-// it answers for or with -1; place as in finish().
+// it answers for or with -1.
 template <int kColumns, class T>
-__device__ inline void settle(const TopTwo& found, float norm, int64_t output, int64_t book, int64_t place, const T* x, const Shape& shape,
+__device__ inline void settle(const TopTwo& found, float norm, int64_t output, int64_t book, const T* x, const Shape& shape,
                               const Packed& packed, const PackedHalves& halves, bool exact, int64_t* indices, const Tail& tail) {
   const int64_t index = found.index < shape.k ? found.index : 0;  // beyond: of a row that is not finite
   bool certain = !exact;
@@ -171,7 +171,7 @@ __device__ inline void settle(const TopTwo& found, float norm, int64_t output, i
     const auto at = atomicAdd(reinterpret_cast<unsigned long long*>(halves.counts + book), 1ull);
     halves.listed[book * (shape.outputs / shape.books) + static_cast<int64_t>(at)] = output;
   }
-  if (tail.wanted()) finish(tail, x, shape, book, output, index, certain, place);
+  if (tail.wanted()) finish(tail, x, shape, output, index, certain);
 }
 
 }  // namespace

@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (t == r) found = all, norm = norms[r];
     }
     const int64_t m = first_row + 8 * t + g;
-    settle<Tile::kColumns>(found, norm, t < kRowsOfThread && m < count ? m * shape.books + book : -1, book,
-                           first_row / 16 * shape.books + book, x, shape, packed, halves, exact, indices, tail);
+    settle<Tile::kColumns>(found, norm, t < kRowsOfThread && m < count ? m * shape.books + book : -1, book, x, shape, packed, halves, exact,
+                           indices, tail);
   }
 }
 

@@ -270,8 +270,8 @@ __device__ void assign_rows(const T* x, const Shape& shape, const Packed& packed
       if (t == r) found = all, norm = norms[r];
     }
     const int64_t m = first + own_row + 8 * t;
-    settle<kWgmmaColumns>(found, norm, t < 2 && m < tiles.count ? m * shape.books + book : -1, book,
-                          (first + own_row - g) / 16 * shape.books + book, x, shape, packed, halves, exact, indices, tail);
+    settle<kWgmmaColumns>(found, norm, t < 2 && m < tiles.count ? m * shape.books + book : -1, book, x, shape, packed, halves, exact,
+                          indices, tail);
     group_sync(1 + group);  // before operands and lengths are written again
   }
 }
