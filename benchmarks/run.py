@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 from contextlib import ExitStack
@@ -39,6 +40,10 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     chosen = [REGISTRY[name] for name in options.op]
     _known(parser, "peer", options.peers or [], list(dict.fromkeys(provider for op in chosen for provider in op.providers)))
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.smoke and options.shape:
+        parser.error("--smoke has a shape of its own; leave out --smoke or --shape")
+    if options.seconds is not None and not 0 < options.seconds < math.inf:
+        parser.error(f"--seconds {options.seconds:g}; expected a positive number")
     if options.seconds is None:
         options.seconds = 0.3 if options.device == "cuda" else 1.5
     options.cases = [

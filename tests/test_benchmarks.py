@@ -139,6 +139,20 @@ def test_unknown_peer_is_an_error(capsys):
     assert "faiss" in error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--smoke", "--shape", "9216x512x64"], "--smoke has a shape of its own; leave out --smoke or --shape"),
+        (["--seconds", "nan"], "--seconds nan; expected a positive number"),
+        (["--seconds", "-1"], "--seconds -1; expected a positive number"),
+    ],
+)
+def test_options_that_make_no_run(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--op", "vq_assign", *arguments])
+    assert message in capsys.readouterr().err
+
+
 def test_unknown_shape_is_an_error(capsys):
     with pytest.raises(SystemExit):
         run.main(["--shape", "1x2x3"])

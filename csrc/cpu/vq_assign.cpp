@@ -67,7 +67,8 @@ Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
   if (best == Isa::amx && (forced || amx_pays(d, k))) {
     return {best, &vq_assign_amx, forced || one_product_pays(d, k) ? &vq_assign_coarse_amx : nullptr};
   }
-  if (best >= Isa::avx512vnni && integers_pay(d, k)) return {Isa::avx512vnni, &vq_assign_avx512, &vq_assign_coarse_avx512vnni};
+  if (best >= Isa::avx512vnni && ((forced && best == Isa::avx512vnni) || integers_pay(d, k)))
+    return {Isa::avx512vnni, &vq_assign_avx512, &vq_assign_coarse_avx512vnni};
   if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512, nullptr};
   if (best == Isa::avx2) return {best, &vq_assign_avx2, nullptr};
 #endif

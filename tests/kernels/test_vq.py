@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -326,6 +327,8 @@ def test_codebook_that_is_not_finite(name):
 def test_errors_name_the_op():
     with pytest.raises(ValueError, match=r"^vq: x \[..., 5\] cannot be cut into segments of the codeword length 3"):
         vq(torch.zeros(4, 5), torch.zeros(5, 3))
+    with pytest.raises(TypeError, match=r"^vq: codebook must be a torch.Tensor, got ndarray"):
+        vq(torch.zeros(3, 4), np.zeros((5, 4)))
     with pytest.raises(TypeError, match=r"^vq: x has dtype torch.int64"):
         vq(torch.zeros(4, 6).long(), torch.zeros(5, 3))
 

@@ -17,9 +17,9 @@ from .conftest import DTYPES, wrong_indices
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 
-LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 96, 100, 130)
+LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 96, 100, 130, 257, 520)
 COUNTS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 129, 200, 300)
-ROWS = (1, 2, 4, 5, 11, 12, 13, 15, 16, 17, 31, 32, 33, 40, 70, 200)
+ROWS = (1, 2, 4, 5, 11, 12, 13, 15, 16, 17, 31, 32, 33, 40, 70, 200, 400)
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

@@ -158,8 +158,7 @@ def vq(
         quantized = x + (q - x).detach()   # here exactly q; for "rotation": lambda.detach() * (R.detach() @ x)
         counts = torch.bincount(indices.flatten(), minlength=K)
     """
-    needs_sums = codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled()
-    return _call(x, codebook, metric, precision, needs_sums, codebook_weight, commitment_weight, estimator)[0]
+    return _call(x, codebook, metric, precision, None, codebook_weight, commitment_weight, estimator)[0]
 
 
 def vq_with_sums(
@@ -196,12 +195,14 @@ def _call(
     codebook: torch.Tensor,
     metric: str,
     precision: str,
-    with_sums: bool,
+    with_sums: bool | None,
     codebook_weight: float,
     commitment_weight: float,
     estimator: str,
 ) -> tuple[VQOutput, torch.Tensor]:
     check_search("vq", x, codebook, metric, precision)
+    if with_sums is None:  # then only for the codebook's gradient
+        with_sums = codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled()
     if estimator not in ESTIMATORS:
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     if not torch.compiler.is_compiling() and any(unpack_dual(t).tangent is not None for t in (x, codebook)):
