@@ -301,6 +301,7 @@ OPS = {
             "vector-quantize-pytorch": vector_quantize_pytorch,
         },
         gate=GATE,
+        covers=("vq_forward",),  # what vq is on a GPU
         bytes=lambda case: case.bytes + case.itemsize * case.n * case.dim + 8 * case.k,  # the codewords and the counts written once
         flops=lambda case: case.flops,
     ),
