@@ -14,6 +14,7 @@ import triton.language as tl
 
 from ..kmeans_step import reference as steps
 from ..vq_assign.triton import _halve
+from ..vq_assign.triton_tail import _fixed
 from . import reference
 
 _LANES = tl.constexpr(8)  # partial sums of a squared distance
@@ -51,14 +52,6 @@ def _weighted(x, weights, middle, row, j, valid, stride_n, stride_d, WEIGHTED: t
     return value
 
 
-@triton.jit
-def _whole(value):
-    """The nearest whole number, ties to even, int64: below 2^52 by adding and subtracting it, above there is nothing to round."""
-    magnitude = tl.abs(value)
-    units = tl.where(magnitude < 2.0**52, (magnitude + 2.0**52) - 2.0**52, magnitude).to(tl.int64)
-    return tl.where(value < 0, -units, units)
-
-
 @triton.jit(do_not_specialize=["n", "k"])
 def _far(
     x, weights, mass_scale, centres, labels, masses, ended, keys, n: tl.int64, k, stride_n: tl.int64, stride_d: tl.int64, spread: tl.int64,
@@ -84,7 +77,7 @@ def _far(
         distance = _total(total, ROWS)
         takes_part = distance > 0
         if WEIGHTED:
-            takes_part = takes_part & (_whole(tl.load(weights + row, mask=valid, other=0.0) * tl.load(mass_scale)) > 0)
+            takes_part = takes_part & (_fixed(tl.load(weights + row, mask=valid, other=0.0) * tl.load(mass_scale)) > 0)
         key = (distance.to(tl.int64, bitcast=True) & (-1 - spread)) | (spread - row)
         tl.store(keys + row, tl.where(takes_part, key, -1), mask=valid)
 
@@ -121,11 +114,11 @@ def _mean(
     sum = tl.load(sums + cluster * D + j, mask=valid, other=0)
     unit = tl.load(scale + j, mask=valid, other=1.0)
     if gained >= 0:
-        sum += _whole(_weighted(x, weights, middle, gained, j, valid, stride_n, stride_d, WEIGHTED) * unit)
+        sum += _fixed(_weighted(x, weights, middle, gained, j, valid, stride_n, stride_d, WEIGHTED) * unit)
     for i in range(0, moved):
         row = tl.load(taken + i)
         if tl.load(labels + row) == cluster:
-            sum -= _whole(_weighted(x, weights, middle, row, j, valid, stride_n, stride_d, WEIGHTED) * unit)
+            sum -= _fixed(_weighted(x, weights, middle, row, j, valid, stride_n, stride_d, WEIGHTED) * unit)
     return tl.load(middle + j, mask=valid, other=0.0) + sum.to(tl.float64) / unit / mass
 
 
@@ -146,7 +139,7 @@ def _move(
     whole = tl.load(mass_scale)
     for i in range(0, moved):
         row = tl.load(taken + i)
-        own = _whole(tl.load(weights + row) * whole) if WEIGHTED else whole.to(tl.int64)
+        own = _fixed(tl.load(weights + row) * whole) if WEIGHTED else whole.to(tl.int64)
         if row == gained:
             mass += own
         if tl.load(labels + row) == cluster:
