@@ -46,31 +46,38 @@ static float bfloat16(float value) {
   return value;
 }
 
+// The largest error of a score among random vectors, as a share of its bound, with the products of high and low parts or without.
+static double worst_of_bfloat16(std::mt19937& random, int64_t d, double scale, bool low_parts) {
+  double worst = 0;
+  for (int trial = 0; trial < 500; ++trial) {
+    const auto y = normal<float>(d, random, 0, scale), b = normal<float>(d, random, 0, scale);
+    double square = 0, radius_square = 0, rest = 0, rest_radius = 0;
+    long double exact = 0;
+    float sum = 0;
+    for (int64_t j = 0; j < d; ++j) {
+      const float y1 = bfloat16(y[j]), b1 = bfloat16(b[j]);
+      square += double(y[j]) * y[j], radius_square += double(b[j]) * b[j];
+      rest += double(y[j] - y1) * (y[j] - y1), rest_radius += double(b[j] - b1) * (b[j] - b1);
+      exact -= static_cast<long double>(y[j]) * b[j];
+      if (low_parts) sum += bfloat16(y[j] - y1) * b1;
+      sum += y1 * b1;
+      if (low_parts) sum += y1 * bfloat16(b[j] - b1);
+    }
+    const double half_square = radius_square / 2, radius = std::sqrt(radius_square), rest_norm = std::sqrt(rest_radius);
+    const float h = static_cast<float>(half_square);
+    exact += half_square;
+    const double bound = low_parts ? uefl::score_error_bf16x3(d, half_square, radius, rest_norm, square, rest, true)
+                                   : uefl::score_error_bf16(d, half_square, radius, rest_norm, square, rest, true);
+    worst = std::max(worst, static_cast<double>(std::fabs(h - sum - exact)) / bound);
+  }
+  return worst;
+}
+
 static void measured_error_of_bfloat16_stays_below_the_bound() {
   std::mt19937 random(2);
   for (const int64_t d : {1, 2, 16, 64, 513}) {
     for (const double scale : {1e-12, 1.0, 1e15}) {
-      double worst = 0;
-      for (int trial = 0; trial < 500; ++trial) {
-        const auto y = normal<float>(d, random, 0, scale), b = normal<float>(d, random, 0, scale);
-        double square = 0, radius_square = 0, rest = 0, rest_radius = 0;
-        long double exact = 0;
-        float sum = 0;
-        for (int64_t j = 0; j < d; ++j) {
-          const float y1 = bfloat16(y[j]), b1 = bfloat16(b[j]);
-          square += double(y[j]) * y[j], radius_square += double(b[j]) * b[j];
-          rest += double(y[j] - y1) * (y[j] - y1), rest_radius += double(b[j] - b1) * (b[j] - b1);
-          exact -= static_cast<long double>(y[j]) * b[j];
-          sum += bfloat16(y[j] - y1) * b1;
-          sum += y1 * b1;
-          sum += y1 * bfloat16(b[j] - b1);
-        }
-        const double half_square = radius_square / 2, radius = std::sqrt(radius_square);
-        const float h = static_cast<float>(half_square);
-        exact += half_square;
-        const double bound = uefl::score_error_bf16x3(d, half_square, radius, std::sqrt(rest_radius), square, rest, true);
-        worst = std::max(worst, static_cast<double>(std::fabs(h - sum - exact)) / bound);
-      }
+      const double worst = worst_of_bfloat16(random, d, scale, true);
       CHECK(worst <= 1, "d %ld scale %g: error is %g of the bound", static_cast<long>(d), scale, worst);
       CHECK(d > 1 || worst > 0.1, "one element: the bound is of the size of the error, not %g of it", worst);
     }
@@ -81,25 +88,7 @@ static void measured_error_of_one_bfloat16_product_stays_below_the_bound() {
   std::mt19937 random(4);
   for (const int64_t d : {1, 2, 16, 64, 513}) {
     for (const double scale : {1e-12, 1.0, 1e15}) {
-      double worst = 0;
-      for (int trial = 0; trial < 500; ++trial) {
-        const auto y = normal<float>(d, random, 0, scale), b = normal<float>(d, random, 0, scale);
-        double square = 0, radius_square = 0, rest = 0, rest_radius = 0;
-        long double exact = 0;
-        float sum = 0;
-        for (int64_t j = 0; j < d; ++j) {
-          const float y1 = bfloat16(y[j]), b1 = bfloat16(b[j]);
-          square += double(y[j]) * y[j], radius_square += double(b[j]) * b[j];
-          rest += double(y[j] - y1) * (y[j] - y1), rest_radius += double(b[j] - b1) * (b[j] - b1);
-          exact -= static_cast<long double>(y[j]) * b[j];
-          sum += y1 * b1;
-        }
-        exact += radius_square / 2;
-        const float h = static_cast<float>(radius_square / 2);
-        const double bound =
-            uefl::score_error_bf16(d, radius_square / 2, std::sqrt(radius_square), std::sqrt(rest_radius), square, rest, true);
-        worst = std::max(worst, static_cast<double>(std::fabs(h - sum - exact)) / bound);
-      }
+      const double worst = worst_of_bfloat16(random, d, scale, false);
       CHECK(worst <= 1, "d %ld scale %g: error is %g of the bound", static_cast<long>(d), scale, worst);
       CHECK(d > 1 || worst > 0.5, "one element: the bound is nearly reached, not %g of it", worst);
     }
