@@ -26,12 +26,16 @@ WIDTHS = (20, 20, 24, 8, 10, 7, 7, 8, 8, 7, 8, 6)
 
 def about(device: str, threads: int) -> dict[str, Any]:
     """What the numbers depend on besides the code."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=FOLDER)
+
+    commit = git("describe", "--always").stdout.strip()
+    changed = commit and git("diff", "--quiet", "HEAD", "--", ":/", ":(exclude)*.csv").returncode  # what was measured, not the results
     return {
         "threads": threads,
         "machine": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
         "torch": torch.__version__,
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": f"{commit}{'-dirty' if changed else ''}" or "unknown",
         "date": datetime.date.today().isoformat(),
     }
 
