@@ -26,6 +26,7 @@ WIDTHS = (20, 20, 24, 8, 10, 7, 7, 8, 8, 7, 8, 6)
 
 def about(device: str, threads: int) -> dict[str, Any]:
     """What the numbers depend on besides the code."""
+
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=FOLDER)
 
