@@ -1,9 +1,9 @@
 #if defined(__x86_64__)
 #define UEFL_KERNEL_BODY
-#include "cpu/kmeans_kernel.h"
+#include "cpu/kmeans_digits.h"
 
 namespace uefl::cpu {
 const KMeansKernel kmeans_avx512 = kKMeans;
-const GridKernel grid_avx512 = kGrid;
+const GridKernel grid_avx512 = kDigits;
 }  // namespace uefl::cpu
 #endif

@@ -16,7 +16,8 @@ constexpr int64_t kMostDigits = 1 << 16;  // elements whose products AMX sums in
 const GridKernel& grid_kernel([[maybe_unused]] int64_t d) {
 #if defined(__x86_64__)
   if (isa() == Isa::amx && d <= kMostDigits) return grid_amx;
-  if (isa() >= Isa::avx512) return grid_avx512;
+  if (isa() >= Isa::avx512vnni) return grid_avx512vnni;
+  if (isa() == Isa::avx512) return grid_avx512;
   if (isa() == Isa::avx2) return grid_avx2;
 #endif
   return grid_portable;

@@ -51,7 +51,7 @@ struct GridKernel {
 };
 
 extern const KMeansKernel kmeans_portable, kmeans_avx2, kmeans_avx512;
-extern const GridKernel grid_portable, grid_avx2, grid_avx512, grid_amx;
+extern const GridKernel grid_portable, grid_avx2, grid_avx512, grid_avx512vnni, grid_amx;
 
 }  // namespace uefl::cpu
 

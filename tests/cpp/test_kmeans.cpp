@@ -3,7 +3,9 @@
 #include <numeric>
 
 #include "check.h"
+#include "cpu/features.h"
 #include "cpu/kmeans.h"
+#include "cpu/kmeans_grid.h"
 #include "cpu/threads.h"
 
 using namespace uefl::cpu;
@@ -135,6 +137,54 @@ static void empty_clusters_take_the_farthest_rows() {
   CHECK(found.inertia == 2, "got %g", found.inertia);
 }
 
+static const GridKernel& grid() {
+#if defined(__x86_64__)
+  const GridKernel* const kernels[] = {&grid_portable, &grid_avx2, &grid_avx512, &grid_avx512vnni, &grid_amx};
+  return *kernels[static_cast<int>(isa())];
+#else
+  return grid_portable;
+#endif
+}
+
+// Rows of whole numbers, at random and at the ends of what they and their digits may be, where sums in 32 bits come closest to overflow.
+static void distances_of_whole_numbers() {
+  std::mt19937 random(6);
+  for (const int64_t d : {1, 2, 31, 64, 513, 1100, 5000}) {
+    const int64_t n = 53, first = 16, count = n - first;
+    std::vector<int16_t> x(n * d);
+    for (int64_t i = 0; i < n * d; ++i) {
+      const int16_t ends[] = {-16384, 16384, -16256, 127, -128};
+      x[i] = i / d % 3 == 0 ? static_cast<int16_t>(static_cast<int>(random() % 32769) - 16384) : ends[i / d % 5];
+    }
+    std::vector<GridLine> row_lines(grid().row_bytes(d)), group_lines(grid().group_bytes(d) / 64);
+    char *const rows = row_lines[0].bytes, *const group = group_lines[0].bytes;
+    std::vector<int64_t> norms(n), group_norms(kGroup), distances(count * kGroup);
+    std::vector<int16_t> loaded(d);
+    for (int64_t i = 0; i < n; ++i) {
+      grid().store(&x[i * d], d, i, rows);
+      for (int64_t j = 0; j < d; ++j) norms[i] += x[i * d + j] * x[i * d + j];
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      grid().load(rows, d, i, loaded.data());
+      CHECK(std::equal(loaded.begin(), loaded.end(), &x[i * d]), "row %ld of %ld elements", static_cast<long>(i), static_cast<long>(d));
+    }
+    for (int64_t c = 0; c < kGroup; ++c) {
+      grid().pack(&x[c * d], d, c, group);
+      group_norms[c] = norms[c];
+    }
+    grid().distances(rows, norms.data(), first, count, d, group, group_norms.data(), distances.data());
+    for (int64_t i = 0; i < count * kGroup; ++i) {
+      int64_t expected = 0;
+      for (int64_t j = 0; j < d; ++j) {
+        const int64_t difference = x[(first + i / kGroup) * d + j] - x[i % kGroup * d + j];
+        expected += difference * difference;
+      }
+      CHECK(distances[i] == expected, "d %ld, pair %ld: %ld, expected %ld", static_cast<long>(d), static_cast<long>(i),
+            static_cast<long>(distances[i]), static_cast<long>(expected));
+    }
+  }
+}
+
 static void values_that_are_refused() {
   for (const float bad : {NAN, INFINITY}) {
     const std::vector<float> x{0, 1, bad, 3};
@@ -154,5 +204,6 @@ void run() {
   steps_add_up();
   rows_without_density();
   empty_clusters_take_the_farthest_rows();
+  distances_of_whole_numbers();
   values_that_are_refused();
 }

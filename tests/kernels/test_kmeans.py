@@ -369,7 +369,7 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
 
 
 @compiled
-@pytest.mark.parametrize("variant", ["amx", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
 def test_variants(variant):
     """UEFL_CPU is read once per process: the tests of equality again, in one that is forced to a variant."""
     environment = {**os.environ, "UEFL_CPU": variant}

@@ -250,7 +250,7 @@ def test_autocast():
 
 
 @compiled
-@pytest.mark.parametrize("variant", ["amx", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
 def test_variants(variant):
     """UEFL_CPU is read once per process: the tests of equality again, in one that is forced to a variant."""
     environment = {**os.environ, "UEFL_CPU": variant}
