@@ -27,6 +27,7 @@ from uefl_kernels import COMPILED
 from .ops import REGISTRY
 from .registry import Case, Skip, ours
 
+VARIANTS = ("amx", "avx512vnni", "avx512", "avx2", "portable")  # what UEFL_CPU may name
 ROUNDS = 9
 _SETTLE = 0.01  # seconds for the idle threads of the last provider to stop spinning
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import datetime
+import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,17 +23,20 @@ from .registry import ours
 FOLDER = Path(__file__).with_name("results")
 KEY = ("op", "shape", "provider", "variant", "threads")
 COLUMNS = ("op", "shape", "provider", "variant", "median ms", "spread", "ratio", "error", "peak MB", "GB/s", "GFLOP/s", "cores")
-WIDTHS = (20, 20, 24, 8, 10, 7, 7, 8, 8, 7, 8, 6)
+WIDTHS = (20, 20, 24, 10, 10, 7, 7, 8, 8, 7, 8, 6)  # of the second at least: a shape of one's own may be longer
 
 
 def about(device: str, threads: int) -> dict[str, Any]:
     """What the numbers depend on besides the code."""
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=FOLDER)
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
 
-    commit = git("describe", "--always").stdout.strip()
-    changed = commit and git("diff", "--quiet", "HEAD", "--", ":/", ":(exclude)*.csv").returncode  # what was measured, not the results
+    # A copy of the sources has no history, and its machine maybe no git: there UEFL_COMMIT can say what it is a copy of.
+    commit, changed = os.environ.get("UEFL_COMMIT", ""), 0
+    if not commit and shutil.which("git"):
+        commit = git("describe", "--always").stdout.strip()
+        changed = commit and git("diff", "--quiet", "HEAD", "--", ":/", ":(exclude)*.csv").returncode  # what was measured, not the results
     return {
         "threads": threads,
         "machine": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
@@ -53,8 +58,9 @@ class Table:
     The ratio is the provider's time over that of ours ("uefl", in the best variant): above 1, ours is faster.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shapes: list[str]) -> None:
         self._op = ""
+        self._widths = (WIDTHS[0], max(WIDTHS[1], *map(len, shapes)), *WIDTHS[2:])
 
     def add(self, rows: list[dict[str, Any]], error: str) -> None:
         """Print the rows of one case, ours among them, below a header where the op is another one; ``error`` is what its column holds."""
@@ -80,12 +86,12 @@ class Table:
         print(flush=True)
 
     def _line(self, cells: tuple[str, ...]) -> None:
-        aligned = (f"{cell:<{width}}" if i < 4 else f"{cell:>{width}}" for i, (cell, width) in enumerate(zip(cells, WIDTHS, strict=True)))
-        print(" ".join(aligned).rstrip())
+        pairs = enumerate(zip(cells, self._widths, strict=True))
+        print(" ".join(f"{cell:<{width}}" if i < 4 else f"{cell:>{width}}" for i, (cell, width) in pairs).rstrip())
 
 
-def path_of(machine: str) -> Path:
-    return FOLDER / (re.sub(r"\W+", "-", machine.lower()).strip("-") + ".csv")
+def path_of(machine: str, folder: Path) -> Path:
+    return folder / (re.sub(r"\W+", "-", machine.lower()).strip("-") + ".csv")
 
 
 def load(path: Path) -> list[dict[str, str]]:
@@ -96,13 +102,13 @@ def load(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def save(rows: list[dict[str, Any]]) -> Path:
+def save(rows: list[dict[str, Any]], folder: Path) -> Path:
     """Put the rows into their machine's file, in place of older ones of the same key."""
-    path = path_of(rows[0]["machine"])
+    path = path_of(rows[0]["machine"], folder)
     written = [{name: "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in row.items()} for row in rows]
     fresh = {tuple(row[name] for name in KEY): row for row in written}
     kept = [fresh.pop(key, row) for row in load(path) for key in [tuple(row[name] for name in KEY)]]
-    path.parent.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()

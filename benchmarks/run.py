@@ -1,7 +1,7 @@
 """Measure the ops beside their peers: ``python -m benchmarks.run --help``; benchmarks/README.md says what a row means.
 
 Correctness comes first: every provider's answer is compared with the float64 definition, and an answer of ours that is further off
-than the op's gate allows ends the run with exit code 1. Nothing here asserts a time.
+than the op's gate allows makes the exit code 1; a shape at which ours fails makes it 2. Nothing here asserts a time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import os
 import sys
 from contextlib import ExitStack
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import results
-from .measure import Bench, elsewhere, measure, threads_differ, use_threads
+from .measure import VARIANTS, Bench, elsewhere, measure, threads_differ, use_threads
 from .ops import REGISTRY
 from .registry import Case, case_of, form, ours
 
@@ -32,7 +33,14 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for every provider (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="spent on timing each provider of a shape (default: 1.5, on a GPU 0.3)")
     parser.add_argument("--variants", type=_names, help="of our CPU kernels, beside the best (default: avx512vnni beside amx)")
-    parser.add_argument("--save", action="store_true", help="put the numbers into benchmarks/results/<machine>.csv, in place of older ones")
+    parser.add_argument(
+        "--save",
+        nargs="?",
+        type=Path,
+        const=results.FOLDER,
+        metavar="FOLDER",
+        help="put the numbers of a shape, once measured, into FOLDER/<machine>.csv, in place of older ones (default: benchmarks/results)",
+    )
     parser.add_argument("--smoke", action="store_true", help="one tiny shape, one call: that it runs and is right, not how fast")
     options = parser.parse_args(arguments)
 
@@ -59,6 +67,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"{options.threads} threads on {cores} cores; use 1 to {cores}")
     if options.variants and options.device == "cuda":
         parser.error("--variants are of our CPU kernels; this run is on a GPU")
+    _known(parser, "variant", options.variants or [], list(VARIANTS))
     if options.variants is None:
         options.variants = ["avx512vnni"] if Bench(options.device).variant() == "amx" and not options.smoke else []
     return options
@@ -99,7 +108,7 @@ def show(ops: list[str], device: str) -> None:
 def version(provider: str) -> str:
     """Of the library that a peer is named after, else of torch."""
     try:
-        return f"{provider} {metadata.version('faiss-cpu' if provider == 'faiss' else provider)}"
+        return f"{provider} {metadata.version(provider)}"
     except metadata.PackageNotFoundError:
         return f"torch {torch.__version__}"
 
@@ -117,33 +126,38 @@ def main(arguments: list[str] | None = None) -> int:
 
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
+    failed = False
     with ExitStack() as processes:
         try:
             benches = [Bench(options.device), *(processes.enter_context(elsewhere(variant)) for variant in options.variants)]
         except RuntimeError as error:
             print(error)
             return 2
-        table = results.Table()
+        table = results.Table([case.name for _, case in options.cases])
         for name, case in options.cases:
             providers = [p for p in REGISTRY[name].providers if ours(p) or options.peers is None or p in options.peers]
             try:
                 found = measure(name, case, providers, 0 if options.smoke else options.seconds, benches, skipped)
-            except (MemoryError, RuntimeError, ValueError) as error:  # most likely of a shape of the user's own
-                print(f"{name} {case.name}: {type(error).__name__}: {error}")
-                return 2
+            except Exception as error:  # of ours: a shape that it refuses, or a defect, which leaves the other shapes to be measured
+                print(f"{name} {case.name}: {type(error).__name__}: {error}", flush=True)
+                failed = True
+                continue
             table.add(found, REGISTRY[name].gate.figure)
-            rows += [row | {"version": version(row["provider"])} | about for row in found]
+            found = [row | {"version": version(row["provider"])} | about for row in found]
+            if found and options.save:
+                saved = results.save(found, options.save)
+            rows += found
 
     for who in dict.fromkeys(skipped):
         print(f"skipped: {who}")
     for difference in threads_differ(options.threads):
         print(f"THREADS: {difference}, not {options.threads}")
-    if options.save:
-        print(results.save(rows))
+    if options.save and rows:
+        print(saved)
     wrong = [row for row in rows if not REGISTRY[row["op"]].passes(row["provider"], row["error"])]
     for row in wrong:
         print(f"WRONG: {row['op']} {row['shape']} {row['provider']} {row['variant']}: {row['gate']} {row['error']} beside float64")
-    return 1 if wrong else 0
+    return 1 if wrong else 2 if failed else 0
 
 
 if __name__ == "__main__":

@@ -56,8 +56,7 @@ def test_smoke_run_saves_what_it_shows(tmp_path, monkeypatch, capsys):
     assert "cdist+argmin" in capsys.readouterr().out
 
 
-def test_saved_rows_replace_older_ones_of_the_same_key(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
+def test_saved_rows_replace_older_ones_of_the_same_key(tmp_path):
     row = {
         "op": "a",
         "shape": "1",
@@ -68,9 +67,9 @@ def test_saved_rows_replace_older_ones_of_the_same_key(tmp_path, monkeypatch):
         "threads": 1,
         "machine": "My CPU",
     }
-    path = results.save([row, row | {"variant": "avx512"}, row | {"threads": 2}])
+    path = results.save([row, row | {"variant": "avx512"}, row | {"threads": 2}], tmp_path / "new")
     assert path.name == "my-cpu.csv"
-    results.save([row | {"median_ms": 1.0}, row | {"op": "b"}])
+    results.save([row | {"median_ms": 1.0}, row | {"op": "b"}], tmp_path / "new")
     found = [(r["op"], r["variant"], r["threads"], r["median_ms"]) for r in results.load(path)]
     assert found == [("a", "amx", "1", "1"), ("a", "avx512", "1", "2"), ("a", "amx", "2", "2"), ("b", "amx", "1", "2")]
     assert results.load(path)[0]["peak_mb"] == ""
@@ -79,8 +78,15 @@ def test_saved_rows_replace_older_ones_of_the_same_key(tmp_path, monkeypatch):
 def test_another_variant_takes_part_from_a_process_of_its_own(capsys):
     assert run.main(["--smoke", "--op", "vq_assign", "--peers", "matmul", "--variants", "portable"]) == 0
     assert re.search(r"^vq_assign +300x16x24x2 +uefl +portable .* 0\.0e\+00 ", capsys.readouterr().out, re.M)
-    assert run.main(["--smoke", "--variants", "sse9"]) == 2
-    assert "UEFL_CPU=sse9 is not a variant" in capsys.readouterr().out
+
+
+def test_variants_are_those_of_the_kernels(capsys):
+    names = ", ".join(measure.VARIANTS)
+    with pytest.raises(RuntimeError, match=f"UEFL_CPU=sse9 is not a variant; use one of {names}, or"), measure.elsewhere("sse9"):
+        pass
+    with pytest.raises(SystemExit):
+        run.main(["--smoke", "--variants", "portable,sse9"])
+    assert f"no variant 'sse9'; there are {names}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of the resident memory is reset through /proc")
@@ -198,7 +204,32 @@ def test_every_shape_is_found_by_its_name():
                 assert case_of(type(op.smoke), case.name) == case
 
 
-def test_case_that_ours_refuses_ends_the_run_with_its_message(capsys):
+def test_shape_at_which_ours_fails_leaves_the_others_saved(tmp_path, monkeypatch, capsys):
+    def failing(inputs):
+        raise RuntimeError("out of registers")
+
+    monkeypatch.setitem(REGISTRY["vq_assign"].providers, "uefl", failing)
+    monkeypatch.setenv("UEFL_COMMIT", "0123abc")
+    assert run.main(["--smoke", "--op", "vq_assign,vq", "--peers", "matmul", "--save", str(tmp_path / "new")]) == 2
+    printed = capsys.readouterr().out
+    assert "vq_assign 300x16x24x2: RuntimeError: out of registers" in printed
+    assert "commit 0123abc, " in printed
+    (saved,) = (tmp_path / "new").glob("*.csv")
+    assert {(row["op"], row["commit"]) for row in results.load(saved)} == {("vq", "0123abc")}
+
+
+def test_columns_stay_in_line_below_a_long_shape(capsys):
+    row = dict.fromkeys(("spread", "error", "peak_mb")) | dict.fromkeys(("median_ms", "gb_s", "gflop_s", "cores"), 1.0)
+    row |= {"op": "layer", "provider": "uefl", "variant": ""}
+    table = results.Table(["2x3", "1024x9x512x64xstraight_through"])
+    for shape in ("2x3", "1024x9x512x64xstraight_through"):
+        table.add([row | {"shape": shape}], "gradient error")
+    header, *lines = [line for line in capsys.readouterr().out.splitlines()[1:] if line]
+    assert {line.index("uefl ") for line in lines} == {header.index("provider")}
+    assert {len(line) for line in lines} == {len(header)}
+
+
+def test_case_that_ours_refuses_makes_the_exit_code_2_with_its_message(capsys):
     assert run.main(["--op", "kmeans", "--shape", "5x3x9"]) == 2
     assert "kmeans 5x3x9: ValueError: " in capsys.readouterr().out
 

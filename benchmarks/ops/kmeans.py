@@ -195,7 +195,7 @@ OPS = {
         providers={
             "uefl": lloyd,
             "scikit-learn": lloyd_scikit_learn,
-            "faiss": lloyd_faiss,
+            "faiss-cpu": lloyd_faiss,
             "superkmeans": lloyd_superkmeans,
             "fastkmeans": lloyd_fastkmeans,
         },
@@ -209,7 +209,7 @@ OPS = {
         cuda_cases=(Clusters(1 << 20, 64, 256),),
         smoke=SMOKE,
         inputs=gaussian,
-        providers={"uefl": step, "eager": step_eager, "faiss": partial(lloyd_faiss, iterations=1)},
+        providers={"uefl": step, "eager": step_eager, "faiss-cpu": partial(lloyd_faiss, iterations=1)},
         gate=Gate("relative error of inertia", limit=1e-6, against=partial(against_float64, iterations=1)),
         bytes=_bytes,
         flops=lambda case: 2 * case.n * case.d * case.k,
