@@ -161,9 +161,9 @@ def test_fewer_different_rows_than_clusters(init):
 def test_random_rows_are_different():
     x = torch.arange(50.0)[:, None]
     for seed in range(20):
-        rows = reference.Data(x, None).grid.seeds("random", 50, seed, 0)
+        rows = reference.Data(x, None, reference.Grid).grid.seeds("random", 50, seed, 0)
         assert rows.unique().numel() == 50
-    first = [int(reference.Data(x, None).grid.seeds("random", 1, seed, 0)) for seed in range(600)]
+    first = [int(reference.Data(x, None, reference.Grid).grid.seeds("random", 1, seed, 0)) for seed in range(600)]
     assert np.bincount(first, minlength=50).max() < 30  # 12 on average
 
 
@@ -364,7 +364,7 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
         for mass in (None, weights):
             given = init if method == "given" else None
             arguments = (x, mass, given, [20, 30], [2, 4], [0, 1], method, spherical, 2, 3, 1e-4)
-            centres, labels, inertia, iterations = reference._batch(step, reference.advance, *arguments)
+            centres, labels, inertia, iterations = reference.batch(reference.Parts(step, reference.Grid, reference.advance), *arguments)
             assert [tuple(t.shape) for t in (centres, labels, inertia, iterations)] == [(6, 4), (50,), (2,), (2,)]
 
 

@@ -1,4 +1,4 @@
-"""What follows a step of ``kmeans`` in Triton: interpreted against the reference, compiled ahead of time for three generations of GPU.
+"""What comes before and after the steps of ``kmeans`` in Triton: interpreted against the reference, compiled for three generations of GPU.
 
 ``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernels natively instead.
 """
@@ -22,7 +22,7 @@ if torch.cuda.is_available():
     pytest.skip("the kernels run natively here (test_cuda.py)", allow_module_level=True)
 pytest.importorskip("triton")
 
-from uefl_kernels.ops.kmeans import triton
+from uefl_kernels.ops.kmeans import triton, triton_seeding
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
 
@@ -34,7 +34,7 @@ def _interpreted(monkeypatch):
 
 def after(module, x, centres, weights, spherical, ended=False, limit=0.0):
     """The state after one iteration."""
-    data = reference.Data(x, weights)
+    data = reference.Data(x, weights, reference.Grid)
     state = reference.State(centres.clone(), torch.tensor(ended), torch.tensor(3))
     module.advance(data, state, torch.tensor(limit, dtype=torch.float64), data.step(steps.kmeans_step, centres, False), spherical)
     return state
@@ -74,7 +74,7 @@ def test_an_iteration_after_the_end_changes_nothing():
 def test_moves_are_added_up_in_one_order(monkeypatch):
     """Of many clusters by torch, of few by a kernel."""
     x, centres = normal(60, 2, dtype=torch.float64), normal(33, 2, seed=1, dtype=torch.float64)
-    data = reference.Data(x, None)
+    data = reference.Data(x, None, reference.Grid)
     moved = reference.update(data, centres, *data.step(steps.kmeans_step, centres, False)[:3], False)
     shift = float(steps.tree_sum(steps.square_norms(moved - centres)))
     below = float(torch.tensor(shift, dtype=torch.float64).nextafter(torch.tensor(0.0, dtype=torch.float64)))
@@ -82,6 +82,34 @@ def test_moves_are_added_up_in_one_order(monkeypatch):
         monkeypatch.setattr(triton, "_TREE", tree)
         assert bool(assert_same_advance(x, centres, None, False, limit=shift).ended)
         assert not bool(assert_same_advance(x, centres, None, False, limit=below).ended)
+
+
+@pytest.mark.parametrize("method", ["k-means++", "k-means||", "random"])
+def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
+    """Over several blocks of rows and of sums; of weights, some zero; of fewer different rows than clusters; of a single row."""
+    monkeypatch.setattr(triton_seeding, "_BLOCK", 64)
+    monkeypatch.setattr(triton_seeding, "_SUMS", 2)
+    weights = torch.rand(300, dtype=torch.float64) * (torch.arange(300) % 3 > 0)
+    for rows, mass, k, seed in (
+        (normal(300, 37), weights / weights.max(), 3, 2**40 + 3),
+        (normal(3, 2)[torch.arange(70) % 3], None, 5, -7),
+        (normal(1, 1), None, 1, 0),
+    ):
+        expected, found = (
+            reference.Data(rows, mass, grid).grid.seeds(method, k, seed, 1) for grid in (reference.Grid, triton_seeding.Grid)
+        )
+        assert torch.equal(found, expected), (len(rows), found, expected)
+
+
+def test_potentials_are_compared_as_whole_numbers(monkeypatch):
+    """Candidates that leave the same: the first. Rows at opposite edges of the grid: no overflow."""
+    monkeypatch.setattr(triton_seeding, "_BLOCK", 64)
+    x = torch.tensor([-1.0, 1.0]).repeat(40)[:, None] * torch.ones(1, 70)
+    for seed in range(3):
+        expected, found = (
+            reference.Data(x, None, grid).grid.seeds("k-means++", 3, seed, 0) for grid in (reference.Grid, triton_seeding.Grid)
+        )
+        assert torch.equal(found, expected)
 
 
 def test_a_fit_equals_the_cpu():
@@ -100,19 +128,26 @@ import json, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import uefl_kernels.ops.kmeans.triton as kernels
+import uefl_kernels.ops.kmeans.triton_seeding as seeding
 
-DOUBLES = {"weights", "middle", "scale", "mass_scale", "moves", "limit"}
-WHOLE = {"labels", "sums", "masses", "keys", "taken", "count", "iterations"}
+DOUBLES = {"units", "weights", "middle", "scale", "mass_scale", "moves", "limit"}
+WHOLE = {"labels", "sums", "masses", "keys", "taken", "iterations", "nearest", "left", "left_sums", "drawn",
+         "potentials", "chosen", "owner"}
 report = []
 for name, x, centres, spherical in (
     ("_far", "*fp32", "*fp32", False), ("_far", "*fp64", "*fp64", False), ("_fill", None, None, False),
     ("_move", "*bf16", "*fp32", False), ("_move", "*fp32", "*fp32", True), ("_settle", None, None, False),
+    ("_draw", None, None, False), ("_compare", None, None, False), ("_take", None, None, False), ("_improve", None, None, False),
 ):
-    kernel = getattr(kernels, name)
+    kernel = getattr(kernels, name, None) or getattr(seeding, name)
     constants = {"WEIGHTED": True, "SPHERICAL": spherical, "D": 70, "ROWS": kernels._ROWS, "CLUSTERS": kernels._CLUSTERS,
-                 "KEYS": kernels._KEYS, "SIZE": kernels._TREE}
+                 "KEYS": kernels._KEYS, "SIZE": kernels._TREE, "BLOCK": seeding._BLOCK, "ELEMENTS": seeding._ELEMENTS,
+                 "SUMS": seeding._ROWS if name == "_take" else seeding._SUMS, "CANDIDATES": 8}
     constants = {n: value for n, value in constants.items() if n in kernel.arg_names}
-    types = {"x": x, "centres": centres, "ended": "*i1", "k": "i32", **{n: "*fp64" for n in DOUBLES}, **{n: "*i64" for n in WHOLE}}
+    types = {"x": x, "centres": centres, "values": "*i16", "ended": "*i1", "k": "i32", "count": "*i64", **{n: "*fp64" for n in DOUBLES},
+             **{n: "*i64" for n in WHOLE}}
+    if hasattr(seeding, name):
+        types |= {n: "i32" for n in ("round", "restart", "stage", "blocks", "first", "count")}
     signature = {n: "constexpr" if n in constants else types.get(n, "i64") for n in kernel.arg_names}
     for architecture in (80, 90, 100):
         built = triton.compile(ASTSource(kernel, signature, constants, {}), target=GPUTarget("cuda", architecture, 32),

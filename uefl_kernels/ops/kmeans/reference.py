@@ -31,7 +31,7 @@ Advance = Callable[["Data", "State", torch.Tensor, steps.Step, bool], None]
 _GRID_BITS = 14
 _LANES = 8  # candidates that are compared with the rows at once
 _BLOCK_ELEMENTS = 1 << 22  # of the float64 copies that are in memory at a time
-_PARALLEL_ROUNDS = 5  # of k-means||, with 2 k draws each
+PARALLEL_ROUNDS = 5  # of k-means||, with 2 k draws each
 _LOOK_EVERY = 16  # iterations between two looks at whether a fit on a GPU has converged
 
 
@@ -48,19 +48,29 @@ def kmeans(
     max_iter: int,
     tol: float,
 ) -> Result:
-    """Every problem of a batch on its own (see ``ops/kmeans/__init__.py``)."""
-    return _batch(steps.kmeans_step, advance, x, weights, init, sizes, clusters, seeds, method, spherical, n_init, max_iter, tol)
+    """A batch of problems (see ``ops/kmeans/__init__.py``)."""
+    parts = Parts(steps.kmeans_step, Grid, advance)
+    return batch(parts, x, weights, init, sizes, clusters, seeds, method, spherical, n_init, max_iter, tol)
 
 
 def kmeans_around(kmeans_step: Step, *arguments: object) -> Result:
-    """The same around another step; in Triton, where that runs, what follows it."""
-    after = importlib.import_module(f"{__package__}.triton").advance if triton_available() else advance
-    return _batch(kmeans_step, after, *arguments)  # type: ignore[arg-type]
+    """The same around another step; the seeding before it and what follows it in Triton, where that runs."""
+    parts = Parts(kmeans_step, Grid, advance)
+    if triton_available():
+        parts = importlib.import_module(f"{__package__}.triton").parts(kmeans_step)
+    return batch(parts, *arguments)  # type: ignore[arg-type]
 
 
-def _batch(
-    step: Step,
-    advance: Advance,
+class Parts(NamedTuple):
+    """What a fit is made of."""
+
+    step: Step
+    grid: type[Grid]
+    advance: Advance
+
+
+def batch(
+    parts: Parts,
     x: torch.Tensor,
     weights: torch.Tensor | None,
     init: torch.Tensor | None,
@@ -73,6 +83,7 @@ def _batch(
     max_iter: int,
     tol: float,
 ) -> Result:
+    """Every problem of a batch on its own, made of these parts."""
     if x.device.type == "cpu":
         _require_valid(x, weights, init, sizes)
     fits: list[Fit] = []
@@ -81,11 +92,11 @@ def _batch(
         rows = x[row : row + size]
         mass = None if weights is None else weights[row : row + size]
         given = None if init is None else init[centre : centre + k]
-        data = Data(unit_rows(rows.to(centre_dtype(x))) if spherical else rows, mass)
+        data = Data(unit_rows(rows.to(centre_dtype(x))) if spherical else rows, mass, parts.grid)
         tries = []
         for restart in range(n_init):
             start = data.rows[data.grid.seeds(method, k, seed, restart)].to(centre_dtype(x)) if given is None else given
-            tries.append(lloyd(step, advance, data, unit_rows(start) if spherical else start, spherical, max_iter, tol))
+            tries.append(lloyd(parts, data, unit_rows(start) if spherical else start, spherical, max_iter, tol))
         fits.append(_best(tries))
         row, centre = row + size, centre + k
     none = x.new_empty(0, dtype=torch.float64)
@@ -100,8 +111,8 @@ def _batch(
 class Data:
     """One problem: rows [n, d], their weights at most 1 or None, the units in which they are added up, and the grid for seeding."""
 
-    def __init__(self, rows: torch.Tensor, weights: torch.Tensor | None) -> None:
-        self.rows = rows
+    def __init__(self, rows: torch.Tensor, weights: torch.Tensor | None, grid: type[Grid]) -> None:
+        self.rows, self._grid = rows, grid
         self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units(rows, weights)
         self.weights = None if weights is None else weights / self.weight_unit
 
@@ -115,7 +126,7 @@ class Data:
         values = torch.empty(n, d, dtype=torch.int16, device=self.rows.device)
         for block in steps.blocks(self.rows):
             values[block] = ((self.rows[block].double() - self.middle) * self.grid_scale).round().to(torch.int16)
-        return Grid(values, self.rows.new_ones(n, dtype=torch.float64) if self.weights is None else self.weights, bits)
+        return self._grid(values, self.rows.new_ones(n, dtype=torch.float64) if self.weights is None else self.weights, bits)
 
     def variance(self) -> torch.Tensor:
         """Mean over the columns of the variance of the rows, unweighted and on the grid: what ``tol`` is relative to."""
@@ -180,10 +191,17 @@ class Grid:
 
     def parallel(self, k: int, seed: int, restart: int) -> torch.Tensor:
         """k-means||: five rounds of 2 k draws by squared distance, with replacement; then k-means++ among the rows drawn."""
+        drawn, owner = self.oversampled(k, seed, restart)
+        masses = torch.zeros_like(drawn).index_add_(0, owner, self.masses)
+        few = type(self)(self.values[drawn], masses.double() / steps.least_power_of_two(masses.max().double()), self.bits)
+        return drawn[few.plus_plus(k, seed, restart, 2)]
+
+    def oversampled(self, k: int, seed: int, restart: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows drawn, and for each row of the grid which of them is nearest, the first of equals."""
         drawn = sample(self.masses, uniforms(1, 0, restart, 1, seed))
         nearest = self.distances(drawn)[:, 0]
         owner = torch.zeros_like(nearest)
-        for i in range(1, _PARALLEL_ROUNDS + 1):
+        for i in range(1, PARALLEL_ROUNDS + 1):
             potential = self.potential(nearest)
             potential = torch.where(potential.sum() > 0, potential, self.masses)
             fresh = sample(potential, uniforms(2 * k, i, restart, 1, seed))
@@ -194,9 +212,7 @@ class Grid:
                 owner = torch.where(distance < nearest, first[:, 0] + len(drawn), owner)
                 nearest = torch.minimum(nearest, distance)
                 drawn = torch.cat([drawn, group])
-        masses = torch.zeros_like(drawn).index_add_(0, owner, self.masses)
-        few = Grid(self.values[drawn], masses.double() / steps.least_power_of_two(masses.max().double()), self.bits)
-        return drawn[few.plus_plus(k, seed, restart, 2)]
+        return drawn, owner
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
         """Squared distances [n, len(chosen)] int64: whole numbers below 2^53 all the way, so float64 products are exact."""
@@ -234,7 +250,7 @@ class State(NamedTuple):
     """scalar, int64"""
 
 
-def lloyd(step: Step, advance: Advance, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
+def lloyd(parts: Parts, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
     """Lloyd's algorithm; ends when the centres move by no more than ``tol`` times the variance of the data.
 
     They do not move at all when no label changes: the sums are integers. An iteration after the end changes nothing, so that the host
@@ -243,10 +259,10 @@ def lloyd(step: Step, advance: Advance, data: Data, centres: torch.Tensor, spher
     limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
     state = State(centres.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64))
     for i in range(max_iter):
-        advance(data, state, limit, data.step(step, state.centres, False), spherical)
+        parts.advance(data, state, limit, data.step(parts.step, state.centres, False), spherical)
         if _looks(state.ended, i) and bool(state.ended):
             break
-    labels, _, _, inertia = data.step(step, state.centres, True)
+    labels, _, _, inertia = data.step(parts.step, state.centres, True)
     return Fit(state.centres, labels, inertia * data.weight_unit, state.iterations)
 
 

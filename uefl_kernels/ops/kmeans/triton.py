@@ -1,9 +1,9 @@
 """What follows a step in ``kmeans``, in Triton: means, rows for empty clusters, how far the centres moved, whether that was the end.
 
-Four small kernels on the results of ``kmeans_step``; the first two have nothing to do, and end at once, unless a cluster is empty, and
-none has anything to do after the end. The host is not waited for. All arithmetic is in float64 in the order of ``reference.update``,
-launched without contraction to FMA, so the centres have the same bits as on the CPU. Interpreted and compiled in the tests; not run on
-a GPU yet.
+What comes before the first step is in ``triton_seeding.py``. Four small kernels on the results of ``kmeans_step``; the first two have
+nothing to do, and end at once, unless a cluster is empty, and none has anything to do after the end. The host is not waited for. All
+arithmetic is in float64 in the order of ``reference.update``, launched without contraction to FMA, so the centres have the same bits as
+on the CPU. Interpreted and compiled in the tests; not run on a GPU yet.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -16,6 +16,7 @@ from ..kmeans_step import reference as steps
 from ..vq_assign.triton import _halve
 from ..vq_assign.triton_tail import _fixed
 from . import reference
+from .triton_seeding import Grid
 
 _LANES = tl.constexpr(8)  # partial sums of a squared distance
 _ROWS, _KEYS, _CLUSTERS = 64, 4096, 1024  # of a tile; not tuned on a GPU yet
@@ -221,3 +222,8 @@ def advance(data: reference.Data, state: reference.State, limit: torch.Tensor, f
             moves = steps.tree_sum(moves).reshape(1)
         size = 1 << steps.ceil_log2(len(moves))
         _settle[(1,)](moves, limit, state.ended, state.iterations, len(moves), size, enable_fp_fusion=False)
+
+
+def parts(kmeans_step: reference.Step) -> reference.Parts:
+    """What a fit is made of here."""
+    return reference.Parts(kmeans_step, Grid, advance)

@@ -1,0 +1,229 @@
+"""Seeding of ``kmeans`` in Triton: the draws of ``reference.Grid``, without a look of the host and with no distances in memory.
+
+A round of greedy k-means++ reads the grid twice, 4 bytes an element: once to find what each of its few candidates would leave of the
+potential, once to keep the distances to the best. Blocks of rows keep their share of the potential, so that a draw reads those and
+one block. All arithmetic is on whole numbers, and so the same rows are drawn as on the CPU. Interpreted and compiled in the tests;
+not run on a GPU yet.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# No postponed annotations here: Triton reads the types of the arguments.
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from ..kmeans_step import reference as steps
+from ..vq_assign.triton_tail import _fixed
+from . import reference
+
+_BLOCK = 1024  # rows whose potential is summed up
+_ROWS, _ELEMENTS = 64, 32  # of a tile; not tuned on a GPU yet
+_SUMS = 1024  # blocks that are added up at once
+
+
+@triton.jit
+def _distance(values, row, valid, other, D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Squared distances [ROWS] int64 of rows to one other. Two values differ by at most 2^15, so a square has 31 bits."""
+    total = tl.zeros((ROWS, ELEMENTS), tl.int64)
+    for start in range(0, D, ELEMENTS):
+        j = start + tl.arange(0, ELEMENTS)
+        inside = valid[:, None] & (j < D)[None, :]
+        value = tl.load(values + row[:, None] * D + j[None, :], mask=inside, other=0).to(tl.int32)
+        target = tl.load(values + other * D + j, mask=j < D, other=0).to(tl.int32)
+        difference = value - target[None, :]
+        total += (difference * difference).to(tl.int64)
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def _potential(units, row, valid, square):
+    """``Grid.potential`` of rows that weigh so many units; 0 for a row that is not valid."""
+    return tl.where(valid, _fixed(tl.load(units + row, mask=valid, other=0.0) * square.to(tl.float64)), 0)
+
+
+@triton.jit(do_not_specialize=["round", "restart", "stage", "blocks"])
+def _draw(
+    units, nearest, sums, left, left_sums, drawn, seed: tl.int64, round: tl.int32, restart: tl.int32, stage: tl.int32, n: tl.int64,
+    blocks: tl.int32, BLOCK: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """drawn [programs]: a row each, by its potential, or by the mass that is left where no row has a potential."""
+    totals, masses = tl.zeros((SUMS,), tl.int64), tl.zeros((SUMS,), tl.int64)
+    for start in range(0, blocks, SUMS):
+        block = start + tl.arange(0, SUMS)
+        totals += tl.load(sums + block, mask=block < blocks, other=0)
+        masses += tl.load(left_sums + block, mask=block < blocks, other=0)
+    total = tl.sum(totals, 0)
+    spread = total > 0
+    total = tl.where(spread, total, tl.sum(masses, 0))
+
+    zero = tl.zeros((1,), tl.int32)
+    word0, word1, _, _ = tl.philox(seed, zero + tl.program_id(0), zero + round, zero + restart, zero + stage)
+    upper = (word0.to(tl.uint32, bitcast=True) >> 5).to(tl.float64)
+    lower = (word1.to(tl.uint32, bitcast=True) >> 6).to(tl.float64)
+    number = tl.max((upper * 2.0**26 + lower) * 2.0**-53, 0)
+    target = tl.minimum((total.to(tl.float64) * number).to(tl.int64), total - 1)
+
+    before, found = total * 0, total * 0  # what the blocks before the row's own amount to, and how many they are
+    running = total * 0
+    for start in range(0, blocks, SUMS):
+        block = start + tl.arange(0, SUMS)
+        inside = block < blocks
+        share = tl.where(spread, tl.load(sums + block, mask=inside, other=0), tl.load(left_sums + block, mask=inside, other=0))
+        passed = inside & (running + tl.cumsum(share, 0) <= target)
+        before += tl.sum(tl.where(passed, share, 0), 0)
+        found += tl.sum(passed.to(tl.int64), 0)
+        running += tl.sum(share, 0)
+    row = found * BLOCK + tl.arange(0, BLOCK)
+    valid = row < n
+    share = _potential(units, row, valid, tl.load(nearest + row, mask=valid, other=0))
+    share = tl.where(spread, share, tl.load(left + row, mask=valid, other=0))
+    passed = valid & (before + tl.cumsum(share, 0) <= target)
+    tl.store(drawn + tl.program_id(0), found * BLOCK + tl.sum(passed.to(tl.int64), 0))
+
+
+@triton.jit(do_not_specialize=["count"])
+def _compare(
+    values, units, nearest, drawn, potentials, count: tl.int32, n: tl.int64,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """potentials [blocks, CANDIDATES]: what would be left of a block's potential with each candidate. A program to a block."""
+    block = tl.program_id(0).to(tl.int64)
+    candidate = tl.arange(0, CANDIDATES)
+    sums = tl.zeros((CANDIDATES,), tl.int64)
+    for start in range(0, BLOCK, ROWS):
+        row = block * BLOCK + start + tl.arange(0, ROWS)
+        valid = row < n
+        best = tl.load(nearest + row, mask=valid, other=0)
+        for c in range(0, count):
+            square = tl.minimum(best, _distance(values, row, valid, tl.load(drawn + c), D, ROWS, ELEMENTS))
+            sums += tl.where(candidate == c, tl.sum(_potential(units, row, valid, square), 0), 0)
+    tl.store(potentials + block * CANDIDATES + candidate, sums)
+
+
+@triton.jit(do_not_specialize=["count", "blocks"])
+def _take(
+    potentials, drawn, chosen, left, left_sums, count: tl.int32, blocks: tl.int32, BLOCK: tl.constexpr, SUMS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """chosen [1]: the candidate that leaves the least potential, the first of equals; its mass is no longer left. One program."""
+    candidate = tl.arange(0, CANDIDATES)
+    totals = tl.zeros((SUMS, CANDIDATES), tl.int64)
+    for start in range(0, blocks, SUMS):
+        block = start + tl.arange(0, SUMS)[:, None]
+        totals += tl.load(potentials + block.to(tl.int64) * CANDIDATES + candidate[None, :], mask=block < blocks, other=0)
+    sums = tl.where(candidate < count, tl.sum(totals, 0), 0x7FFFFFFFFFFFFFFF)
+    row = tl.load(drawn + tl.argmin(sums, 0))
+    tl.store(chosen, row)
+    share = left_sums + row // BLOCK
+    tl.store(share, tl.load(share) - tl.load(left + row))
+    tl.store(left + row, tl.zeros((), tl.int64))
+
+
+@triton.jit(do_not_specialize=["first", "count"])
+def _improve(
+    values, units, nearest, owner, chosen, sums, first: tl.int32, count: tl.int32, n: tl.int64,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    """nearest [n], and owner where it is given: with count more rows, the first of which has number ``first``. A program to a block."""
+    block = tl.program_id(0).to(tl.int64)
+    total = block * 0
+    for start in range(0, BLOCK, ROWS):
+        row = block * BLOCK + start + tl.arange(0, ROWS)
+        valid = row < n
+        best = tl.load(nearest + row, mask=valid, other=0)
+        nearer = tl.full((ROWS,), -1, tl.int32)
+        for c in range(0, count):
+            square = _distance(values, row, valid, tl.load(chosen + c), D, ROWS, ELEMENTS)
+            nearer = tl.where(square < best, c, nearer)
+            best = tl.minimum(best, square)
+        tl.store(nearest + row, best, mask=valid)
+        if owner is not None:
+            tl.store(owner + row, (first + nearer).to(tl.int64), mask=valid & (nearer >= 0))
+        total += tl.sum(_potential(units, row, valid, best), 0)
+    tl.store(sums + block, total)
+
+
+class Grid(reference.Grid):
+    """``reference.Grid`` with the rows drawn by the kernels above."""
+
+    def random(self, k: int, seed: int, restart: int) -> torch.Tensor:
+        """As in the reference."""
+        search, chosen = _Search(self), self.masses.new_empty(k)
+        for i in range(k):
+            search.draw(chosen[i:], 1, i, restart, 0, seed)
+            search.take(chosen[i:], 1, chosen[i:])
+        return chosen
+
+    def plus_plus(self, k: int, seed: int, restart: int, stage: int) -> torch.Tensor:
+        """As in the reference."""
+        search, chosen = _Search(self), self.masses.new_empty(k)
+        trials = self.masses.new_empty(2 + int(math.log(k)))
+        for i in range(k):
+            count = len(trials) if i else 1
+            search.draw(trials, count, i, restart, stage, seed)
+            if count > 1:
+                search.compare(trials, count)
+            search.take(trials, count, chosen[i:])
+            search.improve(chosen[i:], 1)
+        return chosen
+
+    def oversampled(self, k: int, seed: int, restart: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in the reference."""
+        search, owner = _Search(self), torch.zeros_like(self.masses)
+        drawn = self.masses.new_empty(1 + reference.PARALLEL_ROUNDS * 2 * k)
+        first = 0
+        for i in range(reference.PARALLEL_ROUNDS + 1):
+            count = 2 * k if i else 1
+            search.draw(drawn[first:], count, i, restart, 1, seed)
+            search.improve(drawn[first:], count, first, owner)
+            first += count
+        return drawn, owner
+
+
+class _Search:
+    """What a seeding knows of its rows so far, on their device."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid, self.n, self.d = grid, *grid.values.shape
+        self.blocks = triton.cdiv(self.n, _BLOCK)
+        self.units = grid.weights * grid.potential_scale
+        self.candidates = 1
+        self.nearest = torch.full_like(grid.masses, 1 << 62)  # squared distance to what is chosen: to nothing yet
+        self.sums = grid.masses.new_zeros(self.blocks)  # of the potentials, by block
+        self.left = grid.masses.clone()  # masses of what is not chosen
+        self.left_sums = torch.nn.functional.pad(self.left, (0, self.blocks * _BLOCK - self.n)).reshape(-1, _BLOCK).sum(1)
+        self.potentials = self.sums
+
+    def draw(self, drawn: torch.Tensor, count: int, round: int, restart: int, stage: int, seed: int) -> None:
+        """The first ``count`` of ``drawn``."""
+        with torch.cuda.device_of(drawn):
+            _draw[(count,)](
+                self.units, self.nearest, self.sums, self.left, self.left_sums, drawn, seed, round, restart, stage, self.n,
+                self.blocks, _BLOCK, _SUMS, enable_fp_fusion=False,
+            )  # fmt: skip
+
+    def compare(self, drawn: torch.Tensor, count: int) -> None:
+        """What each of them would leave."""
+        self.candidates = 1 << steps.ceil_log2(count)
+        if len(self.potentials) != self.blocks * self.candidates:
+            self.potentials = self.sums.new_empty(self.blocks * self.candidates)
+        with torch.cuda.device_of(drawn):
+            _compare[(self.blocks,)](
+                self.grid.values, self.units, self.nearest, drawn, self.potentials, count, self.n,
+                self.d, _BLOCK, _ROWS, _ELEMENTS, self.candidates, enable_fp_fusion=False,
+            )  # fmt: skip
+
+    def take(self, drawn: torch.Tensor, count: int, chosen: torch.Tensor) -> None:
+        """The best of them, as the first of ``chosen``."""
+        with torch.cuda.device_of(drawn):
+            _take[(1,)](self.potentials, drawn, chosen, self.left, self.left_sums, count, self.blocks, _BLOCK, _ROWS, self.candidates)
+
+    def improve(self, chosen: torch.Tensor, count: int, first: int = 0, owner: torch.Tensor | None = None) -> None:
+        """Adds the first ``count`` of ``chosen`` to what is chosen."""
+        with torch.cuda.device_of(chosen):
+            _improve[(self.blocks,)](
+                self.grid.values, self.units, self.nearest, owner, chosen, self.sums, first, count, self.n,
+                self.d, _BLOCK, _ROWS, _ELEMENTS, enable_fp_fusion=False,
+            )  # fmt: skip
