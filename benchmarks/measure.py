@@ -75,7 +75,9 @@ class Bench:
         prepare(self._op.inputs(self._op.smoke, self._device))()  # loads what is loaded once, so that it does not weigh
         call = self._calls[provider] = prepare(self._inputs)
         answer, peak = weigh(call, self._device)
-        return {"error": None if answer is None else self._error(answer), "peak_mb": None if peak is None else peak / 1e6}
+        own = (self._op.gate.own or {}).get(provider)
+        error = self._error if own is None else own(self._inputs)
+        return {"error": None if answer is None else error(answer), "peak_mb": None if peak is None else peak / 1e6}
 
     def time(self, provider: str, number: int) -> tuple[float, float]:
         """Seconds, and seconds of CPU time of all threads, of ``number`` calls in a row."""

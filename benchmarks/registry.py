@@ -96,6 +96,7 @@ class Gate:
     figure: str
     limit: float
     against: Callable[[Inputs], Callable[[Any], float]]
+    own: Mapping[str, Callable[[Inputs], Callable[[Any], float]]] | None = None  # of providers that have a truth of their own
 
 
 @dataclass(frozen=True)

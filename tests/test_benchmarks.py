@@ -25,7 +25,7 @@ def test_every_op_is_measured():
 def test_row(name):
     op = REGISTRY[name]
     assert name == "limits" or next(iter(op.providers)) == "uefl"
-    assert set(op.loose) <= set(op.providers)
+    assert set(op.loose) | set(op.gate.own or ()) <= set(op.providers)
     assert len({case.name for case in op.cases}) == len(op.cases)
     for case in (op.smoke, *op.cases):
         assert op.bytes(case) > 0
@@ -38,6 +38,9 @@ def test_benchmark(name, benchmark):
     inputs = op.inputs(op.smoke, "cpu")
     call = op.providers["uefl"](inputs)
     assert op.gate.against(inputs)(call()) <= op.gate.limit
+    for provider, against in (op.gate.own or {}).items():
+        answer = op.providers[provider](inputs)()
+        assert against(inputs)(answer) <= op.gate.limit < op.gate.against(inputs)(answer), "the truth of its own is none"
     benchmark.pedantic(call, rounds=3)
 
 
