@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._numbers import as_integer, is_count
+
 INITS = ("k-means++", "k-means||", "random")
 METRICS = ("l2", "cosine")
 
@@ -19,11 +21,6 @@ def native(op: str, name: str, value: Any) -> npt.NDArray[Any]:
         raise TypeError(f"{op}: {name} is a masked array with masked values, which have no meaning here; remove those rows or fill them")
     array = np.asarray(value)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def is_integer(value: object) -> bool:
-    """An int or an integer of NumPy."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def check_request(
@@ -42,7 +39,7 @@ def check_request(
 ) -> None:
     """Raise TypeError or ValueError for a problem of n rows of d elements and k clusters that cannot be solved."""
     for name, value in ((k_name, k), ("max_iter", max_iter), (seed_name, seed)):
-        if not is_integer(value):
+        if as_integer(value) is None:
             raise TypeError(f"{op}: {name} must be an int, got {value!r}")
     if d < 1:
         raise ValueError(f"{op}: x [{n}, {d}] has no elements; it needs at least one column")
@@ -50,7 +47,7 @@ def check_request(
         raise ValueError(f"{op}: {k_name} must be at least 1, got {k}")
     if n < k:
         raise ValueError(f"{op}: {k} clusters need at least {k} rows, got {n}; lower k or give more data")
-    if n_init != "auto" and (isinstance(n_init, str) or not is_integer(n_init) or n_init < 1):
+    if n_init != "auto" and not is_count(n_init):
         raise ValueError(f"{op}: n_init must be 'auto' or an int of at least 1, got {n_init!r}")
     if max_iter < 1:
         raise ValueError(f"{op}: max_iter must be at least 1, got {max_iter}")

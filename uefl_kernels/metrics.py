@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from ._numbers import as_integer
+
 
 def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Share of rows whose largest probability is at the label; ``[B, C]``, ``[B]`` -> scalar."""
@@ -39,12 +41,13 @@ def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tens
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks", eq. 3.
     """
     labels = _check("ece", probs, labels)
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+    count = as_integer(bins)
+    if count is None or count < 1:
         raise ValueError(f"ece: bins must be an integer of at least 1, got {bins!r}")
     confidence, predicted = probs.double().max(-1)
     gap = confidence - (predicted == labels).double()
-    which = (confidence * bins).long().clamp(0, bins - 1)
-    per_bin = torch.zeros(bins, dtype=torch.float64, device=probs.device).index_add_(0, which, gap)
+    which = (confidence * count).long().clamp(0, count - 1)
+    per_bin = torch.zeros(count, dtype=torch.float64, device=probs.device).index_add_(0, which, gap)
     error: torch.Tensor = per_bin.abs().sum() / len(labels)
     return error
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _host
-from ._kmeans_checks import check_method, check_request, check_shape, is_integer, native, starts
+from ._kmeans_checks import check_method, check_request, check_shape, native, starts
+from ._numbers import as_integer
 
 __all__ = ["KMeansResult", "kmeans", "vq_assign"]
 
@@ -131,7 +132,7 @@ def kmeans(
 def _check_threads(op: str, threads: int | None) -> None:
     if threads is None:
         return
-    if not is_integer(threads):
+    if as_integer(threads) is None:
         raise TypeError(f"{op}: threads must be an int of at least 1, or None for all, got {threads!r}")
     if threads < 1:
         raise ValueError(f"{op}: threads must be at least 1, or None for all, got {threads}")

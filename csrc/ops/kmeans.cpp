@@ -53,6 +53,18 @@ void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& wor
 
 void alone(int64_t count, const std::function<void(int64_t, int64_t)>& work) { work(0, count); }
 
+// The same error with the number of the problem behind the name of the op.
+[[noreturn]] void rethrow_as(int64_t problem, const std::exception_ptr& error) {
+  const std::string op = "kmeans: ";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::runtime_error& found) {
+    const std::string what = found.what();
+    if (what.rfind(op, 0) != 0) throw;
+    throw std::runtime_error(op + "problem " + std::to_string(problem) + ": " + what.substr(op.size()));
+  }
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::optional<Tensor> weights_given,
                                                   std::optional<Tensor> init_given, std::vector<int64_t> sizes,
                                                   std::vector<int64_t> clusters, std::vector<int64_t> seeds, std::string method,
@@ -108,8 +120,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
         }
       }
     });
-    for (const std::exception_ptr& error : errors) {
-      if (error) std::rethrow_exception(error);
+    for (int64_t p = 0; p < problems; ++p) {
+      if (errors[p]) rethrow_as(p, errors[p]);
     }
   }
   return {centres, labels, inertia, iterations};

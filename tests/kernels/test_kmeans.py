@@ -281,6 +281,7 @@ REFUSED = {
     "batch of nothing": (lambda: kmeans_batched(5, 4), TypeError, r"^kmeans_batched: xs must be tensors \[N, d\], or one .*, got int"),
     "batch with k of text": (lambda: kmeans_batched([X], "a"), TypeError, r"^kmeans_batched: k must be an int, or one for each .* got 'a'"),
     "batch without seed": (lambda: kmeans_batched([X], 1, seed=None), TypeError, r"^kmeans_batched: seed must be an int, .* got None"),
+    "batch with k of bool": (lambda: kmeans_batched([X], True), TypeError, r"^kmeans_batched: k must be an int, .* got True"),
     "tol of text": (lambda: kmeans(X, 1, tol="a"), TypeError, r"^kmeans: tol must be a number, got 'a'"),
     "batch of one matrix": (lambda: kmeans_batched(X, 1), ValueError, r"^kmeans_batched: xs must be tensors .*got \[6, 3\]; kmeans takes"),
     "batch of two dtypes": (lambda: kmeans_batched([X, X.double()], 1), ValueError, r"^kmeans_batched: the problems must have the same"),
@@ -320,8 +321,16 @@ def test_values_that_are_refused(name):
             weights[5] = bad
             with pytest.raises(RuntimeError, match=r"kmeans: weights must be finite \(at most 2\^1000\), not negative and not all zero"):
                 kmeans(X, 2, weights=weights)
-        with pytest.raises(RuntimeError, match=r"kmeans: weights must be .* not all zero"):
+        with pytest.raises(RuntimeError, match=r"kmeans: problem 1: weights must be .* not all zero"):
             kmeans_batched([X, X], 2, weights=[W, W * 0])
+        broken = X * float("nan")
+        for batch, options, what in (
+            ([X, X, broken], {}, "2: x holds NaN or infinity"),
+            ([X, broken, broken], {}, "1: x holds NaN or infinity"),
+            ([X, X], {"init": [X[:2], broken[:2]]}, "1: init must be finite"),
+        ):
+            with pytest.raises(RuntimeError, match=f"^kmeans: problem {what}"):
+                kmeans_batched(batch, 2, **options)
 
 
 def test_gradients_stop():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -167,9 +168,10 @@ def test_folded_batches_are_bounded(max_rows, rows):
     """Ten rows, twenty passes."""
     model = Functional()
     layer, x = MCDropout(model, 20, max_rows=max_rows), torch.randn(10, 6)
-    layer(x)  # tries once whether passes can be folded
     sizes = []
     model.second.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    layer(x)  # tries once whether passes can be folded
+    sizes.clear()
     layer(x)
     assert sum(sizes) == 200
     assert max(sizes) == rows
@@ -250,6 +252,50 @@ def test_follows_the_model_to_another_dtype_and_new_weights():
         layer.model[1][1].weight.mul_(2)
         layer.model[1][0].p = 0.9
     assert not torch.equal(layer(x.double(), seed=1).mean_probs, before.mean_probs)
+
+
+def test_follows_a_model_whose_modules_change():
+    """A module replaced, a hook added, a dropout that begins to drop: as if it were wrapped again."""
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)), torch.randn(9, 6)
+    layer = MCDropout(model, 4)
+    before = layer(x, seed=1)
+
+    def follows(fused):
+        nonlocal before
+        found, anew = layer(x, seed=1), MCDropout(model, 4)
+        assert (layer.fused, anew.fused) == (fused, fused)
+        assert all(map(torch.equal, found, anew(x, seed=1)))
+        assert not torch.equal(found.mean_probs, before.mean_probs)
+        before = found
+
+    model[0] = nn.Linear(6, 8)
+    follows(True)
+    model[4] = nn.Sequential(nn.Linear(8, 5), nn.GELU(), nn.Linear(5, 3))
+    follows(True)
+    model[1].p = 0.5
+    follows(False)
+    hook = model[4].register_forward_hook(lambda module, args, output: 2 * output)
+    follows(False)
+    hook.remove()
+    model[1].p = model[3].p = 0.0
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^MCDropout: the model has no dropout with p > 0"):
+            layer(x)
+
+
+def test_consistent_masks_of_a_model_that_lost_its_chain():
+    layer = MCDropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), 4, consistent=True)
+    layer.model[1] = nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^MCDropout: consistent=True needs a model that ends in a chain"):
+            layer(torch.randn(2, 6))
+
+
+@pytest.mark.parametrize("make", [classifier, Functional])
+def test_integers_of_numpy(make):
+    model, x = make(), torch.randn(4, 6)
+    found = MCDropout(model, np.int64(3), max_rows=np.int32(5))(x, seed=np.uint8(7))
+    assert all(map(torch.equal, found, MCDropout(model, 3, max_rows=5)(x, seed=7)))
 
 
 @pytest.mark.parametrize("make", [classifier, Functional])
@@ -419,6 +465,7 @@ def test_torchvision_resnet_with_a_dropout_head():
     [
         (lambda: MCDropout(torch.relu), TypeError, "model must be a torch.nn.Module, got builtin_function_or_method"),
         (lambda: MCDropout(classifier(), 0), ValueError, "passes must be an integer of at least 1, got 0"),
+        (lambda: MCDropout(classifier())(np.zeros((2, 6))), TypeError, "takes tensors, got a NumPy array; give torch.from_numpy"),
         (lambda: MCDropout(classifier(), max_rows=0), ValueError, "max_rows must be an integer of at least 1, got 0"),
         (lambda: MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2))), ValueError, r"Dropout drops everything \(p = 1\)"),
         (lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3)), TypeError, r"must return logits \[B, ..., C\], got \[3\]"),

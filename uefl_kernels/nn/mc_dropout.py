@@ -8,11 +8,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from .._numbers import as_integer
 from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
 
 _F = nn.functional
@@ -38,10 +40,10 @@ class MCDropout(nn.Module):
 
     During a call everything is in evaluation mode (batch norm uses its running statistics) but the dropouts; afterwards every
     mode is as before. Functional dropouts (``F.dropout`` and its like) count as dropouts and are switched on, whatever
-    ``training`` they were called with; their rates stay what they were when the model was wrapped. Modules of torch.nn that hold
+    ``training`` they were called with; their rates stay what they were when the model was traced. Modules of torch.nn that hold
     dropouts (attention, recurrent and transformer layers) are run in training mode as a whole. Not switched on: ``dropout_p`` of a
-    model's own ``F.scaled_dot_product_attention``, and layers that draw for themselves. The cut is made once: wrap the model again
-    after replacing one of its modules or adding a hook.
+    model's own ``F.scaled_dot_product_attention``, and layers that draw for themselves. A model whose modules are replaced, get hooks or
+    begin or cease to drop is traced anew by the next call; other changes of its ``forward`` need another ``MCDropout``.
 
     Args:
         model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters stay its own.
@@ -52,7 +54,7 @@ class MCDropout(nn.Module):
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: ``passes`` or ``max_rows`` below 1, the model has no dropout with p > 0, a rate is 1, or ``consistent``
-            with another model than the chain above.
+            with another model than the chain above; also in a call, where the model was changed so.
 
     Shapes: the arguments of ``model`` -> :class:`~uefl_kernels.MCStats`, ``[B, ..., C]`` and ``[B, ...]``. Differentiable.
 
@@ -71,14 +73,9 @@ class MCDropout(nn.Module):
         if not isinstance(model, nn.Module):
             raise TypeError(f"MCDropout: model must be a torch.nn.Module, got {type(model).__name__}")
         for name, value in (("passes", passes), ("max_rows", max_rows)):
-            _check_count(name, value)
+            _count(name, value)
         self.model, self.passes, self.consistent, self.max_rows = model, passes, consistent, max_rows
-        self._parts, problem = _cut(model)
-        self._foldable: dict[tuple[Any, ...], bool] = {}  # by the shapes of what the suffix takes
-        if problem:
-            warnings.warn(f"MCDropout: {problem}; the whole model runs for every pass", stacklevel=2)
-        if consistent and not self.fused:
-            raise ValueError("MCDropout: consistent=True needs a model that ends in a chain of Linear, activation and nn.Dropout")
+        self._trace()
 
     @property
     def fused(self) -> bool:
@@ -91,34 +88,48 @@ class MCDropout(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> MCDropout:
         super()._apply(*args, **kwargs)
-        self._parts, _ = _cut(self.model)  # buffers may be others now
+        if self._parts is not None:
+            self._trace()  # buffers may be others now
         return self
+
+    def _trace(self) -> None:
+        """Cut the model as it is now."""
+        parts, problem = _cut(self.model)
+        if problem:
+            warnings.warn(f"MCDropout: {problem}; the whole model runs for every pass", stacklevel=3)
+        if self.consistent and (parts is None or parts.chain is None):
+            raise ValueError("MCDropout: consistent=True needs a model that ends in a chain of Linear, activation and nn.Dropout")
+        self._parts, self._seen = parts, _modules(self.model)
+        self._foldable: dict[tuple[Any, ...], bool] = {}  # by the shapes of what the suffix takes
 
     def forward(self, *args: Any, seed: int | None = None, **kwargs: Any) -> MCStats:
         """The statistics of the passes; ``seed`` of the masks, or None: they follow torch's generator."""
-        for name, value in (("passes", self.passes), ("max_rows", self.max_rows)):
-            _check_count(name, value)
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+        passes, max_rows = _count("passes", self.passes), _count("max_rows", self.max_rows)
+        if seed is not None and ((number := as_integer(seed)) is None or not 0 <= number < 2**63):
             raise ValueError(f"MCDropout: seed must be an integer in [0, 2^63) or None, got {seed!r}")
+        if self._seen != _modules(self.model):  # one was replaced, has hooks now, or drops where it did not
+            self._trace()
         parts = self._parts
+        if parts is not None and any(isinstance(value, np.ndarray) for value in (*args, *kwargs.values())):
+            raise TypeError("MCDropout: the model takes tensors, got a NumPy array; give torch.from_numpy(x), in the dtype of the model")
         with _dropouts_on(self.model) as functional:
             if parts is None:
-                stats = _statistics(lambda _: _logits(self.model(*args, **kwargs)).unsqueeze(0), self.passes, 1, seed)
+                stats = _statistics(lambda _: _logits(self.model(*args, **kwargs)).unsqueeze(0), passes, 1, seed)
                 if functional.calls == 0 and all(isinstance(module, _DropoutNd) for module in self.model.modules() if _drops(module)):
                     raise RuntimeError(_no_dropout(self.model))
                 return stats
             boundary = parts.prefix(*args, **kwargs)
             if parts.chain is not None:
-                return parts.chain.run(boundary[0], self.passes, self.consistent, seed)
+                return parts.chain.run(boundary[0], passes, self.consistent, seed)
             rows = next((len(value) for value in boundary if isinstance(value, torch.Tensor) and value.dim() > 0), 0)
             if not self._folds(parts.suffix, boundary, rows, functional):
-                return _statistics(lambda _: _logits(parts.suffix(*map(_copy, boundary))).unsqueeze(0), self.passes, 1, seed)
+                return _statistics(lambda _: _logits(parts.suffix(*map(_copy, boundary))).unsqueeze(0), passes, 1, seed)
 
-            def draw(passes: int) -> torch.Tensor:
-                stacked = _logits(parts.suffix(*_repeat(boundary, passes)))
-                return stacked.reshape(passes, rows, *stacked.shape[1:])
+            def draw(count: int) -> torch.Tensor:
+                stacked = _logits(parts.suffix(*_repeat(boundary, count)))
+                return stacked.reshape(count, rows, *stacked.shape[1:])
 
-            return _statistics(draw, self.passes, max(1, self.max_rows // max(1, rows)), seed)
+            return _statistics(draw, passes, max(1, max_rows // max(1, rows)), seed)
 
     @torch.no_grad()
     def _folds(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], rows: int, functional: _Functional) -> bool:
@@ -146,9 +157,18 @@ class MCDropout(nn.Module):
         return self._foldable[shapes]
 
 
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _modules(model: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
+    """What a cut depends on, to be compared (modules are equal to themselves alone): which modules, whether hooked, whether they drop."""
+    return [
+        (name, module, bool(module._forward_pre_hooks or module._forward_hooks), _drops(module)) for name, module in model.named_modules()
+    ]
+
+
+def _count(name: str, value: Any) -> int:
+    number = as_integer(value)
+    if number is None or number < 1:
         raise ValueError(f"MCDropout: {name} must be an integer of at least 1, got {value!r}")
+    return number
 
 
 def _no_dropout(model: nn.Module) -> str:

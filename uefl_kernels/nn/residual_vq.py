@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from operator import index
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from .._checks import check_tensor
+from .._numbers import as_integer
 from . import _distributed as distributed
 from . import _peer
 from .vector_quantize import VectorQuantize
@@ -62,10 +64,12 @@ class ResidualVQ(nn.Module):
         super().__init__()
         peer = {name: vq_kwargs.pop(name) for name in list(vq_kwargs) if name in _peer.RESIDUAL_VQ}
         _peer.refuse("ResidualVQ", peer, _peer.RESIDUAL_VQ)
-        if num_quantizers is None and isinstance(codebook_size, int):
+        same = as_integer(codebook_size)
+        if num_quantizers is None and same is not None:
             raise ValueError("ResidualVQ: name num_quantizers, or one codebook_size for each of them")
-        sizes = [codebook_size] * (num_quantizers or 0) if isinstance(codebook_size, int) else list(codebook_size)
-        if not sizes or len(sizes) != (num_quantizers or len(sizes)):
+        count = 0 if num_quantizers is None else index(num_quantizers)
+        sizes = [same] * count if same is not None else list(cast("Sequence[int]", codebook_size))
+        if not sizes or len(sizes) != (count or len(sizes)):
             raise ValueError(f"ResidualVQ: codebook_size {codebook_size} does not fit num_quantizers={num_quantizers}; name at least one")
         if not 0 <= quantize_dropout_cutoff_index < len(sizes) or quantize_dropout_multiple_of < 1:
             raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from .. import VQOutput, vq, vq_with_sums
 from .._checks import check_tensor
 from .._gather import flat_indices, gather
+from .._numbers import is_count
 from . import _peer
 from ._codebook import Codebook
 
@@ -102,12 +105,13 @@ class VectorQuantize(nn.Module):
         learnable = bool(learnable_codebook)
         ema_update = not learnable if ema_update is None else ema_update
         for name, value in (("dim", dim), ("codebook_size", codebook_size), ("codebook_dim", codebook_dim), ("heads", heads)):
-            if not isinstance(value, int) or value < 1:
+            if not is_count(value):
                 raise ValueError(f"VectorQuantize: {name} is {value!r}, expected an int of at least 1")
+        dim, codebook_size, codebook_dim, heads = map(index, (dim, codebook_size, codebook_dim, heads))
         numbers = {"decay": decay, "eps": eps, "kmeans_iters": kmeans_iters, "commitment_weight": commitment_weight}
         for name, number in (numbers | {"threshold_ema_dead_code": threshold_ema_dead_code}).items():
             most = 1 if name == "decay" else float("inf")
-            if not isinstance(number, (int, float)) or not 0 <= number <= most or number == float("inf"):
+            if not isinstance(number, Real) or not 0 <= number <= most or number == float("inf"):
                 raise ValueError(
                     f"VectorQuantize: {name} is {number!r}, expected a number {'from 0 to 1' if most == 1 else 'of at least 0'}"
                 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from ..._checks import check_tensor
 from ..._kmeans_checks import check_method, check_request, check_shape, starts
 from ..._library import define, define_composed, resolve
+from ..._numbers import as_integer
 from .. import kmeans_step as _defined_first  # noqa: F401
 from . import reference
 
@@ -149,7 +149,7 @@ def kmeans_batched(
         what :func:`kmeans` returns for each problem, to the bit.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`kmeans`.
+        TypeError, ValueError, RuntimeError: as :func:`kmeans`; of one problem among several, its number is named.
 
     Source: as :func:`kmeans`.
 
@@ -185,8 +185,8 @@ def kmeans_batched(
 
 
 def _for_each(op: str, name: str, value: int | Sequence[int], problems: int) -> list[int]:
-    if isinstance(value, (int, np.integer)):
-        return [int(value)] * problems
+    if (number := as_integer(value)) is not None:
+        return [number] * problems
     if not hasattr(value, "__iter__") or isinstance(value, str):
         raise TypeError(f"{op}: {name} must be an int, or one for each problem, got {value!r}")
     return list(value)

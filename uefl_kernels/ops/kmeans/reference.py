@@ -85,7 +85,7 @@ def batch(
 ) -> Result:
     """Every problem of a batch on its own, made of these parts."""
     if x.device.type == "cpu":
-        _require_valid(x, weights, init, sizes)
+        _require_valid(x, weights, init, sizes, clusters)
     fits: list[Fit] = []
     row = centre = 0
     for size, k, seed in zip(sizes, clusters, seeds, strict=True):
@@ -321,12 +321,16 @@ def centre_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _require_valid(x: torch.Tensor, weights: torch.Tensor | None, init: torch.Tensor | None, sizes: Sequence[int]) -> None:
+def _require_valid(
+    x: torch.Tensor, weights: torch.Tensor | None, init: torch.Tensor | None, sizes: Sequence[int], clusters: Sequence[int]
+) -> None:
     masses = [None] * len(sizes) if weights is None else weights.split(list(sizes))
-    for rows, mass in zip(x.split(list(sizes)), masses, strict=True):
-        steps.require_valid("kmeans", rows, mass)
-    if init is not None:
-        steps.require_valid_centres("kmeans", "init", init)
+    given = [None] * len(sizes) if init is None else init.split(list(clusters))
+    for i, (rows, mass, centres) in enumerate(zip(x.split(list(sizes)), masses, given, strict=True)):
+        name = "kmeans" if len(sizes) == 1 else f"kmeans: problem {i}"
+        steps.require_valid(name, rows, mass)
+        if centres is not None:
+            steps.require_valid_centres(name, "init", centres)
 
 
 def unit_rows(rows: torch.Tensor) -> torch.Tensor:

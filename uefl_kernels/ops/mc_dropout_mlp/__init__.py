@@ -11,6 +11,7 @@ import torch
 
 from ..._checks import check_tensor
 from ..._library import define, define_autograd, define_triton, once_differentiable, resolve
+from ..._numbers import as_integer, is_count
 from . import backward, reference
 
 _NUMBER = (int, float, np.integer, np.floating)
@@ -165,10 +166,10 @@ def mc_dropout_mlp(
         torch.cat(parameters) if parameters else hidden.new_zeros(0, dtype=dtype),
         [hidden.shape[-1], *(len(weight) for weight in weights[first:])],
         rates[first:],
-        passes if any(rates) else 1,
+        as_integer(passes) if any(rates) else 1,
         activation,
         consistent,
-        _seed(seed, x.device),
+        _seed(None if seed is None else as_integer(seed), x.device),
     )
     shape = x.shape[:-1]
     mean, variance, expected = (result.reshape(shape + result.shape[1:]) for result in (mean, variance, expected))
@@ -229,11 +230,11 @@ def _check(
     for rate in rates or ([float(p)] if isinstance(p, _NUMBER) else []):  # one that no dropout takes is looked at, too
         if not (0 <= rate < 1 and math.isfinite(rate)):
             raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+    if not is_count(passes):
         raise ValueError(f"{op}: passes must be an integer of at least 1, got {passes!r}")
     if not isinstance(activation, str) or activation not in reference.ACTIVATIONS:
         raise ValueError(f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+    if seed is not None and ((number := as_integer(seed)) is None or not 0 <= number < 2**63):
         raise ValueError(f"{op}: seed must be an integer in [0, 2^63) or None, got {seed!r}")
     rates = [0.0] * (not input_dropout) + rates + [0.0] * (not logit_dropout)
     first = next((i for i, rate in enumerate(rates) if rate > 0), len(weights))  # the layers before it are torch's

@@ -1,0 +1,24 @@
+"""What counts as a whole number in an argument; without torch."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def as_integer(value: Any) -> int | None:
+    """The int that a value stands for: of Python, of NumPy, or anything with ``__index__``. None for a bool and for all else."""
+    if isinstance(value, int):
+        return None if isinstance(value, bool) else value
+    if str(getattr(value, "dtype", "")).endswith("bool"):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is an integer of at least 1."""
+    number = as_integer(value)
+    return number is not None and number >= 1
