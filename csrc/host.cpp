@@ -176,7 +176,7 @@ PYBIND11_MODULE(_host, m) {
   m.def("cpu_features", &cpu_features, "Feature name -> bool, for each feature that a compiled variant needs.");
   m.def(
       "variant", [] { return cpu::name(cpu::isa()); },
-      "The best variant of this CPU: 'amx', 'avx512vnni', 'avx512', 'avx2' or 'portable' (UEFL_CPU forces one).");
+      "The best variant of this CPU: 'amx', 'avx512vnni', 'avx512', 'avx2' or 'portable' (UEFL_CPU names a lesser one).");
   m.def("plan", &plan, py::arg("n"), py::arg("d"), py::arg("k"), py::arg("segments") = 1,
         "How n rows of `segments` segments of d elements would be searched among k codewords (one codebook for each segment).");
   m.def("vq_assign", &vq_assign, py::arg("x"), py::arg("codebook"), py::arg("metric") = "l2", py::arg("exact") = true,

@@ -38,14 +38,14 @@ bool supported(Isa isa) {
   return true;
 }
 
-// What UEFL_CPU names, or null; an empty one means unset.
-const char* forced_name() {
-  const char* name = std::getenv("UEFL_CPU");
-  return name && *name ? name : nullptr;
+// What an environment variable holds, or null; an empty one means unset.
+const char* setting(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value && *value ? value : nullptr;
 }
 
 Isa choose() {
-  const char* forced = forced_name();
+  const char* forced = setting("UEFL_CPU");
   for (const Isa isa : {Isa::amx, Isa::avx512vnni, Isa::avx512, Isa::avx2, Isa::portable}) {
     if (forced && std::string(forced) != name(isa)) continue;
     if (supported(isa)) return isa;
@@ -62,9 +62,9 @@ Isa isa() {
   return chosen;
 }
 
-bool isa_is_forced() {
-  static const bool forced = forced_name() != nullptr;
-  return forced;
+bool on_every_shape() {
+  static const bool always = setting("UEFL_CPU_EVERY_SHAPE") != nullptr;
+  return always;
 }
 
 const char* name(Isa isa) {

@@ -1,4 +1,4 @@
-// Which instruction set the kernels run on: the best that this CPU has, or the one that UEFL_CPU names.
+// Which instruction set the kernels run on: the best that this CPU has, or the one that UEFL_CPU names, as if the CPU had no better one.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ enum class Isa { portable, avx2, avx512, avx512vnni, amx };  // each one has all
 // Chosen at the first call. Throws std::runtime_error when UEFL_CPU is not a variant or is one that this CPU cannot run.
 Isa isa();
 
-// True when UEFL_CPU names the variant: AMX then runs on every shape, also where another one is faster.
-bool isa_is_forced();
+// True when UEFL_CPU_EVERY_SHAPE is set: that instruction set then runs on every shape, also where a simpler one is faster. For tests.
+bool on_every_shape();
 
 const char* name(Isa isa);
 

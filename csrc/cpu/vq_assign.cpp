@@ -20,7 +20,7 @@ namespace {
 
 // What a pass in half the bits costs besides its products, above all for the codewords that it leaves possible, is paid by long ones.
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
-[[maybe_unused]] bool integers_pay(int64_t d, int64_t k) { return d >= 32 && k >= 32; }
+[[maybe_unused]] bool integers_pay(int64_t d, int64_t k) { return d >= (k < 512 ? 64 : 32) && k >= 32; }
 
 constexpr int64_t kWithoutTiles = 16;  // that skip the coarse pass after one for which it did little
 constexpr int64_t kRescored = 32;      // rows that are scored again together
@@ -63,11 +63,11 @@ float least(const float* scores, int64_t count) {
 Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
   const Isa best = isa();
 #if defined(__x86_64__)
-  const bool forced = isa_is_forced();
-  if (best == Isa::amx && (forced || amx_pays(d, k))) {
-    return {best, &vq_assign_amx, forced || one_product_pays(d, k) ? &vq_assign_coarse_amx : nullptr};
+  const bool always = on_every_shape();
+  if (best == Isa::amx && (always || amx_pays(d, k))) {
+    return {best, &vq_assign_amx, always || one_product_pays(d, k) ? &vq_assign_coarse_amx : nullptr};
   }
-  if (best >= Isa::avx512vnni && ((forced && best == Isa::avx512vnni) || integers_pay(d, k)))
+  if (best >= Isa::avx512vnni && (always || integers_pay(d, k)))
     return {Isa::avx512vnni, &vq_assign_avx512, &vq_assign_coarse_avx512vnni};
   if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512, nullptr};
   if (best == Isa::avx2) return {best, &vq_assign_avx2, nullptr};

@@ -34,7 +34,7 @@ struct Segment {
 
 template <class T, class Code>
 inline void backward_rotated(const Segment<T, Code>& segment, double pull) {
-  Double8 xx = {}, qq = {}, xq = {}, xg = {}, qg = {}, x, q, g;
+  Double8 xx = {}, qq = {}, xq = {}, xg = {}, qg = {}, x = {}, q = {}, g = {};
   const auto load_all = [&](int64_t j) __attribute__((always_inline)) {
     load(segment.x + j, segment.d - j, x);
     load(segment.code + j, segment.d - j, q);
@@ -56,7 +56,7 @@ template <class T, class Code, bool has_g>
 inline void backward_straight(const Segment<T, Code>& segment, Code pull) {
   typedef Code Vector __attribute__((vector_size(kLanes * sizeof(Code))));
   for (int64_t j = 0; j < segment.d; j += kLanes) {
-    Vector x, q, g = {};
+    Vector x = {}, q = {}, g = {};
     load(segment.x + j, segment.d - j, x);
     load(segment.code + j, segment.d - j, q);
     if constexpr (has_g) load(segment.g + j, segment.d - j, g);

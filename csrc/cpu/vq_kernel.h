@@ -98,7 +98,7 @@ inline double compare_row(const T* x, const double* code, int64_t d, int64_t& la
   Double8 total = {};
   Long8 most = {};
   for (int64_t j = 0; j < d; j += kLanes) {
-    Double8 value, target;
+    Double8 value{}, target{};
     load(x + j, d - j, value);
     load(code + j, d - j, target);
     const Double8 difference = value - target;
@@ -113,7 +113,7 @@ inline double compare_row(const T* x, const double* code, int64_t d, int64_t& la
 template <class T>
 inline void add_row(const T* x, int64_t d, double scale, int64_t* fixed) {
   for (int64_t j = 0; j < d; j += kLanes) {
-    Double8 value;
+    Double8 value{};
     load(x + j, d - j, value);
     Long8 units;
     to_fixed(value, scale, units);

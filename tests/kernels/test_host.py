@@ -138,16 +138,20 @@ def test_plan_and_features():
         _host.plan(1, 0, 1)
 
 
-def variant(name: str | None, asked: str = "_host.variant()") -> subprocess.CompletedProcess[str]:
+def variant(name: str | None, asked: str = "_host.variant()", **more: str) -> subprocess.CompletedProcess[str]:
     code = f"from uefl_kernels import _host; print({asked})"
-    environment = {key: value for key, value in os.environ.items() if key != "UEFL_CPU"} | ({} if name is None else {"UEFL_CPU": name})
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("UEFL_CPU")}
+    environment = kept | ({} if name is None else {"UEFL_CPU": name}) | more
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
 
 def test_variant_is_forced_by_the_environment():
     assert variant("portable").stdout.strip() == "portable"
-    empty, unset = (variant(name, "_host.plan(10, 3, 2)") for name in ("", None))  # a shape that AMX takes only when it is forced
-    assert empty.stdout == unset.stdout != "", empty.stderr
+    best, asked = variant(None).stdout.strip(), "_host.plan(10, 3, 2)"  # a shape for which AMX and integers are too much
+    unset, empty, named = (variant(name, asked) for name in (None, "", best))
+    assert unset.stdout == empty.stdout == named.stdout != "", named.stderr
+    always = variant(best, asked, UEFL_CPU_EVERY_SHAPE="1")
+    assert f"'variant': '{best}'" in always.stdout, always.stderr
     result = variant("sse9")
     assert result.returncode != 0
     assert "UEFL_CPU=sse9 is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it" in result.stderr

@@ -381,7 +381,7 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
 @pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
 def test_variants(variant):
     """UEFL_CPU is read once per process: the tests of equality again, in one that is forced to a variant."""
-    environment = {**os.environ, "UEFL_CPU": variant}
+    environment = {**os.environ, "UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"}
     probe = subprocess.run([sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True)
     if probe.returncode != 0:
         pytest.skip(f"this CPU has no {variant}")

@@ -146,7 +146,7 @@ def test_fuzz(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
 @pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
 def test_fuzz_of_every_variant(variant):
     """UEFL_CPU is read once per process."""
-    environment = {**os.environ, "UEFL_CPU": variant}
+    environment = {**os.environ, "UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"}
     probe = subprocess.run([sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True)
     if probe.returncode:
         assert b"needs instructions that this CPU lacks" in probe.stderr
