@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <optional>
 
 #include "common/certificate.h"
@@ -22,8 +21,8 @@ namespace {
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
 [[maybe_unused]] bool integers_pay(int64_t d, int64_t k) { return d >= (k < 512 ? 64 : 32) && k >= 32; }
 
+constexpr int64_t kFew = 64;           // codewords, whose scores with 16 rows fit into the tile registers
 constexpr int64_t kWithoutTiles = 16;  // that skip the coarse pass after one for which it did little
-constexpr int64_t kRescored = 32;      // rows that are scored again together
 
 // A NaN (of a row, or from a mean that overflowed) must survive all later values: the bound is then infinite.
 void raise(double& largest, double value) {
@@ -65,10 +64,10 @@ Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
 #if defined(__x86_64__)
   const bool always = on_every_shape();
   if (best == Isa::amx && (always || amx_pays(d, k))) {
+    if (k <= kFew) return {best, &vq_assign_few_amx, nullptr};
     return {best, &vq_assign_amx, always || one_product_pays(d, k) ? &vq_assign_coarse_amx : nullptr};
   }
-  if (best >= Isa::avx512vnni && (always || integers_pay(d, k)))
-    return {Isa::avx512vnni, &vq_assign_avx512, &vq_assign_coarse_avx512vnni};
+  if (best >= Isa::avx512vnni && (always || integers_pay(d, k))) return {Isa::avx512vnni, &vq_assign_avx512, &vq_assign_coarse_avx512vnni};
   if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512, nullptr};
   if (best == Isa::avx2) return {best, &vq_assign_avx2, nullptr};
 #endif
@@ -87,12 +86,27 @@ struct Search::FineTile {
   static constexpr int64_t kMaxRows = 192;
 
   FineTile(const VqAssignKernel& kernel, int64_t count, int64_t d)
-      : kernel(kernel), rows(tile_rows(kernel.rows, count, d)), d(d), y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
+      : kernel(kernel),
+        rows(kernel.load_top_two ? std::min<int64_t>(kernel.rows, count) : tile_rows(kernel.rows, count, d)),
+        d(d),
+        y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
 
   void load(const Rows& x, const int64_t* row, int64_t count, int64_t column, const float* mean) {
     const char* source[kMaxRows];
     for (int64_t r = 0; r < count; ++r) source[r] = element(x, row[r], column);
     kernel.load(source, count, x.dtype, x.dim_stride, d, mean, y.get(), size);
+  }
+
+  void top_two(const Rows& x, int64_t start, int64_t count, int64_t column, const float* mean, const void* panels,
+               const float* half_squares, int64_t blocks) {
+    const char* source[kMaxRows];
+    for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, column);
+    if (kernel.load_top_two) {
+      kernel.load_top_two(source, count, x.dtype, x.dim_stride, d, mean, y.get(), size, panels, half_squares, blocks, best, second, index);
+      return;
+    }
+    kernel.load(source, count, x.dtype, x.dim_stride, d, mean, y.get(), size);
+    kernel.top_two(y.get(), count, panels, half_squares, blocks, d, ahead_of(x, start + count, rows, column, d), best, second, index);
   }
 
   const VqAssignKernel& kernel;
@@ -235,12 +249,7 @@ void Search::certify(FineTile& tile, const Rows& x, int64_t s, int64_t start, in
                      std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start;
   const Segment& segment = this->segment(s);
-  int64_t rows[FineTile::kMaxRows];
-  std::iota(rows, rows + count, start);
-  tile.load(x, rows, count, s * d_, segment.mean.data());
-  const Ahead ahead = ahead_of(x, end, tile.rows, s * d_, d_);
-  tile.kernel.top_two(tile.y.get(), count, fine(segment).lines.data(), segment.half_squares.data(), blocks_, d_, ahead, tile.best,
-                      tile.second, tile.index);
+  tile.top_two(x, start, count, s * d_, segment.mean.data(), fine(segment).lines.data(), segment.half_squares.data(), blocks_);
   // The bound of the largest row, which mostly suffices for all, saves two square roots for each.
   RowSize largest{0, 0};
   for (int64_t r = 0; r < count; ++r) {
@@ -249,9 +258,9 @@ void Search::certify(FineTile& tile, const Rows& x, int64_t s, int64_t start, in
   }
   const double bound = exact_ ? error_bound(segment, largest) : 0;
   for (int64_t r = 0; r < count; ++r) {
-    indices[rows[r] * segments + s] = std::isnan(tile.size[r].square) ? 0 : tile.index[r];  // a NaN may round to a number in bfloat16
+    indices[(start + r) * segments + s] = std::isnan(tile.size[r].square) ? 0 : tile.index[r];  // a NaN may round to a number in bfloat16
     const double gap = static_cast<double>(tile.second[r]) - tile.best[r];
-    if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(segment, tile.size[r]))) uncertain.push_back(rows[r]);
+    if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(segment, tile.size[r]))) uncertain.push_back(start + r);
   }
 }
 

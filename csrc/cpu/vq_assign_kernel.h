@@ -38,9 +38,15 @@ struct VqAssignKernel {
                   float* best, float* second, int64_t* index);
   // All scores, [rows][blocks * lanes].
   void (*scores)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out);
+  // Where a kernel searches rows as it loads them, and then has no top_two: both in one. Its load() and scores() take up to kRescored rows.
+  void (*load_top_two)(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y,
+                       RowSize* size, const void* panels, const float* half_squares, int64_t blocks, float* best, float* second,
+                       int64_t* index) = nullptr;
 };
 
-extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512, vq_assign_amx;
+extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512, vq_assign_amx, vq_assign_few_amx;
+
+constexpr int64_t kRescored = 32;  // rows that are scored again together
 
 namespace {
 

@@ -1,0 +1,223 @@
+// The search on AMX among up to 64 codewords, in the same three products as vq_assign.amx.cpp.
+//
+// The sums of 16 rows and all codewords fit into the tile registers, so a row is needed once. Rows are the left operand, which takes
+// them as they lie: what is turned instead is the sums, and they are fewer. While 16 rows are multiplied the next 16 are split, row after
+// row, so that the memory is read without a pause and the vector port that the tile unit leaves free is not idle.
+#if defined(__x86_64__)
+#include "cpu/vq_assign_tiles.h"
+
+namespace uefl::cpu {
+namespace {
+
+constexpr int kRows = 192;
+
+inline int64_t steps_of(int64_t d) { return (d + kDepth - 1) / kDepth; }
+
+// 16 rows: [depth][2 parts] tiles. A tile of rows is two of them, of which one is multiplied while the other is filled.
+inline int64_t group_bytes(int64_t d) { return steps_of(d) * 2 * kTileBytes; }
+int64_t two_groups(int64_t, int64_t d) { return 2 * group_bytes(d); }
+
+// 32 codewords as right operands: [depth][2 parts][2] tiles of [16 words][16 codewords].
+int64_t few_block_bytes(int64_t d) { return steps_of(d) * 4 * kTileBytes; }
+
+double pack_columns(const float* code, int64_t d, int64_t lane, void* block) {
+  char* target = static_cast<char*>(block) + lane / kTile * kTileBytes + lane % kTile * 4;
+  double squares = 0;
+  for (int64_t start = 0; start < d; start += kDepth) {
+    alignas(64) char packed[4 * kTileBytes] = {};
+    const int64_t n = d - start < kDepth ? d - start : kDepth;
+    squares += pack<2>(code + start, n, 0, packed);  // two tiles of each part, of which it fills one line
+    for (int part = 0; part < 2; ++part, target += 2 * kTileBytes) {
+      for (int w = 0; w < kTile; ++w) __builtin_memcpy(target + w * 64, packed + part * part_bytes(n) + w * 4, 4);
+    }
+  }
+  return squares;
+}
+
+// Splits 16 rows, one after the other, 32 elements at a time.
+template <class T>
+class Splitter {
+ public:
+  inline __attribute__((always_inline)) Splitter(const char* const* source, int64_t count, int64_t stride, int64_t d, const float* mean,
+                                                 char* group, RowSize* size)
+      : source_(source), count_(count), stride_(stride), d_(d), mean_(mean), group_(group), size_(size) {}
+
+  inline __attribute__((always_inline)) void until(int64_t unit) {
+    for (; done_ < unit; ++done_) {
+      __m512 value[2];
+      read(value);
+      Split both;
+      split(value, both);
+      char* target = group_ + row_ * 64 + start_ / kDepth * 2 * kTileBytes;
+      _mm512_store_si512(target, both.first);
+      _mm512_store_si512(target + kTileBytes, both.second);
+      square_ = _mm512_fmadd_ps(value[1], value[1], _mm512_fmadd_ps(value[0], value[0], square_));
+      rest_ = _mm512_fmadd_ps(both.rest[1], both.rest[1], _mm512_fmadd_ps(both.rest[0], both.rest[0], rest_));
+      start_ += kDepth;
+      if (start_ >= d_) next_row();
+    }
+  }
+
+ private:
+  inline __attribute__((always_inline)) void read(__m512 (&value)[2]) const {
+    const T* x = reinterpret_cast<const T*>(source_[row_ < count_ ? row_ : count_ - 1]) + start_ * stride_;
+    const int64_t n = d_ - start_ < kDepth ? d_ - start_ : kDepth;
+    if (sizeof(T) == sizeof(float) && stride_ == 1) {
+      const uint32_t mask = 0xffffffffu >> (kDepth - n);
+      const __mmask16 half[2] = {static_cast<__mmask16>(mask), static_cast<__mmask16>(mask >> 16)};
+      const float* from = reinterpret_cast<const float*>(x);
+      for (int i = 0; i < 2; ++i) {
+        value[i] = _mm512_maskz_sub_ps(half[i], _mm512_maskz_loadu_ps(half[i], from + i * kTile),
+                                       _mm512_maskz_loadu_ps(half[i], mean_ + start_ + i * kTile));
+      }
+    } else {
+      alignas(64) float centred[kDepth] = {};
+      for (int64_t j = 0; j < n; ++j) centred[j] = centre(x[j * stride_], mean_[start_ + j]);
+      for (int i = 0; i < 2; ++i) value[i] = _mm512_load_ps(centred + i * kTile);
+    }
+  }
+
+  inline __attribute__((always_inline)) void next_row() {
+    if (row_ < count_) size_[row_] = {square_bound(_mm512_reduce_add_ps(square_), d_), square_bound(_mm512_reduce_add_ps(rest_), d_)};
+    square_ = rest_ = _mm512_setzero_ps();
+    start_ = 0;
+    ++row_;
+  }
+
+  const char* const* source_;
+  int64_t count_, stride_, d_;
+  const float* mean_;
+  char* group_;
+  RowSize* size_;
+  int64_t done_ = 0, row_ = 0, start_ = 0;
+  __m512 square_ = _mm512_setzero_ps(), rest_ = _mm512_setzero_ps();
+};
+
+// Sums of 16 rows with 16 codewords in each tile.
+struct alignas(64) Sums {
+  float product[4][kTile][kTile];
+};
+
+// Tiles 0 to 3 += 16 rows times the 16 codewords of each of 2 * kBlocks tiles. between(): after every three products.
+template <int kBlocks, class Between>
+inline __attribute__((always_inline)) void multiply(const char* rows, const char* panels, int64_t d, Sums& sums, const Between& between) {
+  asm volatile("" ::: "memory");  // GCC 12's tile loads do not say that they read memory
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t step = 0; step < steps_of(d); ++step) {
+    const char* y = rows + step * 2 * kTileBytes;
+    const char* codes = panels + step * 4 * kTileBytes;
+    [[maybe_unused]] const char* more = codes + few_block_bytes(d);
+    _tile_loadd(4, y, 64);
+    _tile_loadd(5, y + kTileBytes, 64);
+#define UEFL_THREE_PRODUCTS(sum, codes)       \
+  _tile_loadd(6, codes, 64);                  \
+  _tile_loadd(7, codes + 2 * kTileBytes, 64); \
+  _tile_dpbf16ps(sum, 5, 6);                  \
+  _tile_dpbf16ps(sum, 4, 7);                  \
+  _tile_dpbf16ps(sum, 4, 6);                  \
+  between()
+    UEFL_THREE_PRODUCTS(0, codes);
+    UEFL_THREE_PRODUCTS(1, codes + kTileBytes);
+    if constexpr (kBlocks == 2) {
+      UEFL_THREE_PRODUCTS(2, more);
+      UEFL_THREE_PRODUCTS(3, more + kTileBytes);
+    }
+#undef UEFL_THREE_PRODUCTS
+  }
+  _tile_stored(0, sums.product[0], 64);
+  _tile_stored(1, sums.product[1], 64);
+  if constexpr (kBlocks == 2) {
+    _tile_stored(2, sums.product[2], 64);
+    _tile_stored(3, sums.product[3], 64);
+  }
+}
+
+// Of 16 rows: each has its lane.
+template <int kBlocks>
+inline void compare(const Sums& sums, const float* half_squares, int64_t count, float* best, float* second, int64_t* index) {
+  __m512 least = _mm512_set1_ps(__builtin_inff()), next = least;
+  __m512i code = _mm512_setzero_si512();
+  for (int tile = 0; tile < 2 * kBlocks; ++tile) {
+    alignas(64) float columns[kTile][kTile];
+    transpose(sums.product[tile], 64, columns, 64);
+    for (int i = 0; i < kTile; ++i) {
+      const int k = tile * kTile + i;
+      const __m512 s = _mm512_sub_ps(_mm512_set1_ps(half_squares[k]), _mm512_load_ps(columns[i]));
+      code = _mm512_mask_mov_epi32(code, _mm512_cmp_ps_mask(s, least, _CMP_LT_OQ), _mm512_set1_epi32(k));
+      next = _mm512_min_ps(_mm512_max_ps(s, least), next);
+      least = _mm512_min_ps(s, least);
+    }
+  }
+  alignas(64) float values[2][kTile];
+  alignas(64) int codes[kTile];
+  _mm512_store_ps(values[0], least);
+  _mm512_store_ps(values[1], next);
+  _mm512_store_si512(codes, code);
+  for (int64_t r = 0; r < count; ++r) best[r] = values[0][r], second[r] = values[1][r], index[r] = codes[r];
+}
+
+template <class T, int kBlocks>
+void load_top_two_typed(const char* const* source, int64_t count, int64_t stride, int64_t d, const float* mean, char* y, RowSize* size,
+                        const char* panels, const float* half_squares, float* best, float* second, int64_t* index) {
+  const int64_t units = kTile * steps_of(d);
+  constexpr int kPortion = kTile / (2 * kBlocks);
+  Sums sums;
+  Splitter<T>(source, count, stride, d, mean, y, size).until(units);
+  for (int64_t first = 0, turn = 0; first < count; first += kTile, turn ^= 1) {
+    const int64_t following = first + kTile;
+    Splitter<T> splitter(source + following, count - following, stride, d, mean, y + (turn ^ 1) * group_bytes(d), size + following);
+    int64_t unit = 0;
+    const int64_t portion = following < count ? kPortion : 0;
+    multiply<kBlocks>(y + turn * group_bytes(d), panels, d, sums,
+                      [&]() __attribute__((always_inline)) { splitter.until(unit += portion); });
+    compare<kBlocks>(sums, half_squares, count - first < kTile ? count - first : kTile, best + first, second + first, index + first);
+  }
+}
+
+void load_top_two(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y,
+                  RowSize* size, const void* panels, const float* half_squares, int64_t blocks, float* best, float* second,
+                  int64_t* index) {
+  const ConfiguredTiles configured;
+  with_type(dtype, [&]<class T>(const T*) {
+    const auto search = blocks == 1 ? load_top_two_typed<T, 1> : load_top_two_typed<T, 2>;
+    search(source, count, stride, d, mean, static_cast<char*>(y), size, static_cast<const char*>(panels), half_squares, best, second,
+           index);
+  });
+}
+
+void load_groups(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y,
+                 RowSize* size) {
+  with_type(dtype, [&]<class T>(const T*) {
+    for (int64_t first = 0; first < count; first += kTile) {
+      char* group = static_cast<char*>(y) + first / kTile * group_bytes(d);
+      Splitter<T>(source + first, count - first, stride, d, mean, group, size + first).until(kTile * steps_of(d));
+    }
+  });
+}
+
+void scores(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out) {
+  const ConfiguredTiles configured;
+  const auto nothing = [] {};
+  Sums sums;
+  for (int64_t first = 0; first < count; first += kTile) {
+    const char *rows = static_cast<const char*>(y) + first / kTile * group_bytes(d), *codes = static_cast<const char*>(panels);
+    blocks == 1 ? multiply<1>(rows, codes, d, sums, nothing) : multiply<2>(rows, codes, d, sums, nothing);
+    for (int64_t r = 0; r < kTile && first + r < count; ++r) {
+      for (int64_t tile = 0; tile < 2 * blocks; ++tile) {
+        const __m512 half = _mm512_loadu_ps(half_squares + tile * kTile);
+        _mm512_storeu_ps(out + (first + r) * blocks * kPair + tile * kTile, _mm512_sub_ps(half, _mm512_load_ps(sums.product[tile][r])));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const VqAssignKernel vq_assign_few_amx{Arithmetic::bf16x3, kRows,       kPair,   two_groups, few_block_bytes,
+                                       pack_columns,       load_groups, nullptr, scores,     load_top_two};
+
+}  // namespace uefl::cpu
+#endif
