@@ -1,11 +1,14 @@
-// The error bound of common/certificate.h against the error that a float32 search really makes.
+// The error bounds of common/certificate.h against the errors that searches really make.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "check.h"
 #include "common/certificate.h"
 #include "cpu/vq_assign_coarse.h"
+
+using namespace uefl::cpu;
 
 static void measured_error_stays_below_the_bound() {
   std::mt19937 random(1);
@@ -37,105 +40,210 @@ static void measured_error_stays_below_the_bound() {
   }
 }
 
-// The bfloat16 nearest to a value.
-static float bfloat16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+// What a kernel makes of rows and codewords: the scores, [rows][k], and the sizes that it reports for the bound.
+struct Scored {
+  std::vector<float> scores;
+  std::vector<RowSize> size;
+  double rest_radius;
+};
+
+struct Problem {
+  int64_t n, k, d;
+  std::vector<float> x, codes, mean;  // codes are centred
+};
+
+struct alignas(64) Line {
+  char bytes[64];
+};
+
+static std::vector<Line> memory(int64_t bytes) { return std::vector<Line>(bytes / sizeof(Line)); }
+
+static std::vector<const char*> rows_of(const Problem& of, int64_t room) {
+  std::vector<const char*> source(room);
+  for (int64_t r = 0; r < room; ++r) source[r] = reinterpret_cast<const char*>(&of.x[std::min(r, of.n - 1) * of.d]);
+  return source;
 }
 
-// The largest error of a score among random vectors, as a share of its bound, with the products of high and low parts or without.
-static double worst_of_bfloat16(std::mt19937& random, int64_t d, double scale, bool low_parts) {
-  double worst = 0;
-  for (int trial = 0; trial < 500; ++trial) {
-    const auto y = normal<float>(d, random, 0, scale), b = normal<float>(d, random, 0, scale);
-    double square = 0, radius_square = 0, rest = 0, rest_radius = 0;
-    long double exact = 0;
-    float sum = 0;
-    for (int64_t j = 0; j < d; ++j) {
-      const float y1 = bfloat16(y[j]), b1 = bfloat16(b[j]);
-      square += double(y[j]) * y[j], radius_square += double(b[j]) * b[j];
-      rest += double(y[j] - y1) * (y[j] - y1), rest_radius += double(b[j] - b1) * (b[j] - b1);
-      exact -= static_cast<long double>(y[j]) * b[j];
-      if (low_parts) sum += bfloat16(y[j] - y1) * b1;
-      sum += y1 * b1;
-      if (low_parts) sum += y1 * bfloat16(b[j] - b1);
+// For one block of codewords. half_squares: infinity where there is none.
+static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::vector<float>& half_squares, float) {
+  auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d));
+  Scored out{{}, std::vector<RowSize>(kernel.rows), 0};
+  for (int64_t k = 0; k < of.k; ++k) out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, k, block.data()));
+  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, 1, of.d, of.mean.data(), y.data(), out.size.data());
+  std::vector<float> all(kernel.rows * kernel.lanes);
+  kernel.scores(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, all.data());
+  for (int64_t r = 0; r < of.n; ++r) out.scores.insert(out.scores.end(), &all[r * kernel.lanes], &all[r * kernel.lanes + of.k]);
+  out.rest_radius = std::sqrt(out.rest_radius);
+  return out;
+}
+
+static Scored score(const CoarseKernel& kernel, const Problem& of, const std::vector<float>& half_squares, float unit) {
+  auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d)), scratch = memory(kernel.scratch_bytes);
+  Scored out{std::vector<float>(of.n * of.k, INFINITY), std::vector<RowSize>(kernel.rows), 0};
+  for (int64_t k = 0; k < of.k; ++k) {
+    out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, unit, k, block.data()));
+  }
+  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, 1, of.d, of.mean.data(), y.data(), out.size.data());
+  Candidates found;
+  std::fill_n(found.margin, Candidates::kRows, 0x1p126f);  // every codeword is close enough to be listed
+  kernel.candidates(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, unit, {}, scratch.data(), found);
+  for (int64_t r = 0; r < of.n; ++r) {
+    for (int i = 0; i < std::min(found.count[r], Candidates::kMost); ++i) {
+      if (found.code[r][i] < of.k) out.scores[r * of.k + found.code[r][i]] = found.score[r][i];
     }
-    const double half_square = radius_square / 2, radius = std::sqrt(radius_square), rest_norm = std::sqrt(rest_radius);
-    const float h = static_cast<float>(half_square);
-    exact += half_square;
-    const double bound = low_parts ? uefl::score_error_bf16x3(d, half_square, radius, rest_norm, square, rest, true)
-                                   : uefl::score_error_bf16(d, half_square, radius, rest_norm, square, rest, true);
-    worst = std::max(worst, static_cast<double>(std::fabs(h - sum - exact)) / bound);
+  }
+  out.rest_radius = std::sqrt(out.rest_radius);
+  return out;
+}
+
+static double bound_of(Arithmetic arithmetic, int64_t d, double half_square, double radius, double rest_radius, const RowSize& row) {
+  if (arithmetic == Arithmetic::f32) return uefl::score_error(d, half_square, radius, row.square, true);
+  const auto bound = arithmetic == Arithmetic::bf16x3 ? uefl::score_error_bf16x3
+                     : arithmetic == Arithmetic::bf16 ? uefl::score_error_bf16
+                                                      : uefl::score_error_i16;
+  return bound(d, half_square, radius, rest_radius, row.square, row.rest, true);
+}
+
+// The square of what rounding to bfloat16 leaves.
+static double rest_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  bits = (bits + 0x8000) & 0xffff0000u;
+  float nearest;
+  std::memcpy(&nearest, &bits, sizeof nearest);
+  return std::pow(double(value) - nearest, 2);
+}
+
+// Whether the kernel's sizes are at least what they stand for, where that is known without asking it.
+template <class Kernel>
+static void check_sizes(const Kernel& kernel, const Problem& of, const Scored& scored) {
+  const bool in_bfloat16 = kernel.arithmetic == Arithmetic::bf16 || kernel.arithmetic == Arithmetic::bf16x3;
+  for (int64_t r = 0; r < of.n; ++r) {
+    double square = 0, rest = 0;
+    for (int64_t j = 0; j < of.d; ++j) {
+      const float y = of.x[r * of.d + j] - of.mean[j];
+      square += double(y) * y, rest += rest_of(y);
+    }
+    CHECK(scored.size[r].square >= square * (1 - 1e-12), "%g, not %g", scored.size[r].square, square);
+    CHECK(!in_bfloat16 || scored.size[r].rest >= rest * (1 - 1e-12), "rest %g, not %g", scored.size[r].rest, rest);
+  }
+  for (int64_t k = 0; k < of.k && in_bfloat16; ++k) {
+    double rest = 0;
+    for (int64_t j = 0; j < of.d; ++j) rest += rest_of(of.codes[k * of.d + j]);
+    CHECK(scored.rest_radius >= std::sqrt(rest) * (1 - 1e-12), "rest %g, not %g", scored.rest_radius, std::sqrt(rest));
+  }
+}
+
+static float largest(const float* values, int64_t d) {
+  float most = 0;
+  for (int64_t j = 0; j < d; ++j) most = std::max(most, std::fabs(values[j]));
+  return most;
+}
+
+// The largest error of a score, as a share of the bound that follows from the sizes that the kernel reports.
+template <class Kernel>
+static double worst_of(const Kernel& kernel, const Problem& of) {
+  double half_square = 0;
+  float most = 0;
+  std::vector<double> half(of.k);
+  std::vector<float> half_squares(kernel.lanes, INFINITY);
+  for (int64_t k = 0; k < of.k; ++k) {
+    for (int64_t j = 0; j < of.d; ++j) half[k] += double(of.codes[k * of.d + j]) * of.codes[k * of.d + j] / 2;
+    half_squares[k] = static_cast<float>(half[k]);
+    half_square = std::max(half_square, half[k]), most = std::max(most, largest(&of.codes[k * of.d], of.d));
+  }
+  const double radius = std::sqrt(2 * half_square);
+  const Scored scored = score(kernel, of, half_squares, fixed_unit(static_cast<float>(radius), most));
+  check_sizes(kernel, of, scored);
+  double worst = 0;
+  for (int64_t r = 0; r < of.n; ++r) {
+    const double bound = bound_of(kernel.arithmetic, of.d, half_square, radius, scored.rest_radius, scored.size[r]);
+    CHECK(bound > 0, "a bound of %g", bound);  // and no NaN
+    if (bound == INFINITY) continue;           // such a row is looked at by the definition
+    for (int64_t k = 0; k < of.k; ++k) {
+      long double exact = half[k];
+      for (int64_t j = 0; j < of.d; ++j) {
+        exact -= (static_cast<long double>(of.x[r * of.d + j]) - of.mean[j]) * of.codes[k * of.d + j];
+      }
+      const double share = static_cast<double>(std::fabs(scored.scores[r * of.k + k] - exact)) / bound;
+      worst = share <= worst ? worst : share;
+    }
   }
   return worst;
 }
 
-static void measured_error_of_bfloat16_stays_below_the_bound() {
+template <class Kernel>
+static void a_kernel_keeps_its_bound(const char* name, const Kernel& kernel) {
   std::mt19937 random(2);
-  for (const int64_t d : {1, 2, 16, 64, 513}) {
-    for (const double scale : {1e-12, 1.0, 1e15}) {
-      const double worst = worst_of_bfloat16(random, d, scale, true);
-      CHECK(worst <= 1, "d %ld scale %g: error is %g of the bound", static_cast<long>(d), scale, worst);
-      CHECK(d > 1 || worst > 0.1, "one element: the bound is of the size of the error, not %g of it", worst);
-    }
-  }
-}
-
-static void measured_error_of_one_bfloat16_product_stays_below_the_bound() {
-  std::mt19937 random(4);
-  for (const int64_t d : {1, 2, 16, 64, 513}) {
-    for (const double scale : {1e-12, 1.0, 1e15}) {
-      const double worst = worst_of_bfloat16(random, d, scale, false);
-      CHECK(worst <= 1, "d %ld scale %g: error is %g of the bound", static_cast<long>(d), scale, worst);
-      CHECK(d > 1 || worst > 0.5, "one element: the bound is nearly reached, not %g of it", worst);
-    }
-  }
-}
-
-static void measured_error_of_integers_stays_below_the_bound() {
-  std::mt19937 random(5);
-  for (const int64_t d : {1, 2, 16, 64, 513}) {
-    for (const double scale : {1e-30, 1e-12, 1.0, 1e15}) {
-      for (const double outlier : {1.0, 1e4}) {
-        double worst = 0;
-        for (int trial = 0; trial < 300; ++trial) {
-          auto y = normal<float>(d, random, 0, scale), b = normal<float>(d, random, 0, scale);
-          y[0] *= static_cast<float>(outlier);
-          double square = 0, radius_square = 0, rest = 0, rest_radius = 0;
-          float y_most = 0, b_most = 0;
-          for (int64_t j = 0; j < d; ++j) {
-            square += double(y[j]) * y[j], radius_square += double(b[j]) * b[j];
-            y_most = std::max(y_most, std::fabs(y[j])), b_most = std::max(b_most, std::fabs(b[j]));
-          }
-          const float y_unit = uefl::cpu::fixed_unit(static_cast<float>(std::sqrt(square)), y_most);
-          const float b_unit = uefl::cpu::fixed_unit(static_cast<float>(std::sqrt(radius_square)), b_most);
-          int64_t sum = 0, most = 0;
-          long double exact = radius_square / 2;
-          for (int64_t j = 0; j < d; ++j) {
-            const int64_t q = std::lrint(y[j] * (1 / y_unit)), p = std::lrint(b[j] * (1 / b_unit));
-            sum += q * p, most = std::max({most, std::abs(q), std::abs(p)});
-            rest += std::pow(y[j] - double(q) * y_unit, 2), rest_radius += std::pow(b[j] - double(p) * b_unit, 2);
-            exact -= static_cast<long double>(y[j]) * b[j];
-          }
-          CHECK(most <= 32767 && std::abs(sum) < int64_t{1} << 31, "d %ld: %ld, %ld", long{d}, long{most}, long{sum});
-          const float h = static_cast<float>(radius_square / 2), score = std::fma(-static_cast<float>(sum), y_unit * b_unit, h);
-          const double bound =
-              uefl::score_error_i16(d, radius_square / 2, std::sqrt(radius_square), std::sqrt(rest_radius), square, rest, true);
-          worst = std::max(worst, static_cast<double>(std::fabs(score - exact)) / bound);
+  const int64_t n = std::min(kernel.rows, 4), k = 4;
+  for (const int64_t d : {1, 2, 16, 33, 64, 130, 513, 600}) {
+    const auto mean = normal<float>(d, random);
+    for (const double x_scale : {1e-30, 1e-12, 1.0, 1e15, 1e30}) {
+      for (const double code_scale : {1e-30, 1e-12, 1.0, 1e15}) {
+        for (const float outlier : {1.0f, 1e4f}) {
+          Problem of{n, k, d, normal<float>(n * d, random, 0, x_scale), normal<float>(k * d, random, 0, code_scale), mean};
+          for (int64_t r = 0; r < n; ++r) of.x[r * d] *= outlier;
+          const double worst = worst_of(kernel, of);
+          CHECK(worst <= 1, "%s, d %ld, scales %g and %g: error is %g of the bound", name, long{d}, x_scale, code_scale, worst);
         }
-        CHECK(worst <= 1, "d %ld scale %g: error is %g of the bound", static_cast<long>(d), scale, worst);
       }
     }
   }
-  // The most that a sum can come to: all of both vectors in one direction, or in a few elements.
-  for (const int64_t d : {1, 2, 3, 1 << 16}) {
-    const float norm = 1, element = 1 / std::sqrt(static_cast<float>(d)), unit = uefl::cpu::fixed_unit(norm, element);
-    const int64_t q = std::lrint(element / unit) + (d > 2);
-    CHECK(q <= 32767 && q * q * d < int64_t{1} << 31, "d %ld: %ld units an element", long{d}, long{q});
+}
+
+// A first pass leaves only the rest of one element, and multiplies it by one: then the bound is reached, and a size that forgets the
+// element breaks it.
+static void every_element_counts(const char* name, const CoarseKernel& kernel) {
+  for (const int64_t d : {1, 2, 70, 530}) {
+    const std::vector<float> mean(d);
+    for (int64_t j = 0; j < d; ++j) {
+      std::vector<float> vector(d), one(d);
+      vector[(j + 1) % d] = one[j] = 1;
+      const bool half_units = kernel.arithmetic == Arithmetic::i16 && d > 1;
+      vector[j] = half_units ? 100.5f * fixed_unit(1, 1) : 1 + 0x1p-8f;  // half-way between two bfloat16
+      const double of_row = worst_of(kernel, {1, 1, d, vector, one, mean}), of_code = worst_of(kernel, {1, 1, d, one, vector, mean});
+      CHECK(of_row <= 1 && of_code <= 1, "%s, d %ld, %ld: error is %g and %g of the bound", name, long{d}, long{j}, of_row, of_code);
+      if (kernel.arithmetic == Arithmetic::i16 && d == 1) continue;  // has next to no rest
+      CHECK(of_row > 0.8 && of_code > 0.8, "%s, d %ld, %ld: the bound is far from the error, which is %g and %g of it", name, long{d},
+            long{j}, of_row, of_code);
+    }
   }
+}
+
+// The most that a sum of products of integers can come to, either way: all of both vectors in one direction, or in one element.
+template <class Kernel>
+static void sums_do_not_overflow(const char* name, const Kernel& kernel) {
+  for (const int64_t d : {1, 2, 3, 64947, 1 << 16}) {
+    for (const bool even : {true, false}) {
+      Problem of{2, 2, d, std::vector<float>(2 * d), std::vector<float>(2 * d), std::vector<float>(d)};
+      for (int64_t j = 0; j < (even ? d : 1); ++j) {
+        of.x[j] = of.codes[j] = 1;
+        of.x[d + j] = of.codes[d + j] = -1;
+      }
+      const double worst = worst_of(kernel, of);
+      CHECK(worst <= 1, "%s, d %ld: error is %g of the bound", name, long{d}, worst);
+    }
+  }
+}
+
+template <class Kernel>
+static void check_kernel(const char* name, const Kernel& kernel) {
+  a_kernel_keeps_its_bound(name, kernel);
+  sums_do_not_overflow(name, kernel);
+  if constexpr (std::is_same_v<Kernel, CoarseKernel>) every_element_counts(name, kernel);
+}
+
+// Rows and codewords packed, multiplied and measured by the code of the search itself, in every arithmetic that this CPU has.
+static void every_kernel_keeps_its_bound() {
+  check_kernel("portable", vq_assign_portable);
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx2) check_kernel("avx2", vq_assign_avx2);
+  if (isa() >= Isa::avx512) check_kernel("avx512", vq_assign_avx512);
+  if (isa() >= Isa::avx512vnni) check_kernel("avx512vnni, first pass", vq_assign_coarse_avx512vnni);
+  if (isa() >= Isa::amx) check_kernel("amx, first pass", vq_assign_coarse_amx);
+  if (isa() >= Isa::amx) check_kernel("amx", vq_assign_amx);
+  if (isa() >= Isa::amx) check_kernel("amx, few codewords", vq_assign_few_amx);
+#endif
 }
 
 // The float16 nearest to a value below 2^16.
@@ -209,9 +317,7 @@ static void bound_is_useful_and_safe_at_the_edges() {
 
 void run() {
   measured_error_stays_below_the_bound();
-  measured_error_of_bfloat16_stays_below_the_bound();
-  measured_error_of_one_bfloat16_product_stays_below_the_bound();
-  measured_error_of_integers_stays_below_the_bound();
+  every_kernel_keeps_its_bound();
   measured_error_of_float16_stays_below_the_bound();
   bound_is_useful_and_safe_at_the_edges();
 }
