@@ -12,44 +12,30 @@ namespace {
 constexpr int kGroups = 6;                // pairs of tiles of rows that share one sweep over the codewords
 constexpr int64_t kSweepBytes = 1 << 19;  // codewords that stay in the second-level cache while all rows of a tile pass
 
-// 32 codewords times 32 rows, on their way to the scores.
-struct alignas(64) Sums {
-  float product[kPair][2][kTile];
-
-  // The sums of all products. between() is called after every four of them. Eight loads for twelve products: from the second-level
-  // cache, where long codewords come from, a tile takes longer than a product.
-  template <class Between>
-  inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part, const Between& between) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t i = 0; i < part; i += 2 * kTileBytes) {
-      _tile_loadd(4, codes + i, 64);
-      _tile_loadd(5, codes + i + kTileBytes, 64);
-      _tile_loadd(6, y + part + i, 64);
-      _tile_loadd(7, y + part + i + kTileBytes, 64);
-      add_products();
-      between();
-      _tile_loadd(6, y + i, 64);
-      _tile_loadd(7, y + i + kTileBytes, 64);
-      add_products();
-      between();
-      _tile_loadd(4, codes + part + i, 64);
-      _tile_loadd(5, codes + part + i + kTileBytes, 64);
-      add_products();
-      between();
-    }
-    _tile_stored(0, product[0][0], sizeof product[0]);
-    _tile_stored(1, product[0][1], sizeof product[0]);
-    _tile_stored(2, product[kTile][0], sizeof product[0]);
-    _tile_stored(3, product[kTile][1], sizeof product[0]);
+// The sums of all three products of 32 codewords and 32 rows. between() is called after every four products of tiles. Eight loads for
+// twelve: from the second-level cache, where long codewords come from, a tile takes longer than a product.
+template <class Between>
+inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part, Products& products,
+                                                    const Between& between) {
+  Products::begin();
+  for (int64_t i = 0; i < part; i += 2 * kTileBytes) {
+    _tile_loadd(4, codes + i, 64);
+    _tile_loadd(5, codes + i + kTileBytes, 64);
+    _tile_loadd(6, y + part + i, 64);
+    _tile_loadd(7, y + part + i + kTileBytes, 64);
+    Products::add();
+    between();
+    _tile_loadd(6, y + i, 64);
+    _tile_loadd(7, y + i + kTileBytes, 64);
+    Products::add();
+    between();
+    _tile_loadd(4, codes + part + i, 64);
+    _tile_loadd(5, codes + part + i + kTileBytes, 64);
+    Products::add();
+    between();
   }
-  // Scores of codeword k with 16 rows.
-  inline __attribute__((always_inline)) __m512 score(int k, int half, const float* half_squares) const {
-    return _mm512_sub_ps(_mm512_set1_ps(half_squares[k]), _mm512_load_ps(product[k][half]));
-  }
-};
+  products.end();
+}
 
 struct TopTwo {
   __m512 best[2], second[2];
@@ -58,7 +44,7 @@ struct TopTwo {
 
 // Scores that wait for their comparisons.
 struct Pending {
-  const Sums* sums;
+  const Products* products;
   const float* half_squares;
   TopTwo* top;
   int code;  // the first one
@@ -74,7 +60,7 @@ class Comparisons {
       const __m512i code = _mm512_set1_epi32(from_.code + done_);
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
-        const __m512 s = from_.sums->score(done_, i, from_.half_squares);
+        const __m512 s = from_.products->score(done_, i, from_.half_squares);
         top_.index[i] = _mm512_mask_mov_epi32(top_.index[i], _mm512_cmp_ps_mask(s, top_.best[i], _CMP_LT_OQ), code);
         top_.second[i] = _mm512_min_ps(_mm512_max_ps(s, top_.best[i]), top_.second[i]);
         top_.best[i] = _mm512_min_ps(s, top_.best[i]);
@@ -108,8 +94,8 @@ void top_two(const void* y, int64_t count, const void* panels, const float* half
     }
   }
   nowhere = tops[0];
-  Sums sums[2] = {};
-  Pending pending{&sums[1], half_squares, &nowhere, 0};
+  Products products[2] = {};
+  Pending pending{&products[1], half_squares, &nowhere, 0};
   const char* line = ahead.next;
   int turn = 0;
   for (int64_t begin = 0; begin < blocks; begin += sweep) {
@@ -123,9 +109,10 @@ void top_two(const void* y, int64_t count, const void* panels, const float* half
           progress += rate;
           comparisons.until(progress >> 16 < kPair ? progress >> 16 : kPair);
         };
-        sums[turn].multiply(static_cast<const char*>(panels) + block * 2 * part, static_cast<const char*>(y) + g * 2 * part, part, between);
+        multiply(static_cast<const char*>(panels) + block * 2 * part, static_cast<const char*>(y) + g * 2 * part, part, products[turn],
+                 between);
         comparisons.finish();
-        pending = {&sums[turn], half_squares + block * kPair, &tops[g], static_cast<int>(block) * kPair};
+        pending = {&products[turn], half_squares + block * kPair, &tops[g], static_cast<int>(block) * kPair};
       }
     }
   }
@@ -142,15 +129,15 @@ void top_two(const void* y, int64_t count, const void* panels, const float* half
 void scores(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out) {
   const ConfiguredTiles configured;
   const int64_t part = part_bytes(d), width = blocks * kPair;
-  Sums sums;
+  Products products;
   alignas(64) float columns[kTile][kTile], rows[kTile][kTile];
   for (int64_t block = 0; block < blocks; ++block) {
     for (int64_t first = 0; first < count; first += kPair) {
-      sums.multiply(static_cast<const char*>(panels) + block * 2 * part, static_cast<const char*>(y) + first / kPair * 2 * part, part,
-                    [] {});
+      multiply(static_cast<const char*>(panels) + block * 2 * part, static_cast<const char*>(y) + first / kPair * 2 * part, part, products,
+               [] {});
       for (int i = 0; i < 4; ++i) {
         const int64_t row = first + i % 2 * kTile, code = block * kPair + i / 2 * kTile;
-        for (int k = 0; k < kTile; ++k) _mm512_store_ps(columns[k], sums.score(i / 2 * kTile + k, i % 2, half_squares + block * kPair));
+        for (int k = 0; k < kTile; ++k) _mm512_store_ps(columns[k], products.score(i / 2 * kTile + k, i % 2, half_squares + block * kPair));
         transpose(columns, 64, rows, 64);
         for (int64_t r = 0; r < kTile && row + r < count; ++r) __builtin_memcpy(out + (row + r) * width + code, rows[r], sizeof rows[r]);
       }

@@ -172,6 +172,7 @@ void Search::assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) con
       if (coarse_tile && without <= 0) {
         end = std::min(start + coarse_tile->rows, hi);
         const int64_t in_vain = look(*coarse_tile, x, s, start, end, indices, uncertain);
+        // Only where either way gives the same: what is fast must not depend on the rows before.
         if (exact_ && 2 * in_vain > end - start) without = kWithoutTiles * coarse_tile->rows;
       } else {
         end = std::min(start + fine().rows, hi);

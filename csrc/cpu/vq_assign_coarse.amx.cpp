@@ -13,33 +13,21 @@ namespace {
 
 constexpr int kChunkBlocks = 8;  // whose scores with 32 rows, 32 KiB, are looked through together
 
-// 32 codewords times 32 rows.
-struct alignas(64) Products {
-  float value[kPair][2][kTile];
-
-  template <class Between>
-  inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part, const Between& between) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t i = 0; i < part; i += 2 * kTileBytes) {
-      _tile_loadd(4, codes + i, 64);
-      _tile_loadd(6, y + i, 64);
-      _tile_loadd(7, y + i + kTileBytes, 64);
-      _tile_loadd(5, codes + i + kTileBytes, 64);
-      add_products();
-      between();
-    }
-    _tile_stored(0, value[0][0], sizeof value[0]);
-    _tile_stored(1, value[0][1], sizeof value[0]);
-    _tile_stored(2, value[kTile][0], sizeof value[0]);
-    _tile_stored(3, value[kTile][1], sizeof value[0]);
+// The products of 32 codewords and 32 rows. between() is called after every four of them.
+template <class Between>
+inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part, Products& products,
+                                                    const Between& between) {
+  Products::begin();
+  for (int64_t i = 0; i < part; i += 2 * kTileBytes) {
+    _tile_loadd(4, codes + i, 64);
+    _tile_loadd(6, y + i, 64);
+    _tile_loadd(7, y + i + kTileBytes, 64);
+    _tile_loadd(5, codes + i + kTileBytes, 64);
+    Products::add();
+    between();
   }
-  inline __attribute__((always_inline)) __m512 score(int k, int half, const float* half_squares) const {
-    return _mm512_sub_ps(_mm512_set1_ps(half_squares[k]), _mm512_load_ps(value[k][half]));
-  }
-};
+  products.end();
+}
 
 // Products of a chunk with 32 rows that wait for something.
 struct Chunk {
@@ -151,8 +139,8 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
           const int before = scored - kPair + (lowest_progress >> 16);
           lowest.until(before < scored ? before : scored);
         };
-        products[turn][block - begin].multiply(static_cast<const char*>(panels) + block * part, static_cast<const char*>(y) + g * part,
-                                               part, between);
+        multiply(static_cast<const char*>(panels) + block * part, static_cast<const char*>(y) + g * part, part,
+                 products[turn][block - begin], between);
       }
       close.until(waiting.codes);
       lowest.until(current.codes);

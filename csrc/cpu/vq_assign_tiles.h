@@ -173,13 +173,34 @@ void load(const char* const* source, int64_t count, Dtype dtype, int64_t stride,
   });
 }
 
-// Tiles 0 to 3 += the 32 codewords of tiles 4 and 5 times the 32 rows of tiles 6 and 7.
-inline __attribute__((always_inline)) void add_products() {
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-}
+// 32 codewords times 32 rows: summed in tiles 0 to 3, then in memory on their way to the scores.
+struct alignas(64) Products {
+  float value[kPair][2][kTile];
+
+  static inline __attribute__((always_inline)) void begin() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  // The codewords of tiles 4 and 5 times the rows of tiles 6 and 7.
+  static inline __attribute__((always_inline)) void add() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  inline __attribute__((always_inline)) void end() {
+    _tile_stored(0, value[0][0], sizeof value[0]);
+    _tile_stored(1, value[0][1], sizeof value[0]);
+    _tile_stored(2, value[kTile][0], sizeof value[0]);
+    _tile_stored(3, value[kTile][1], sizeof value[0]);
+  }
+  // Scores of codeword k with 16 rows.
+  inline __attribute__((always_inline)) __m512 score(int k, int half, const float* half_squares) const {
+    return _mm512_sub_ps(_mm512_set1_ps(half_squares[k]), _mm512_load_ps(value[k][half]));
+  }
+};
 
 }  // namespace
 }  // namespace uefl::cpu
