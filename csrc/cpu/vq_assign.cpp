@@ -5,6 +5,8 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 
 #include "common/certificate.h"
 #include "cpu/features.h"
@@ -72,6 +74,12 @@ Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
   if (best == Isa::avx2) return {best, &vq_assign_avx2, nullptr};
 #endif
   return {best, &vq_assign_portable, nullptr};
+}
+
+void check_lanes(const Plan& plan) {
+  if (!plan.coarse || plan.coarse->lanes == plan.kernel->lanes) return;
+  throw std::logic_error("the passes of a search must take blocks of as many codewords, got " + std::to_string(plan.coarse->lanes) +
+                         " before " + std::to_string(plan.kernel->lanes) + " (" + name(plan.isa) + ")");
 }
 
 int64_t block_rows(int64_t dim, int64_t k) {

@@ -42,6 +42,8 @@ struct Plan {
   const CoarseKernel* coarse;  // before the kernel, or null
 };
 Plan plan(int64_t d, int64_t k);
+// Throws std::logic_error unless both passes of a plan take blocks of the same number of codewords: they share half_squares.
+void check_lanes(const Plan& plan);
 
 // Rows to a block of work: a function of the shape only, so that per-block results do not depend on the threads.
 int64_t block_rows(int64_t dim, int64_t k);

@@ -40,6 +40,7 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       blocks_((k_ + plan_.kernel->lanes - 1) / plan_.kernel->lanes),
       codes_(codebook.segments * k_ * d_),
       segments_(codebook.segments) {
+  check_lanes(plan_);
   std::atomic<bool> finite = true;
   parallel(codebook.segments * k_, [&](int64_t lo, int64_t hi) {
     bool all = true;

@@ -215,7 +215,7 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
   const bool tensor = wgmma || mma || deep;
   Tail tail = follow ? follow(shape) : Tail{};
   Tensor open;
-  if (follow && (exact || !tensor)) {
+  if (follow) {
     open = torch::stable::new_empty(x, {shape.outputs}, ScalarType::Byte);
     tail.open = static_cast<unsigned char*>(open.mutable_data_ptr());
     // The float32 search, whose registers are all in use, leaves every row open: to read x once more is little beside its products.
@@ -244,7 +244,7 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
     // The list is short as a rule: few blocks, which walk it.
     const unsigned grid = tensor ? std::min(blocks(tiles * kThreads), kListBlocks) : blocks(tiles * kThreads);
     if (exact || !tensor) search<<<grid, kThreads, 0, stream>>>(data, shape, packed, exact, target, selection);
-    if (exact) rescore<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, packed, target);
+    rescore<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, packed, target);
     if (tail.open) finish_open<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, tail, target);
   });
   check_launch(op);

@@ -159,15 +159,16 @@ template <int kColumns, class T>
 __device__ inline void settle(const TopTwo& found, float norm, int64_t output, int64_t book, const T* x, const Shape& shape,
                               const Packed& packed, const PackedHalves& halves, bool exact, int64_t* indices, const Tail& tail) {
   const int64_t index = found.index < shape.k ? found.index : 0;  // beyond: of a row that is not finite
-  bool certain = !exact;
+  bool certain = false;
   if (output >= 0) {
-    indices[output] = index;
     const double rest = halves.rest[book] / power(14 - book_exponent(packed, book));
-    const double error = score_error_fp16(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], rest, norm, shape.euclidean) +
-                         kColumns * 0x1p-24 * (static_cast<double>(fabsf(found.best)) + fabsf(found.second));
-    certain = certain || (norm < 0x1p60f && static_cast<double>(found.second) - found.best > 2.02 * error);
+    const double error = score_error_fp16(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], rest, norm, shape.euclidean);
+    const double numbers = kColumns * 0x1p-24 * (static_cast<double>(fabsf(found.best)) + fabsf(found.second));
+    // Not certified, a row counts as certain too, but not one that float16 cannot hold: rescore() takes that at once.
+    certain = norm < 0x1p60f && (exact ? static_cast<double>(found.second) - found.best > 2.02 * (error + numbers) : error < INFINITY);
+    indices[output] = exact || certain ? index : -1;
   }
-  if (output >= 0 && !certain) {
+  if (exact && output >= 0 && !certain) {
     const auto at = atomicAdd(reinterpret_cast<unsigned long long*>(halves.counts + book), 1ull);
     halves.listed[book * (shape.outputs / shape.books) + static_cast<int64_t>(at)] = output;
   }

@@ -3,7 +3,7 @@
 // As on the CPU (cpu/vq_assign.h), and with the notation of common/certificate.h:
 //   pack     the codebook, once per call: float64 codewords for the definition, b = c - mu and |b|^2 / 2 for the scores
 //   search   tiles of rows against all codewords in float32, best and second best kept in registers, never a score in memory;
-//            a row whose gap is not above twice the error bound gets -1
+//            a row whose gap is not above twice the error bound gets -1, or for "fast" one whose scores may overflow
 //            (vq_assign_tensor.h takes this pass to the tensor cores where it can, and leaves to this one what it is not sure of)
 //   rescore  each -1 by the definition, in float64 without contraction to FMA
 // There is nothing to wait for between them: the flags are in the output. So a call may be captured in a CUDA graph.
@@ -219,10 +219,9 @@ __global__ void __launch_bounds__(kThreads)
     const int r = thread % 16, row = r / 4 * (kRows / 2) + thread / 16 * 4 + r % 4;
     const bool there = r < kThreadRows && first_row + row < count;
     const int64_t output = there ? selection.output(shape, book, first_row + row) : -1;
-    bool certain = !exact;
     if (there) {
       const double error = score_error(shape.d, packed.bounds[2 * book], packed.bounds[2 * book + 1], squares[row], shape.euclidean);
-      certain = certain || static_cast<double>(found.second) - found.best > 2 * error;
+      const bool certain = exact ? static_cast<double>(found.second) - found.best > 2 * error : error < INFINITY;
       indices[output] = certain ? found.index : -1;
     }
     __syncthreads();

@@ -18,9 +18,19 @@ struct Answer {
 // Rows that the tensor cores scored and left open, over all the tests: both must be some.
 static int64_t tensor_rows = 0, tensor_open = 0;
 
+// Rows of a search without certificate that no float16 holds.
+static int64_t long_rows = 0;
+
 template <class T>
 static void check(const char* what, const Halves& halves, const T* x, const cuda::Shape& shape, const cuda::Packed& packed,
-                  std::vector<int64_t> indices, const std::vector<int64_t>& expected) {
+                  std::vector<int64_t> indices, const std::vector<int64_t>& expected, bool exact) {
+  if (!exact) {
+    CHECK(std::count(indices.begin(), indices.end(), -1) == long_rows, "%s, fast: rows left", what);
+    CHECK(std::count(halves.counts.begin(), halves.counts.end(), 0) == shape.books, "%s, fast: rows listed", what);
+    emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
+    CHECK(indices == expected, "%s, fast", what);
+    return;
+  }
   std::vector<bool> open(shape.outputs);
   for (int64_t book = 0; book < shape.books; ++book) {
     for (int64_t i = 0; i < halves.counts[book]; ++i) open[halves.listed[book * (shape.outputs / shape.books) + i]] = true;
@@ -37,27 +47,30 @@ static void check(const char* what, const Halves& halves, const T* x, const cuda
 }
 
 template <class T, int kSteps>
-static void check_tensor(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected) {
+static void check_tensor(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected,
+                         bool exact) {
   Halves halves(shape, packed, shape.padded_k, cuda::Tiling<kSteps>::kWidth, false);
   std::vector<int64_t> indices(shape.outputs, -2);
-  emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, kSteps>, x, shape, packed, halves.arrays, true, indices.data(), cuda::Tail{});
-  check("mma", halves, x, shape, packed, indices, expected);
+  emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, kSteps>, x, shape, packed, halves.arrays, exact, indices.data(),
+                    cuda::Tail{});
+  check("mma", halves, x, shape, packed, indices, expected, exact);
 }
 
 template <class T>
-static void check_deep(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected) {
+static void check_deep(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected, bool exact) {
   Halves halves = Halves::in_blocks(shape, packed);
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);  // NaN: what nobody wrote
-  emulation::launch(2, cuda::kThreads, cuda::search_deep<T>, x, shape, packed, halves.arrays, true, indices.data(), cuda::Tail{});
-  check("deep", halves, x, shape, packed, indices, expected);
+  emulation::launch(2, cuda::kThreads, cuda::search_deep<T>, x, shape, packed, halves.arrays, exact, indices.data(), cuda::Tail{});
+  check("deep", halves, x, shape, packed, indices, expected, exact);
 }
 
 // With as much shared memory as the GPU has, and with so little that rows and codebook come through the shortest rings.
 static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_apart = 0;
 
 template <class T>
-static void check_wgmma(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected) {
+static void check_wgmma(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected,
+                        bool exact) {
   if (!cuda::rows_in_bulk(shape, x, sizeof(T))) return;
   Halves halves = Halves::in_blocks(shape, packed);
   int64_t least = 0;
@@ -70,15 +83,15 @@ static void check_wgmma(const T* x, const cuda::Shape& shape, const cuda::Packed
     halves.clear();
     std::vector<int64_t> indices(shape.outputs, -2);
     std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-    emulation::launch_groups(2, cuda::kWgmmaThreads, cuda::search_wgmma<T>, x, shape, packed, halves.arrays, stages, true, indices.data(),
+    emulation::launch_groups(2, cuda::kWgmmaThreads, cuda::search_wgmma<T>, x, shape, packed, halves.arrays, stages, exact, indices.data(),
                              cuda::Tail{});
-    check(stages.resident ? "wgmma, resident" : "wgmma, streamed", halves, x, shape, packed, indices, expected);
+    check(stages.resident ? "wgmma, resident" : "wgmma, streamed", halves, x, shape, packed, indices, expected, exact);
   }
 }
 
 // What cuda/vq_assign.cu does, with few blocks, so that the loops over the grid turn.
 template <class T>
-static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebook) {
+static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebook, bool certify = true) {
   shape.padded_k = (shape.k + cuda::kCodes - 1) / cuda::kCodes * cuda::kCodes;
   const int64_t size = shape.books * shape.d * shape.padded_k;
   std::vector<double> exact(size, NAN), bounds(2 * shape.books, NAN);  // NaN: what is not written must not be read
@@ -89,27 +102,27 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebo
   emulation::launch(blocks(32 * shape.books * shape.d), 64, cuda::pack_centred, shape, packed);
   emulation::launch(blocks(shape.books * shape.padded_k), 64, cuda::pack_norms, shape, packed);
   Answer answer{std::vector<int64_t>(shape.outputs, -2), {}};
-  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, true, answer.scored.data(), cuda::Selection{});
+  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, certify, answer.scored.data(), cuda::Selection{});
   answer.indices = answer.scored;
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, answer.indices.data());
 
   // The same with the tensor cores first: they leave a list, and what they do not list must be right already.
   switch (shape.d <= 16 ? 1 : shape.d <= 32 ? 2 : shape.d <= 64 ? 4 : shape.d <= 128 ? 8 : 0) {
     case 1:
-      check_tensor<T, 1>(x, shape, packed, answer.indices);
+      check_tensor<T, 1>(x, shape, packed, answer.indices, certify);
       break;
     case 2:
-      check_tensor<T, 2>(x, shape, packed, answer.indices);
+      check_tensor<T, 2>(x, shape, packed, answer.indices, certify);
       break;
     case 4:
-      check_tensor<T, 4>(x, shape, packed, answer.indices);
+      check_tensor<T, 4>(x, shape, packed, answer.indices, certify);
       break;
     case 8:
-      check_tensor<T, 8>(x, shape, packed, answer.indices);
+      check_tensor<T, 8>(x, shape, packed, answer.indices, certify);
       break;
   }
-  if (shape.d > 16 || shape.stride > 1) check_deep(x, shape, packed, answer.indices);
-  if constexpr (sizeof(T) <= sizeof(float)) check_wgmma(x, shape, packed, answer.indices);
+  if (shape.d > 16 || shape.stride > 1) check_deep(x, shape, packed, answer.indices, certify);
+  if constexpr (sizeof(T) <= sizeof(float)) check_wgmma(x, shape, packed, answer.indices, certify);
   return answer;
 }
 
@@ -147,6 +160,28 @@ static void offsets_and_scales() {
     compare("scale", normal<float>(30 * 8, random, 0, scale), 1, 1, normal<float>(20 * 8, random, 0, scale), 8);
   }
   compare("rows far away", normal<float>(30 * 8, random, 1e9), 1, 1, normal<float>(20 * 8, random), 8);
+}
+
+// Without the certificate nothing is scored again but what float16 cannot hold: long rows of any codebook, all rows of a long codebook.
+static void fast() {
+  std::mt19937 random(9);
+  const int64_t n = 35, k = 20;
+  std::vector<int64_t> expected(n);
+  for (int64_t i = 0; i < n; ++i) expected[i] = i % k;
+  for (const int64_t d : {8, 64, 200}) {
+    for (const float scale : {1.0f, 0x1p40f, 0x1p62f}) {
+      auto x = normal<float>(n * d, random), codebook = normal<float>(k * d, random);
+      for (float& value : codebook) value *= scale;
+      const bool euclidean = scale > 1;
+      for (int64_t i = 0; i < n; ++i) {
+        const float longer = euclidean || i % 5 > 1 ? 1 : i % 5 == 0 ? 0x1p62f : 0x1p100f;
+        for (int64_t j = 0; j < d; ++j) x[i * d + j] = (codebook[i % k * d + j] + 0.1f * scale * x[i * d + j]) * longer;
+      }
+      long_rows = !euclidean ? 2 * n / 5 : scale > 0x1p60f ? n : 0;
+      const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook, false);
+      CHECK(answer.indices == expected, "d %ld, scale %g", static_cast<long>(d), scale);
+    }
+  }
 }
 
 // Exact ties are re-scored and nothing else is, where the rest is well apart.
@@ -252,6 +287,7 @@ void run() {
   rings_turn();
   shapes();
   offsets_and_scales();
+  fast();
   flags();
   duplicates_take_the_lowest_index();
   codewords_that_are_not_finite();

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "cpu/vq_assign.h"
+#include "cpu/vq_assign_coarse.h"
 
 using namespace uefl::cpu;
 
@@ -153,6 +154,23 @@ static void a_codebook_that_is_not_finite_is_refused() {
   }
 }
 
+static void passes_that_count_codewords_differently_are_refused() {
+  const Plan own = plan(512, 512);
+  check_lanes(own);
+  CoarseKernel other{};
+  other.lanes = own.kernel->lanes;
+  check_lanes({own.isa, own.kernel, &other});
+  other.lanes *= 2;
+  std::string message;
+  try {
+    check_lanes({own.isa, own.kernel, &other});
+  } catch (const std::logic_error& error) {
+    message = error.what();
+  }
+  const std::string expected = "got " + std::to_string(other.lanes) + " before " + std::to_string(own.kernel->lanes);
+  CHECK(message.find(expected) != std::string::npos, "'%s'", message.c_str());
+}
+
 void run() {
   odd_shapes();
   near_ties();
@@ -163,4 +181,5 @@ void run() {
   strides_and_segments();
   any_split_of_the_rows_gives_the_same();
   a_codebook_that_is_not_finite_is_refused();
+  passes_that_count_codewords_differently_are_refused();
 }

@@ -31,6 +31,10 @@ def model(folder):
 IMAGES = federation().silos[0].test.images  # [12, 1, 8, 8]
 
 
+def test_repr_is_a_line(model):
+    assert repr(model) == "SavedModel(1 x Net with codebooks of silo-0, silo-1, silo-2: [1, 8, 8] -> 3 classes)"
+
+
 def test_arrays_tensors_and_grey_images_without_channels_are_the_same(model):
     probs = model.predict(IMAGES, "silo-0")
     assert (probs.shape, probs.dtype) == ((12, 3), torch.float32)

@@ -56,6 +56,14 @@ def test_small_strides_survive_on_the_device():
     assert torch.equal(vq_assign(wide, codebook), reference(wide, codebook))
 
 
+@pytest.mark.parametrize("d", [4, 24, 200])
+@pytest.mark.parametrize(("metric", "scale"), [("cosine", 1.0), ("l2", 2.0**62)])
+def test_small_fast_precision_is_exact_where_float16_cannot_hold_a_row(metric, scale, d):
+    x, codebook = torch.randn(50, 3 * d) * 2.0**62, torch.randn(20, d) * scale
+    found = vq_assign(x.to("cuda"), codebook.to("cuda"), metric=metric, precision="fast")
+    assert torch.equal(found.cpu(), reference(x, codebook, metric))
+
+
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_small_codeword_that_is_not_finite_never_wins(value, metric):

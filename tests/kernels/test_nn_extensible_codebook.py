@@ -33,6 +33,12 @@ def test_a_client_sees_the_shared_block_and_its_own():
     assert codes(x, "silo.2").counts.shape == (6,)
 
 
+def test_repr_is_a_line_for_any_number_of_clients():
+    codes = book(clients=[f"silo {i}" for i in range(200)])
+    codes.extend("silo 3", normal(2, 4))
+    assert repr(torch.nn.Sequential(codes)) == "Sequential(\n  (0): ExtensibleCodebook(dim=4, capacity=16, clients=200, blocks=2)\n)"
+
+
 def test_a_block_for_some_is_seen_and_averaged_by_them_alone():
     codes = book(clients=["a", "b", "c"])
     codes.extend("b", normal(2, 4, seed=1))

@@ -88,6 +88,23 @@ def test_fast_precision_skips_the_certificate():
     assert torch.equal(found, vq_assign(x, codebook))  # far enough apart here for float32
 
 
+@pytest.mark.parametrize("per_segment", [False, True])
+def test_fast_precision_is_exact_where_float16_cannot_hold_a_row(per_segment):
+    x, codebook = torch.randn(50, 12), torch.randn(3, 20, 4) if per_segment else torch.randn(20, 4)
+    x[::4] *= 2.0**70
+    x[1::4] *= 2.0**110
+    x[7], x[9, 5] = float("nan"), float("inf")
+    for metric, scale in (("cosine", 1.0), ("l2", 2.0**62)):  # far from a short codebook all codewords are the same to l2
+        rows = x if metric == "cosine" else x.clamp(-5, 5) * scale
+        expected, _ = vq_with_sums(rows, codebook * scale, metric=metric)
+        with backend("triton"):
+            assert torch.equal(vq_assign(rows, codebook * scale, metric=metric, precision="fast"), expected.indices)
+            found, _ = vq_with_sums(rows, codebook * scale, metric=metric, precision="fast")
+        assert torch.equal(found.counts, expected.counts)
+        torch.testing.assert_close(found.quantized, expected.quantized, rtol=0, atol=0, equal_nan=True)
+        assert len(expected.indices.unique()) > 10
+
+
 @pytest.fixture
 def passes(monkeypatch):
     """What the first and the second pass leave on the list of open outputs, -1 for those that the second one settled."""

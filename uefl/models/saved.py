@@ -45,6 +45,11 @@ class SavedModel:
     """``[C, 1, 1]`` on the scale 0-255"""
     std: torch.Tensor
 
+    def __repr__(self) -> str:
+        networks = f"{len(self.members)} x {type(self.members[0].net).__name__}"
+        codebooks = f" with codebooks of {', '.join(self.clients)}" if self.clients else ""
+        return f"SavedModel({networks}{codebooks}: {list(self.image_shape)} -> {len(self.classes)} classes)"
+
     @property
     def clients(self) -> tuple[str, ...]:
         """Those that have a codebook of their own."""

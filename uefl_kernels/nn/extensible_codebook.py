@@ -52,6 +52,10 @@ class ExtensibleCodebook(Float32Module):
         self._sizes = dict.fromkeys(self.clients, 0)
         self.extend(self.clients, shared)
 
+    def __repr__(self) -> str:
+        """One line, however many clients there are."""
+        return f"ExtensibleCodebook(dim={self.dim}, capacity={self.capacity}, clients={len(self.clients)}, blocks={len(self.members)})"
+
     def size(self, client: str) -> int:
         """How many codewords the client sees."""
         return self._sizes[self._known(client)]

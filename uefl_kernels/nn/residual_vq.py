@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from operator import index
 from typing import Any, cast
@@ -134,7 +135,7 @@ class ResidualVQ(nn.Module):
             mask: bool, the shape of x less its channels; False marks padding. Not for images.
             return_all_codes: also return the codeword of every quantiser, ``[Q, ..., d]``.
             freeze_codebook: overrides the constructor's for this call.
-            rand_quantize_dropout_fixed_seed: which quantisers are left out then depends on it alone.
+            rand_quantize_dropout_fixed_seed: which quantisers are left out then depends on it alone, as in the peer.
             **other: the remaining arguments of the peer, accepted at their defaults only.
 
         Returns:
@@ -178,9 +179,10 @@ class ResidualVQ(nn.Module):
         """How many quantisers run in this call."""
         if not (self.training and self.quantize_dropout):
             return self.num_quantizers
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        last = torch.randint(self.quantize_dropout_cutoff_index, self.num_quantizers, (), generator=generator)
-        if seed is None and distributed.rank_and_size()[1] > 1:
-            last = distributed.same_on_all(last.to(device))
+        if seed is not None:  # as the peer draws for this seed
+            last = random.Random(seed).randrange(self.quantize_dropout_cutoff_index, self.num_quantizers)
+        else:
+            drawn = torch.randint(self.quantize_dropout_cutoff_index, self.num_quantizers, ())
+            last = int(drawn if distributed.rank_and_size()[1] == 1 else distributed.same_on_all(drawn.to(device)))
         multiple = self.quantize_dropout_multiple_of
-        return min(self.num_quantizers, -(-(int(last) + 1) // multiple) * multiple)
+        return min(self.num_quantizers, -(-(last + 1) // multiple) * multiple)

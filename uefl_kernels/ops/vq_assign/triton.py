@@ -7,6 +7,8 @@ Three passes under the certificate of ``csrc/common/certificate.h``, none of whi
 ``_search_listed``   the rows of the list again, in three float16 products, which leaves a few in ten thousand
 ``_rescore``         those few in float64, the way the reference does
 
+Without the certificate only rows that float16 cannot hold go to the list, and from there to the last pass.
+
 Scores are half squared distances less a constant of the row: with y = x - mu, b = c - mu and mu the mean codeword,
 |x - c|^2 / 2 - |y|^2 / 2 = |b|^2 / 2 - y.b, which keeps its digits when the data sit far from the origin. For cosine
 mu = 0, c is the unit codeword and the score is -x.c. Rows and codebook are scaled by powers of two into the range of float16.
@@ -167,11 +169,12 @@ def _score(
     code = tile * CODES + (best.to(tl.int32, bitcast=True) & BITS) * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
     least = tl.min(best, 1)
     index = tl.min(tl.where(best == least[:, None], code, 0x7FFFFFFF), 1)
-    certain = valid
+    half_square = _field(header, book, _HALF_SQUARE)
+    certain = norm < tl.where(half_square < 2.0**120, 2.0**60, 0.0)  # of what float16 can hold, scaled
     if EXACT:
         runner_up = tl.min(tl.where(code == index[:, None], second, best), 1)
         # score_error_fp16() of csrc/common/certificate.h; its roundings, in float32 here, vanish in the factors of 1.01.
-        half_square, radius, book_unit = _field(header, book, _HALF_SQUARE), _field(header, book, _RADIUS), _power(book_exponent - 14)
+        radius, book_unit = _field(header, book, _RADIUS), _power(book_exponent - 14)
         rest, last = _field(header, book, _REST) * book_unit, _field(header, book, _LAST) * book_unit
         if SPLIT:
             left_out = 1.02 * 2.0**-22 * radius + 1.01 * last + 1.02 * 2.0**-11 * (rest + last)
@@ -183,7 +186,7 @@ def _score(
             error += (D + 8) * 2.0**-53 * norm * norm
         # The number of the column took the place of as many units of the last place.
         error += (BITS + 1) * 2.0**-24 * (tl.abs(least) + tl.abs(runner_up))
-        certain = (norm < tl.where(half_square < 2.0**120, 2.0**60, 0.0)) & (runner_up - least > 2.02 * error)
+        certain = certain & (runner_up - least > 2.02 * error)
     return index.to(tl.int64), certain
 
 
@@ -196,8 +199,8 @@ def _search(
     EXACT: tl.constexpr, L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    """indices[row, segment] = the best codeword; when EXACT the outputs that are not certain go to the list of their book. With
-    ``counts`` the tail of the rows that are certain follows, and the others are marked in ``opened``."""
+    """indices[row, segment] = the best codeword; the outputs that are not certain go to the list of their book. With ``counts`` the
+    tail of the rows that are certain follows, and the others are marked in ``opened``."""
     program = tl.program_id(0).to(tl.int64)
     book, rows = program % books, outputs // books
     # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its segment.
@@ -214,15 +217,13 @@ def _search(
     )  # fmt: skip
     index = tl.where(index < k, index, 0)  # beyond: of a row that is not finite
     tl.store(indices + output, index, mask=valid)
-    if EXACT:
-        doubt = valid & ~certain
-        number = doubt.to(tl.int32)
-        total = tl.sum(number, 0)
-        base = tl.atomic_add(header + book * _FIELDS + _COUNT, total.to(tl.int64), mask=total > 0, sem="relaxed")
-        tl.store(listed + book * rows + base + tl.cumsum(number, 0) - 1, output, mask=doubt)
+    doubt = valid & ~certain
+    number = doubt.to(tl.int32)
+    total = tl.sum(number, 0)
+    base = tl.atomic_add(header + book * _FIELDS + _COUNT, total.to(tl.int64), mask=total > 0, sem="relaxed")
+    tl.store(listed + book * rows + base + tl.cumsum(number, 0) - 1, output, mask=doubt)
     if counts is not None:
-        if EXACT:
-            tl.store(opened + output, number.to(tl.int8), mask=valid)
+        tl.store(opened + output, number.to(tl.int8), mask=valid)
         error = _finish(
             x, begin, valid & certain, output, book * k + index, stride_d,
             counts, codewords, rounded, quantized, sums, scales, largest, middle, weights, mass_scale, D, ROWS, ELEMENTS,
@@ -335,11 +336,11 @@ def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, ta
     with torch.cuda.device_of(x):
         packed = _packed(codebook, l2)
         books = packed.mu.shape[0]
-        listed = torch.empty(outputs if exact else 0, dtype=torch.int64, device=x.device)
+        listed = torch.empty(outputs, dtype=torch.int64, device=x.device)
         shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, k, *rows.stride())
         arrays = (rows, packed.mu, packed.codes, packed.half_norms, packed.header, indices, listed)
         programs, wanted = triton.cdiv(outputs // books, first.rows) * books, tail.counts is not None
-        later = triton.cdiv(outputs, _OPEN_ROWS) if wanted and exact else 0
+        later = triton.cdiv(outputs, _OPEN_ROWS) if wanted else 0
         errors = torch.zeros(programs + later if wanted else 0, dtype=torch.float64, device=x.device)
         opened = torch.empty(outputs if later else 0, dtype=torch.int8, device=x.device)
         elements = min(_ELEMENTS, 1 << (d - 1).bit_length())
@@ -347,12 +348,12 @@ def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, ta
         _search[(programs,)](
             *arrays, *shape, *follow, exact, l2, flat, d, width, *first[:3], elements, num_warps=first.warps, num_stages=first.stages
         )
+        blocks = min(triton.cdiv(outputs // books, _SCAN), triton.cdiv(8 * processors, books)) * books
         if exact:
-            blocks = min(triton.cdiv(outputs // books, _SCAN), triton.cdiv(8 * processors, books)) * books
             _search_listed[(blocks,)](*arrays, *shape, l2, flat, d, width, *second[:3], num_warps=second.warps, num_stages=second.stages)
-            _rescore[(blocks,)](
-                rows, packed.exact, packed.header, indices, listed, *shape, l2, flat, d, _SCAN, _CANDIDATES, enable_fp_fusion=False
-            )
+        _rescore[(blocks,)](
+            rows, packed.exact, packed.header, indices, listed, *shape, l2, flat, d, _SCAN, _CANDIDATES, enable_fp_fusion=False
+        )
         if later:
             _finish_open[(later,)](rows, indices, opened, errors, *tail, *shape, programs, flat, d, _OPEN_ROWS, elements)
     return indices, errors
