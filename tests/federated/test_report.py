@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import sys
@@ -127,6 +128,32 @@ def test_report_shows_every_picture_it_links(tmp_path, clients):
     assert f"- uefl, after 2 rounds: silo-{clients - 1}" in text
     assert "Unfinished" not in text
     assert "rejected" not in text
+
+
+def test_curves_at_the_ends_of_the_scale_keep_off_the_frame(tmp_path):
+    lines = run_folder.records()
+    for line in lines:
+        line |= {"accuracy": 1.0, "entropy": 2.3026 if line["round"] < 2 else 0.0}
+    run = read_run(run_folder.write(tmp_path, lines))
+    for figure in (plots._draw_arms(run), plots._draw_clients(run, "entropy"), plots._draw_many_clients(run, "accuracy")):
+        figure.draw_without_rendering()
+        for ax in (ax for ax in figure.axes if ax.axison):
+            curves = [line for line in ax.lines if line.get_linestyle() != "None" and len(line.get_xdata()) == 4]
+            ends = [y for line in curves for y in ax.transData.transform(line.get_xydata())[:, 1]]
+            half = max(line.get_linewidth() for line in curves) / 2 * figure.dpi / 72
+            assert ax.bbox.y0 + half < min(ends)
+            assert max(ends) < ax.bbox.y1 - half
+
+
+@pytest.mark.parametrize("arms", [("fedavg", "fedavg-vq", "uefl"), ("fedul", "fedul-m1", "fedul-m2"), ("supervised", "fedul-m2")])
+def test_arms_that_agree_are_all_seen(tmp_path, arms):
+    keys = {"codewords": 32, "rounds": [4], "labeled": 9} if "fedul-m2" in arms else {}
+    styles = [plots._style(read_run(run_folder.write(tmp_path, run_folder.records(arms), **keys)), arm) for arm in arms]
+    styles.sort(key=lambda style: style["zorder"])
+    for below, above in itertools.pairwise(styles):
+        assert above["linewidth"] < below["linewidth"]
+        assert above["linestyle"] not in ("-", below["linestyle"])
+        assert above["color"] != below["color"]
 
 
 def test_report_is_written_anew_and_repeats_itself(tmp_path):

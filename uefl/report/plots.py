@@ -17,20 +17,23 @@ from matplotlib.ticker import MaxNLocator
 
 from .folder import Run
 
+_SOLID, _DASHED, _DASH_DOT, _DOTTED = "-", (0, (7, 4)), (0, (7, 3, 1.5, 3)), (0, (2, 3))  # in points
+_LINES = (_SOLID, _DASHED, _DASH_DOT, _DOTTED)
+"""from the first drawn, which lies below, to the last"""
 # From the palette of Okabe and Ito, told apart by colour-blind readers; the dashes tell them apart in print.
-_ARM_STYLE: dict[str, dict[str, Any]] = {
-    "fedavg": {"color": "#0072B2", "linestyle": (0, (4, 1.2))},
-    "fedavg-vq": {"color": "#009E73", "linestyle": (0, (1, 1))},
-    "uefl": {"color": "#D55E00", "linestyle": "-"},
-    "fedul": {"color": "#D55E00", "linestyle": "-"},
-    "fedul-m1": {"color": "#0072B2", "linestyle": "-"},
-    "fedul-m2": {"color": "#009E73", "linestyle": "-"},
-    "fedpl": {"color": "#CC79A7", "linestyle": (0, (4, 1.2))},
-    "fedllp": {"color": "#56B4E9", "linestyle": (0, (4, 1.2))},
-    "fedllp-vat": {"color": "#56B4E9", "linestyle": (0, (1, 1))},
-    "supervised": {"color": "#777777", "linestyle": (0, (1, 1))},
-    "fedavg-labeled": {"color": "#000000", "linestyle": (0, (4, 1.2))},
-    "fedavg-labeled-10": {"color": "#E69F00", "linestyle": (0, (4, 1.2))},
+_ARM_STYLE: dict[str, tuple[str, Any]] = {
+    "fedavg": ("#0072B2", _DASHED),
+    "fedavg-vq": ("#009E73", _DOTTED),
+    "uefl": ("#D55E00", _SOLID),
+    "fedul": ("#D55E00", _SOLID),
+    "fedul-m1": ("#0072B2", _DASHED),
+    "fedul-m2": ("#009E73", _DASH_DOT),
+    "fedpl": ("#CC79A7", _DASHED),
+    "fedllp": ("#56B4E9", _DASHED),
+    "fedllp-vat": ("#56B4E9", _DOTTED),
+    "supervised": ("#777777", _DOTTED),
+    "fedavg-labeled": ("#000000", _DASHED),
+    "fedavg-labeled-10": ("#E69F00", _DASHED),
 }
 _RC: dict[Any, Any] = {
     "font.size": 9,
@@ -47,12 +50,14 @@ _RC: dict[Any, Any] = {
     "ytick.color": "#444444",
     "xtick.major.size": 2,
     "ytick.major.size": 2,
-    "lines.linewidth": 1.6,
+    "lines.scale_dashes": False,
     "legend.frameon": False,
-    "legend.handlelength": 2.4,
+    "legend.handlelength": 2.8,
     "text.parse_math": False,  # a silo may be called anything
     "savefig.dpi": 150,
 }
+_WIDEST, _THINNEST = 2.6, 1.4  # lines, in points
+_MARGIN = 0.03
 _MOST_PANELS = 12
 _DEALT = ("digits", "mnist", "fashion_mnist")
 _LABEL = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
@@ -126,7 +131,7 @@ def _draw_clients(run: Run, key: str) -> Figure:
             ax.set_axis_off()
             continue
         for arm, values in series.items():
-            ax.plot(_rounds(values), values[:, i], marker=_marker(values), **_style(arm))
+            ax.plot(_rounds(values), values[:, i], marker=_marker(values), **_style(run, arm))
         _finish(ax, run)
         for arm in run.arms:
             _mark(ax, arm, [r["round"] for r in run.of(arm) if r["extended"] and r["client"] == names[i]])
@@ -188,8 +193,8 @@ def _draw_usage(run: Run, arm: str) -> Figure:
 def _draw_mean(ax: Axes, run: Run, arm: str, key: str) -> None:
     values = run.series(arm, key)
     low, high = np.nanquantile(values, (0.1, 0.9), axis=1)
-    ax.fill_between(_rounds(values), low, high, color=_style(arm)["color"], alpha=0.15, linewidth=0)
-    ax.plot(_rounds(values), np.nanmean(values, axis=1), marker=_marker(values), **_style(arm))
+    ax.fill_between(_rounds(values), low, high, color=_color(arm), alpha=0.15, linewidth=0)
+    ax.plot(_rounds(values), np.nanmean(values, axis=1), marker=_marker(values), **_style(run, arm))
 
 
 def _finish(ax: Axes, run: Run) -> None:
@@ -204,27 +209,31 @@ def _finish(ax: Axes, run: Run) -> None:
 
 
 def _limit(ax: Axes, key: str) -> None:
-    """The natural end of the scale; after everything is drawn, since it stops the automatic scaling of all panels."""
+    """The natural end of the scale; after everything is drawn, since it stops the automatic scaling of all panels.
+
+    A little of the scale is left beyond it, and above the highest value: half of a line would lie under the frame.
+    """
+    low, high = ax.get_ylim()
     if key == "entropy":
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(-_MARGIN * high, (1 + _MARGIN) * high)
     else:
-        ax.set_ylim(top=1.0)
+        ax.set_ylim(low, 1 + _MARGIN * (1 - low))
 
 
 def _mark(ax: Axes, arm: str, rounds: list[int]) -> None:
     """A tick between the round before an extension and the first one after it."""
     for round in rounds:
-        ax.axvline(round + 0.5, color=_style(arm)["color"], linewidth=0.9)
-        ax.plot([round + 0.5], [1], marker="v", color=_style(arm)["color"], markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
+        ax.axvline(round + 0.5, color=_color(arm), linewidth=0.9)
+        ax.plot([round + 0.5], [1], marker="v", color=_color(arm), markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
 
 
 def _arm_handles(run: Run) -> list[Line2D]:
-    return [Line2D([], [], label=arm, **_style(arm)) for arm in run.arms]
+    return [Line2D([], [], label=arm, **_style(run, arm)) for arm in run.arms]
 
 
 def _legend(figure: Figure, run: Run) -> None:
     marks = [
-        Line2D([], [], label=f"{arm}: codebook extended", color=_style(arm)["color"], linestyle="", marker="v")
+        Line2D([], [], label=f"{arm}: codebook extended", color=_color(arm), linestyle="", marker="v")
         for arm in run.arms
         if any(r["extended"] for r in run.of(arm))
     ]
@@ -232,8 +241,20 @@ def _legend(figure: Figure, run: Run) -> None:
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
 
 
-def _style(arm: str) -> dict[str, Any]:
-    return _ARM_STYLE.get(arm, {"color": "#444444", "linestyle": "-"})
+def _style(run: Run, arm: str) -> dict[str, Any]:
+    """Solid lines lie below dashed ones, and those that lie above are thinner: where arms agree, all are seen."""
+    from_below = sorted(run.arms, key=lambda name: _LINES.index(_line(name)))
+    depth = from_below.index(arm)
+    width = _WIDEST + (_THINNEST - _WIDEST) * depth / max(len(from_below) - 1, 1)
+    return {"color": _color(arm), "linestyle": _line(arm), "linewidth": width, "zorder": 2 + depth / len(from_below)}
+
+
+def _color(arm: str) -> str:
+    return _ARM_STYLE[arm][0]
+
+
+def _line(arm: str) -> Any:
+    return _ARM_STYLE[arm][1]
 
 
 def _marker(values: Matrix) -> str:
