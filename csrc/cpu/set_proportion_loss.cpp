@@ -56,12 +56,22 @@ double define(const Rows& logits, int64_t begin, int64_t end, const T* proportio
   return loss;
 }
 
+// Percentages and counts, not what rounding and clamping leave.
+constexpr double kTolerance = 1e-3;
+
 template <class T>
 void check_proportions(const Sets& sets) {
-  const T* proportions = static_cast<const T*>(sets.proportions);
-  for (int64_t i = 0; i < sets.sets * sets.k; ++i) {
-    if (proportions[i] >= 0 && std::isfinite(proportions[i])) continue;
-    fail("proportions[", i / sets.k, ", ", i % sets.k, "] is ", proportions[i], ", expected a finite number of at least 0");
+  for (int64_t s = 0; s < sets.sets; ++s) {
+    const T* of_set = static_cast<const T*>(sets.proportions) + s * sets.k;
+    double total = 0;
+    for (int64_t j = 0; j < sets.k; ++j) {
+      total += of_set[j];
+      if (of_set[j] >= 0 && std::isfinite(of_set[j])) continue;
+      fail("proportions[", s, ", ", j, "] is ", of_set[j], ", expected a finite number of at least 0");
+    }
+    if (std::abs(total - 1) > kTolerance) {
+      fail("proportions of set ", s, " sum to ", total, ", expected 1 within ", kTolerance, "; divide each row by its sum");
+    }
   }
 }
 

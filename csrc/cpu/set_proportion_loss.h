@@ -18,7 +18,8 @@ struct Sets {
   int64_t sets, k;
 };
 
-// Throws std::runtime_error when the sets do not cover the rows, one is empty, or a proportion is negative or not finite.
+// Throws std::runtime_error when the sets do not cover the rows, one is empty, a proportion is negative or not finite, or those of a set
+// do not sum to 1 within 1e-3.
 void check(const Sets& sets, const Rows& logits);
 
 // Sets [lo, hi): loss [sets], double where the logits are and else float; gradient [N, k] in the dtype of the logits, or null.

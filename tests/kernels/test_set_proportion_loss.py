@@ -116,6 +116,7 @@ def test_autocast():
 
 
 Z, BOUNDS, T = torch.zeros(5, 3), torch.tensor([0, 2, 5]), torch.full((2, 3), 1 / 3)
+PERCENT = torch.tensor([[1.0], [100.0]])
 WRONG = {
     "offsets dtype": ((Z, BOUNDS.int(), T), TypeError, "offsets has dtype torch.int32, expected int64"),
     "proportions dtype": ((Z, BOUNDS, T.bfloat16()), TypeError, "proportions has dtype torch.bfloat16, expected float32 or float64"),
@@ -128,6 +129,8 @@ WRONG = {
     "empty set": ((Z, torch.tensor([0, 0, 5]), T), RuntimeError, "set 0 has 0 rows, expected at least one; leave empty sets out"),
     "descending": ((Z, torch.tensor([0, 7, 5]), T), RuntimeError, "set 1 has -2 rows"),
     "negative": ((Z, BOUNDS, -T), RuntimeError, r"proportions\[0, 0\] is -0.333333, expected a finite number of at least 0"),
+    "percent": ((Z, BOUNDS, T * PERCENT), RuntimeError, "proportions of set 1 sum to 100, expected 1 within 0.001; divide each row"),
+    "none": ((Z, BOUNDS, 0 * T), RuntimeError, "proportions of set 0 sum to 0, expected 1 within 0.001"),
     "NaN": ((Z, BOUNDS, T.index_fill(0, torch.tensor([1]), torch.nan)), RuntimeError, r"proportions\[1, 0\] is nan"),
 }  # fmt: skip
 

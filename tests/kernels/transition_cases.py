@@ -56,12 +56,13 @@ def transition_case(name, dtype=torch.float32, seed=0):
 
 
 def proportion_case(dtype=torch.float32, n=100, k=7, scale=3.0, seed=0):
-    """logits, offsets, proportions with zeros, of four sets."""
+    """logits, offsets, proportions with zeros that sum to one, of four sets."""
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(n, k, generator=generator, dtype=torch.float64) * scale).to(dtype)
     proportions = torch.rand(4, k, generator=generator)
     proportions[proportions < 0.2] = 0
-    return logits, torch.tensor([0, 1, n // 3, n // 2, n]), proportions
+    proportions[:, 0] += 0.1  # of a single class too
+    return logits, torch.tensor([0, 1, n // 3, n // 2, n]), proportions / proportions.sum(1, keepdim=True)
 
 
 def assert_near(found, expected, dtype, terms=1.0, units=1):

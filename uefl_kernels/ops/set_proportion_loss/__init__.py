@@ -49,7 +49,7 @@ def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions
     Args:
         logits: ``[N, K]``, float32, bfloat16, float16 or float64; any strides; the rows of a set next to each other.
         offsets: ``[S + 1]`` int64: set s is the rows offsets[s] to offsets[s + 1]; the first is 0 and the last N.
-        proportions: ``[S, K]``, float32 or float64, of at least 0. A constant: it gets no gradient.
+        proportions: ``[S, K]``, float32 or float64, of at least 0, rows that sum to 1. A constant: it gets no gradient.
 
     Returns:
         loss ``[S]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second derivative
@@ -60,7 +60,8 @@ def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions
     Raises:
         TypeError, ValueError: dtypes, shapes or devices that do not fit.
         RuntimeError: on the CPU: offsets that do not cover the rows, an empty set, a proportion that is negative or not
-            finite. On a GPU, where a check would stall the device, an empty set gives NaN.
+            finite, proportions of a set that do not sum to 1 within 1e-3. On a GPU, where a check would stall the device, an empty
+            set gives NaN, and proportions are taken as they are.
 
     Source: Ardehaly & Culotta 2017, "Co-training for Demographic Classification Using Deep Learning from Label Proportions",
     eq. 2; the loss of the baseline FedLLP in Lu et al. 2022.

@@ -8,6 +8,8 @@ import torch
 
 from ..transition_nll.reference import loss_dtype
 
+_TOLERANCE = 1e-3  # percentages and counts, not what rounding and clamping leave
+
 
 def set_proportion_loss(
     logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor, with_gradient: bool
@@ -49,3 +51,8 @@ def _require(offsets: torch.Tensor, proportions: torch.Tensor, n: int) -> None:
     if bool(wrong.any()):
         s, k = wrong.nonzero()[0].tolist()
         raise RuntimeError(f"{op}: proportions[{s}, {k}] is {float(proportions[s, k]):g}, expected a finite number of at least 0")
+    off = (proportions.sum(1) - 1).abs() > _TOLERANCE
+    if bool(off.any()):
+        s = int(off.nonzero()[0])
+        total = float(proportions[s].sum())
+        raise RuntimeError(f"{op}: proportions of set {s} sum to {total:g}, expected 1 within {_TOLERANCE:g}; divide each row by its sum")
