@@ -1,4 +1,4 @@
-"""Learning from sets: the transition loss, the set probabilities and the label-proportion loss, each forward and backward."""
+"""Learning from sets: the transition loss, the set probabilities, the published loss and that of proportions, forward and backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from uefl_kernels import backend, log_transition_probs, set_proportion_loss, transition_nll
+from uefl_kernels import backend, log_transition_probs, set_proportion_loss, transition_double_softmax, transition_nll
 
 from ..registry import Call, Case, Gate, Op
 
@@ -97,6 +97,16 @@ def eager_probs(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal
     return (g / g.sum(1, keepdim=True)).log().square()
 
 
+def double(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    return transition_double_softmax(z, y, matrix, log_marginal=marginal)
+
+
+def eager_double(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    """The published steps; here probabilities do no harm, since none is taken the logarithm of."""
+    g = z.softmax(1) @ matrix.exp().T
+    return torch.nn.functional.cross_entropy(g / g.sum(1, keepdim=True), y, reduction="none")
+
+
 def sets(z: torch.Tensor, y: torch.Tensor, m: torch.Tensor, s: torch.Tensor, shares: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return set_proportion_loss(z, offsets, shares)
 
@@ -132,5 +142,6 @@ TRAINING = Batch(128, 10, 10), Batch(128, 10, 40), Batch(4096, 10, 40), Batch(10
 OPS = {
     "transition_nll": row(nll, {"eager": eager_nll, "published": published_nll}, *TRAINING),
     "log_transition_probs": row(probs, {"eager": eager_probs}, *TRAINING[:3], covers=("log_transition_probs_backward",)),
+    "transition_double_softmax": row(double, {"eager": eager_double}, *TRAINING[:3]),
     "set_proportion_loss": row(sets, {"eager": eager_sets}, Batch(720, 10, 1), Batch(7200, 10, 10), Batch(36_000, 10, 50)),
 }
