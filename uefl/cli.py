@@ -6,6 +6,8 @@ torch, and all that imports it, is imported inside the commands: help and mistak
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,20 +19,37 @@ from typer.core import TyperGroup
 from . import config
 from .errors import RunError, UserError
 
+_UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
+
+
+@contextmanager
+def _in_a_line() -> Iterator[None]:
+    """What a user can put right, as one line and an exit code: the errors of the package, of a command line, of files."""
+    try:
+        yield
+    except _UsageError as error:
+        where = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+        typer.echo(f"error: {' '.join(error.format_message().split()).rstrip('.')}{where}", err=True)
+        raise typer.Exit(2) from None
+    except (UserError, RunError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+    except OSError as error:  # a folder that cannot be written, a full disk, a download without a network
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {where}{error.strerror or error}", err=True)
+        raise typer.Exit(2) from None
+
 
 class _Commands(TyperGroup):
-    """Turns the two errors of the package into a line and an exit code, in every command."""
+    """Errors are a line in every command; without one the answer is the help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _in_a_line() if args else nullcontext():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _in_a_line():
             return super().invoke(ctx)
-        except (UserError, RunError) as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
-        except OSError as error:  # a folder that cannot be written, a full disk, a download without a network
-            where = f"{error.filename}: " if error.filename else ""
-            typer.echo(f"error: {where}{error.strerror or error}", err=True)
-            raise typer.Exit(2) from None
 
 
 app = typer.Typer(

@@ -75,7 +75,23 @@ _SILO_ONLY = (
     "ext_share",
     "stop_when_certain",
 )
-_DEALT_ONLY = ("split", "sets", "overlap", "legacy_column_norm", "labeled", "validation")
+_DEALT_ONLY = (
+    "clients",
+    "train_per_client",
+    "test_per_client",
+    "split",
+    "sets",
+    "overlap",
+    "legacy_column_norm",
+    "labeled",
+    "validation",
+)
+_UNUSED_BY_ENCODER = {
+    "vgg16_bn": ("width",),
+    "resnet18": ("width",),
+    "cnn5x5": ("hidden", "dropout"),
+    "resnet18_nopool": ("hidden", "dropout", "width"),
+}
 _PAPER_ONLY = ("uncertainty", "codebook_init", "usage_aware", "ext_share", "threshold", "holdout")
 _AT_LEAST_ONE = (
     "clients",
@@ -92,6 +108,9 @@ _AT_LEAST_ONE = (
 )
 
 
+Rules = list[tuple[str, bool, str]]
+
+
 def check(c: Config) -> None:
     """Raises:
     UserError: the first key whose value is out of its range, or does not go with the others.
@@ -106,7 +125,7 @@ def check(c: Config) -> None:
     for key in _AT_LEAST_ONE:
         if getattr(c, key) < 1:
             raise UserError(f"key {key!r}: must be at least 1, got {getattr(c, key)}")
-    rules = [
+    rules: Rules = [
         (
             "arms",
             bool(c.arms) and len(set(c.arms)) == len(c.arms) and set(c.arms) <= set(_ARMS),
@@ -120,7 +139,6 @@ def check(c: Config) -> None:
         ("arms", c.mode == "paper" or c.arms == ("uefl",), 'legacy mode has one arm: arms = ["uefl"]'),
         ("rounds", bool(c.rounds) and min(c.rounds) >= 1, "a list of at least one number, each at least 1"),
         ("max_iterations", c.max_iterations >= 0, "0 or more"),
-        ("rotations", not c.rotations or len(c.rotations) == c.clients, f"one angle per client ({c.clients}), or an empty list"),
         ("dropout", 0 <= c.dropout < 1, "in [0, 1)"),
         ("holdout", 0 < c.holdout < 1, "between 0 and 1"),
         ("gamma", c.gamma >= 0, "0 or more"),
@@ -135,6 +153,10 @@ def check(c: Config) -> None:
             (key, c.mode == "paper" or getattr(c, key) == getattr(type(c), key), "its default: legacy mode does not use it")
             for key in _PAPER_ONLY
         ),
+        *(
+            (key, getattr(c, key) == getattr(type(c), key), f"its default: {c.encoder} does not use it")
+            for key in _UNUSED_BY_ENCODER.get(c.encoder, ())
+        ),
         ("commitment", c.commitment >= 0, "0 or more"),
         ("quorum", 0 < c.quorum <= 1, "in (0, 1]"),
         ("max_update_norm", c.max_update_norm >= 0, "0 or more"),
@@ -142,17 +164,35 @@ def check(c: Config) -> None:
         ("seed", 0 <= c.seed < 2**31, "in [0, 2^31)"),
         ("image_size", c.image_size >= 0, "0 or more"),
     ]
-    for key, holds, expected in rules + (_of_sets(c) if set(c.arms) <= set(SET_ARMS) else _of_silos(c)):
+    _require(c, rules + (_of_sets(c) if set(c.arms) <= set(SET_ARMS) else _of_silos(c)))
+
+
+def check_silos(c: Config, *, own: bool) -> None:
+    """Keys that depend on where the silos come from: a data set that is dealt, or the user's own.
+
+    Raises:
+        UserError: the first key that does not go with them.
+    """
+    unused = {"clients": "your own silos are as many as there are", "rotations": "your own silos are not turned"}
+    ours: Rules = [(key, getattr(c, key) in (getattr(type(c), key), ()), f"its default: {why}") for key, why in unused.items()]
+    _require(c, ours if own else _of_dealing(c))
+
+
+def _require(c: Config, rules: Rules) -> None:
+    for key, holds, expected in rules:
         if not holds:
             raise UserError(f"key {key!r}: expected {expected}; got {getattr(c, key)!r}")
 
 
-Rules = list[tuple[str, bool, str]]
+def _of_dealing(c: Config) -> Rules:
+    """Rules of silos that a data set is dealt to."""
+    return [("rotations", not c.rotations or len(c.rotations) == c.clients, f"one angle per client ({c.clients}), or an empty list")]
 
 
 def _of_silos(c: Config) -> Rules:
     """Rules of the arms on silos."""
     return [
+        *(_of_dealing(c) if c.path is None else []),  # of the user's own data the files say whether they are dealt
         ("encoder", c.encoder in ("cnn", "vgg16_bn", "resnet18"), "cnn, vgg16_bn or resnet18 with these arms"),
         ("segments", c.encoder != "cnn" or (4 * c.width) % c.segments == 0, f"a divisor of the {4 * c.width} channels (4 x width)"),
         ("passes", c.uncertainty == "mc_dropout" or c.passes == type(c).passes, "its default: an ensemble has members, not passes"),
@@ -166,7 +206,6 @@ def _of_silos(c: Config) -> Rules:
 def _of_sets(c: Config) -> Rules:
     """Rules of the arms on unlabeled sets."""
     dealt = c.path is None or not c.path.is_dir()  # the user's own sets bring their own sizes
-    without = {"cnn5x5": ("hidden", "dropout"), "resnet18_nopool": ("hidden", "dropout", "width")}.get(c.encoder, ())
     needs_labels = [arm for arm in c.arms if arm in SERVER_ARMS]
     return [
         ("mode", c.mode == "paper", "paper: FedUL's published behaviour is chosen by loss, overlap and legacy_column_norm"),
@@ -174,7 +213,6 @@ def _of_sets(c: Config) -> Rules:
         ("max_iterations", c.max_iterations in (0, 1), "0: FedUL has one iteration"),
         ("rotations", not c.rotations, "an empty list: images of one class must look alike at all clients"),
         *((key, dealt or getattr(c, key) == getattr(type(c), key), "its default: a folder of sets brings its own") for key in _DEALT_ONLY),
-        *((key, getattr(c, key) == getattr(type(c), key), f"its default: {c.encoder} does not use it") for key in without),
         ("sets", c.sets >= 2, "2 or more"),
         ("batch_size", c.batch_size >= 2, "2 or more, for batch norm"),
         ("labeled", c.labeled >= 0, "0 or more"),

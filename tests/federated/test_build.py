@@ -16,6 +16,11 @@ def settings(data="digits", **keys):
     return config.from_table({"data": str(data), **small, **keys})
 
 
+def own(data, **keys):
+    """Silos of the user's own: a folder, or an .npz that names them."""
+    return settings(data, clients=9, **keys)
+
+
 def pairs(*splits):
     """Images with their labels, sorted: what the splits hold, whatever the order."""
     return sorted(
@@ -92,7 +97,7 @@ def test_mean_and_deviation_over_the_training_images():
 def test_mean_and_deviation_per_channel_and_a_constant_channel(make_npz):
     images = np.random.default_rng(0).integers(0, 256, (40, 5, 5, 3), dtype=np.uint8)
     images[..., 1] = 51
-    federation = build_silos(settings(make_npz(images=images, test=np.arange(40) % 5 == 0)))
+    federation = build_silos(own(make_npz(images=images, test=np.arange(40) % 5 == 0)))
     chosen = images[np.arange(40) % 5 != 0] / 255
     assert federation.mean == pytest.approx(chosen.mean((0, 1, 2)), rel=1e-12)
     deviation = chosen.std((0, 1, 2))
@@ -154,7 +159,7 @@ def test_own_silos_are_as_many_and_as_large_as_they_are_and_not_turned(make_imag
     for silo, count in (("a", 6), ("b", 12), ("c", 30)):
         for label in ("cat", "dog"):
             make_images(f"silos/{silo}/{label}", count=count, size=(8, 8))
-    federation = build_silos(settings(tmp_path / "silos", rotations=[90, 90]))
+    federation = build_silos(own(tmp_path / "silos", rotations=config.Config.rotations))
     assert [len(s.train) + len(s.holdout) + len(s.test) for s in federation.silos] == [12, 24, 60]
     assert [len(s.test) for s in federation.silos] == [4, 8, 20]  # a third, as 10 of 20 + 10
     from uefl.data.folder import image_folder
@@ -163,10 +168,28 @@ def test_own_silos_are_as_many_and_as_large_as_they_are_and_not_turned(make_imag
     assert [whole(silo) for silo in federation.silos] == [pairs(source[name][0]) for name in "abc"]
 
 
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "npz"])
+def test_keys_of_silos_that_are_dealt_are_refused(make_images, make_npz, tmp_path, folder):
+    for silo in ("a/cat", "a/dog"):
+        make_images(f"silos/{silo}")
+    path = tmp_path / "silos" if folder else make_npz()
+    with pytest.raises(UserError, match="key 'clients': expected its default: your own silos are as many as there are; got 5"):
+        build_silos(config.from_table({"data": str(path), "clients": 5}))
+    with pytest.raises(UserError, match=r"key 'rotations': expected its default: your own silos are not turned; got \(90.0, 0.0\)"):
+        build_silos(own(path, rotations=[90.0, 0.0]))
+
+
+def test_rotations_of_an_npz_that_is_dealt_are_one_per_client(make_npz):
+    images, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2
+    path = make_npz(images=None, labels=None, silo=None, x_train=images, y_train=labels, x_test=images, y_test=labels)
+    with pytest.raises(UserError, match=r"key 'rotations': expected one angle per client \(3\), or an empty list; got \(90.0,\)"):
+        build_silos(settings(path, rotations=[90.0], clients=3))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_own_split_takes_its_share_of_every_class(make_npz, seed):
     labels = np.array([0] * 19 + [1] * 12 + [2] * 8 + [3])
-    silo = build_silos(settings(make_npz(labels=labels, silo=np.zeros(40, int)), seed=seed)).silos[0]
+    silo = build_silos(own(make_npz(labels=labels, silo=np.zeros(40, int)), seed=seed)).silos[0]
     assert len(silo.test) == round(40 / 3)
     share = np.bincount(labels) / 3
     assert (np.abs(silo.test.labels.bincount(minlength=4).numpy() - share) < 1).all()
@@ -174,7 +197,7 @@ def test_own_split_takes_its_share_of_every_class(make_npz, seed):
 
 def test_own_split_is_seeded(make_npz):
     path = make_npz()
-    first, again, other = (build_silos(settings(path, seed=seed)).silos[0] for seed in (0, 0, 1))
+    first, again, other = (build_silos(own(path, seed=seed)).silos[0] for seed in (0, 0, 1))
     assert same(first.test, again.test)
     assert same(first.train, again.train)
     assert pairs(first.test) != pairs(other.test)
@@ -186,12 +209,12 @@ def test_given_test_split_is_kept_whatever_the_seed(make_npz):
     path = make_npz(test=mask)
     labels = (np.arange(40) % 4)[mask].tolist()
     for seed in (0, 1):
-        north, south = build_silos(settings(path, seed=seed)).silos
+        north, south = build_silos(own(path, seed=seed)).silos
         assert south.test.labels.tolist() + north.test.labels.tolist() == labels
 
 
 def test_image_size_resizes_every_source(make_npz):
-    assert build_silos(settings(make_npz(), image_size=12)).image_shape == (1, 12, 12)
+    assert build_silos(own(make_npz(), image_size=12)).image_shape == (1, 12, 12)
     assert build_silos(settings(image_size=14)).image_shape == (1, 14, 14)
 
 
@@ -216,14 +239,14 @@ def test_silo_of_one_class_is_refused(make_images, tmp_path):
     make_images("silos/b/cat")
     make_images("silos/b/dog")
     with pytest.raises(UserError, match="silo 'a': all 3 training images are of class 'cat'; a silo needs two classes or more"):
-        build_silos(settings(tmp_path / "silos"))
+        build_silos(own(tmp_path / "silos"))
 
 
 @pytest.mark.parametrize("everything_is_test", [True, False], ids=["no-train", "no-test"])
 def test_silo_with_an_empty_split_is_refused(make_npz, everything_is_test):
     mask = np.full(40, everything_is_test)
     with pytest.raises(UserError, match=r"silo 'north': (0 training and 20 test|20 training and 0 test) images; it needs some of both"):
-        build_silos(settings(make_npz(test=mask)))
+        build_silos(own(make_npz(test=mask)))
 
 
 @pytest.mark.data
@@ -242,7 +265,7 @@ def test_real_folder_of_silos(data_root, tmp_path):
     with tarfile.open(data_root / "pacs64.tar") as archive:
         members = [m for m in archive.getmembers() if m.isfile()][::40]
         archive.extractall(tmp_path, members, filter="data")
-    federation = build_silos(settings(tmp_path / "pacs64"))
+    federation = build_silos(own(tmp_path / "pacs64"))
     assert [silo.name for silo in federation.silos] == ["art_painting", "cartoon", "photo", "sketch"]
     assert federation.image_shape == (3, 64, 64)
     assert sum(len(s.train) + len(s.holdout) + len(s.test) for s in federation.silos) == len(members)

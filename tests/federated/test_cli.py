@@ -103,8 +103,13 @@ def test_resume_takes_no_other_configuration(fake_run, extra):
         (["train", "demo", "--set", "gama=1"], "unknown key 'gama'"),
         (["train", "absent.toml"], "cannot read absent.toml"),
         (["report", "absent"], "absent has no config.toml"),
+        (["report"], "Missing argument 'RUN...'; see"),
+        (["train", "demo", "--sed", "1"], "No such option: --sed"),
+        (["train", "demo", "--device", "gpu"], "Invalid value for '--device'"),
+        (["trian"], "No such command 'trian'. Did you mean 'train'?; see"),
+        (["--train"], "No such option: --train"),
     ],
-    ids=["nothing", "preset", "key", "file", "run"],
+    ids=["nothing", "preset", "key", "file", "run", "argument", "option", "choice", "command", "option-of-all"],
 )
 def test_mistakes_are_one_line_on_stderr_and_exit_code_2(fake_run, arguments, message):
     result = runner.invoke(app, arguments)

@@ -66,6 +66,15 @@ def test_toml_round_trip(tmp_path, name):
     assert config.load(str(path)) == first
 
 
+def test_the_configuration_of_an_older_run_names_the_key_it_lacks(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(re.sub("uncertainty = .*\n", "", Config().to_toml()))
+    with pytest.raises(
+        UserError, match=r"config.toml lacks the key 'uncertainty': it is cut off, or of another version; .* start a new run"
+    ):
+        config.load_whole(path)
+
+
 def test_toml_holds_every_key():
     assert list(tomllib.loads(Config().to_toml())) == [f.name for f in dataclasses.fields(Config)]
 
@@ -198,8 +207,15 @@ def test_values_at_the_edge_are_taken(key, value):
     assert result == (tuple(value) if isinstance(value, list) else value)
 
 
+@pytest.mark.parametrize("encoder", ["vgg16_bn", "resnet18"])
+def test_an_encoder_of_fixed_width_takes_none(encoder):
+    for arms in (["uefl"], ["fedul"]):
+        with pytest.raises(UserError, match=f"key 'width': expected its default: {encoder} does not use it; got 64"):
+            config.from_table({"encoder": encoder, "width": 64, "arms": arms, "rotations": [], "rounds": [1]})
+
+
 def test_segments_divide_the_channels_of_the_encoder():
-    assert config.from_table({"encoder": "resnet18", "width": 3, "segments": 8}).segments == 8
+    assert config.from_table({"encoder": "resnet18", "segments": 8}).segments == 8
     with pytest.raises(UserError, match=r"a divisor of the 12 channels \(4 x width\); got 8"):
         config.from_table({"encoder": "cnn", "width": 3, "segments": 8})
 

@@ -289,6 +289,17 @@ def test_strict_turns_doubts_into_errors():
     assert build(sets=10, strict=True).notes == ()
 
 
+def test_one_client_of_full_rank_is_enough_and_full_rank_of_all_together_is_not():
+    def lacking(k):
+        return p.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
+
+    assert s._check_together([lacking(1), (GOOD, SIZES)], ("a", "b", "c")) == []
+    pair = [lacking(1), lacking(2)]
+    assert np.linalg.matrix_rank(np.concatenate([table for table, _ in pair])) == 3
+    doubt = ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
+    assert s._check_together(pair, ("a", "b", "c")) == doubt
+
+
 def test_strict_leaves_rows_that_were_normalised(monkeypatch):
     exact = p.realised
     monkeypatch.setattr(s.priors, "realised", lambda *args: exact(*args) * 1.00005)

@@ -90,11 +90,30 @@ def test_hidden_files_and_notes_beside_the_silos_are_passed_over(make_images, tm
     assert image_folder(tmp_path / "silos").notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'} and 1 more",)
 
 
-def test_empty_class_folder_is_only_a_class_that_a_silo_does_not_have(make_images, tmp_path):
+def test_an_empty_class_folder_is_no_class_and_noted(make_images, tmp_path):
     make_images("silos/a/cat")
     make_images("silos/a/dog")
     (tmp_path / "silos/a/emu").mkdir()
-    assert image_folder(tmp_path / "silos").classes == ("cat", "dog")
+    own = image_folder(tmp_path / "silos")
+    assert own.classes == ("cat", "dog")
+    assert own.notes == (f"passed over without an image: {tmp_path / 'silos/a/emu'}",)
+
+
+def test_classes_that_differ_in_case_only_are_noted(make_images, tmp_path):
+    for folder in ("silos/a/Cat", "silos/a/dog", "silos/b/cat", "silos/b/dog"):
+        make_images(folder)
+    own = image_folder(tmp_path / "silos")
+    assert own.classes == ("Cat", "cat", "dog")
+    assert own.notes == ("classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere",)
+
+
+@pytest.mark.parametrize(("there", "other"), [("train", "test"), ("test", "train")])
+def test_one_part_of_a_split_names_the_other(make_images, tmp_path, there, other):
+    for label in ("cat", "dog"):
+        make_images(f"silos/a/{there}/{label}")
+    message = rf"silos/a/{there} has no {other} beside it; add .*silos/a/{other}, or put the class folders straight into .*silos/a,"
+    with pytest.raises(UserError, match=message):
+        image_folder(tmp_path / "silos")
 
 
 def truncate(path):

@@ -111,8 +111,12 @@ def test_a_missing_table_is_estimated(tmp_path, npz):
 
 
 @pytest.mark.parametrize(
-    "keys", [{"overlap": True}, {"split": "noniid"}, {"sets": 7}, {"labeled": 50}, {"validation": 50}, {"legacy_column_norm": True}]
-)
+    "keys",
+    [
+        {"clients": 5}, {"train_per_client": 7}, {"test_per_client": 7}, {"overlap": True}, {"split": "noniid"}, {"sets": 7},
+        {"labeled": 50}, {"validation": 50}, {"legacy_column_norm": True},
+    ],
+)  # fmt: skip
 def test_keys_of_sets_that_are_dealt_are_refused(tmp_path, keys):
     with pytest.raises(UserError, match=f"key '{next(iter(keys))}': expected its default: a folder of sets brings its own"):
         build(write(tmp_path), **keys)
@@ -252,3 +256,25 @@ def test_the_template_says_that_it_is_one():
         UserError, match=r"'sets' is none of digits.*own-sets are templates: give the path of your data with --set data=PATH"
     ):
         build_sets(config.load("own-sets", ["data=sets"]))
+
+
+def test_what_is_not_read_is_noted(tmp_path):
+    root = write(tmp_path, npz=False)
+    assert not [note for note in build(root).notes if "passed over" in note]
+    for name in ("priors.json", "clients/notes.txt", "clients/berlin/labels.csv", "test/readme.md"):
+        (root / name).write_text("x")
+    np.savez(root / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))  # beside the folder test
+    (root / "labeled" / "emu").mkdir()
+    notes = build(root).notes
+    assert notes[:2] == (
+        f"passed over beside the folders: {root / 'priors.json'} and 4 more",
+        f"passed over without an image: {root / 'labeled' / 'emu'}",
+    )
+
+
+def test_classes_that_differ_in_case_only_are_noted(tmp_path):
+    root = write(tmp_path, table="none", npz=False)
+    for part in ("labeled", "validation", "test"):
+        (root / part / "dog").rename(root / part / "Cat")
+    notes = build(root, priors="estimated").notes
+    assert "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere" in notes

@@ -100,6 +100,14 @@ def test_the_run_ends_when_no_client_is_uncertain():
     assert len(finish(algorithm)) == 2 * 3  # the first iteration's two rounds
 
 
+@pytest.mark.parametrize("keys", [{}, {"mode": "legacy", "arms": ["uefl"], "rounds": [1], "max_iterations": 1}], ids=["paper", "legacy"])
+def test_a_threshold_that_no_client_can_exceed_is_said(keys):
+    for gamma, said in ((1e6, True), (0.0, False)):
+        algorithm, _, notices = arm("uefl", settings(gamma=gamma, **{"rounds": [1]} | keys))
+        finish(algorithm)
+        assert (r"nats (none of 3 classes can exceed ln 3 = 1.099: lower gamma): no client" in notices[-1]) is said
+
+
 def test_or_goes_on_without_extension_when_arms_must_take_equal_steps():
     records = finish(arm("uefl", settings(gamma=1e6))[0])
     assert len(records) == 3 * 3

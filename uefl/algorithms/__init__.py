@@ -52,9 +52,10 @@ def _one(
         return FedUL(*args, server=server, validation=federation.validation is not None)
     if arm == "fedavg":
         return FedAvg(*args)
+    sizes = {"codeword_length": device.net.codeword_length, "classes": len(federation.classes)}
     if config.mode == "legacy":
-        return LegacyUEFL(*args, codeword_length=device.net.codeword_length)
-    return UEFL(*args, codeword_length=device.net.codeword_length, extend=arm == "uefl")
+        return LegacyUEFL(*args, **sizes)
+    return UEFL(*args, **sizes, extend=arm == "uefl")
 
 
 def _server(federation: SetFederation, device: Device) -> SetClient | None:

@@ -25,14 +25,15 @@ import torch
 from ..engines.base import Reply, Request
 from ..seeds import derive
 from .fedavg import FedAvg, Record
-from .uefl import threshold
+from .uefl import out_of_reach, threshold
 
 
 class LegacyUEFL(FedAvg):
-    """See the module's docstring; ``codeword_length`` is d."""
+    """See the module's docstring; ``codeword_length`` is d, ``classes`` K."""
 
-    def __init__(self, *args: Any, codeword_length: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, codeword_length: int, classes: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.classes = classes
         self._shape = (self.config.codewords, codeword_length)
         self.main = torch.stack([self._spare(0), self._spare(1)])
         """blocks of the main model, [blocks, v, d]: the shared one and a spare"""
@@ -96,9 +97,8 @@ class LegacyUEFL(FedAvg):
             self.finished = True
         for record in records:
             record["threshold"] = self.threshold
-        self.notice(
-            f"after iteration {self.iteration + 1}, entropy above {self.threshold:.3f} nats: {', '.join(self.uncertain) or 'no client'}"
-        )
+        limit = f"{self.threshold:.3f} nats{out_of_reach(self.threshold, self.classes)}"
+        self.notice(f"after iteration {self.iteration + 1}, entropy above {limit}: {', '.join(self.uncertain) or 'no client'}")
 
     def codebooks(self) -> dict[str, torch.Tensor]:
         """What each client sees."""

@@ -6,6 +6,7 @@ open or its code gets wrong settled as docs/uefl.md says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,16 +29,24 @@ def threshold(entropy: Mapping[str, float], config: Config) -> float:
     return (1 + config.gamma) * reference
 
 
+def out_of_reach(threshold: float, classes: int) -> str:
+    """What to add to a line that names a threshold which no client can exceed; empty for the others."""
+    most = math.log(classes)
+    return "" if threshold < most else f" (none of {classes} classes can exceed ln {classes} = {most:.3f}: lower gamma)"
+
+
 class UEFL(FedAvg):
     """FedAvg of encoder and head around a quantiser whose codebook grows for uncertain clients.
 
     Args:
         codeword_length: d.
+        classes: K, which bounds the entropy.
         extend: whether clients are ever extended; without, this is FedAvg with an averaged codebook (arm ``fedavg-vq``).
     """
 
-    def __init__(self, *args: Any, codeword_length: int, extend: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, codeword_length: int, classes: int, extend: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.classes = classes
         generator = torch.Generator().manual_seed(derive(self.config.seed, "codebook"))
         shared = torch.randn(self.config.codewords, codeword_length, generator=generator).to(self.values.device)
         self.codebook = self._codebook(shared)
@@ -154,7 +163,8 @@ class UEFL(FedAvg):
             record["threshold"] = self.threshold
         least = min(entropy.values())
         ratios = ", ".join(f"{name} ({entropy[name] / least:.2f} x least)" for name in self.uncertain)
-        self.notice(f"after iteration {self.iteration + 1}, entropy above {self.threshold:.3f} nats: {ratios or 'no client'}")
+        limit = f"{self.threshold:.3f} nats{out_of_reach(self.threshold, self.classes)}"
+        self.notice(f"after iteration {self.iteration + 1}, entropy above {limit}: {ratios or 'no client'}")
 
     def codebooks(self) -> dict[str, torch.Tensor]:
         """What each client sees."""

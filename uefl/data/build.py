@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from .. import rules
 from ..config import DATA_SETS, Config
 from ..errors import UserError
 from . import sources
@@ -21,8 +22,8 @@ def build_silos(config: Config, *, data_root: Path | None = None) -> Federation:
 
     A data set (``digits``, ``mnist``, ``fashion_mnist``, ``cifar10``, or an .npz of four arrays) is dealt in disjoint slices to
     ``config.clients`` silos and rotated; those silos are the same for every ``config.seed``. The user's own silos (a folder, or an
-    .npz with an array ``silo``) are as many as there are and as large as they are: ``clients`` and ``rotations`` are not used, and
-    ``train_per_client`` and ``test_per_client`` only set the share of the test split where none is given.
+    .npz with an array ``silo``) are as many as there are and as large as they are: ``clients`` and ``rotations`` keep their defaults,
+    and ``train_per_client`` and ``test_per_client`` only set the share of the test split where none is given.
 
     The holdout is taken out of the training images at random. In legacy mode it is the test split, as the published code has it.
 
@@ -31,9 +32,10 @@ def build_silos(config: Config, *, data_root: Path | None = None) -> Federation:
         data_root: folder of torchvision's files, for ``mnist``, ``fashion_mnist`` and ``cifar10``; default: environment variable UEFL_DATA.
 
     Raises:
-        UserError: no such data, damaged or too few images, a silo with one class or with an empty split.
+        UserError: no such data, damaged or too few images, keys that do not go with them, a silo with one class or with an empty split.
     """
     data = read_source(config, data_root)
+    rules.check_silos(config, own=not isinstance(data, Pool))
     generator = torch.Generator().manual_seed(config.seed)
     share = config.test_per_client / (config.train_per_client + config.test_per_client)
     parts: dict[str, tuple[Split, Split]]

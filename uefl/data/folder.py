@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,9 @@ _LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/
 def image_folder(root: Path, image_size: int = 0) -> OwnSilos:
     """Read ``root/SILO/CLASS/*`` or ``root/SILO/{train,test}/CLASS/*``; classes are the union over all silos, sorted by name.
 
-    Every file in a class folder must be an image that Pillow reads; a file that is no image beside folders is passed over with a note,
-    a hidden one without. Images are RGB if any of them
-    is in colour, else greyscale; transparency is dropped.
+    Every file in a class folder must be an image that Pillow reads; a file that is no image beside folders and a class folder without
+    an image are passed over with a note, what is hidden without. So are classes noted that differ in case only. Images are RGB if any
+    of them is in colour, else greyscale; transparency is dropped.
 
     Args:
         root: the folder; its subfolders give the silos their names.
@@ -43,26 +44,52 @@ def image_folder(root: Path, image_size: int = 0) -> OwnSilos:
         return Split(pixels, torch.tensor([classes.index(label) for _, label in part]))
 
     silos = {name: (split(parts["train"]), split(parts["test"]) if "test" in parts else None) for name, parts in files.items()}
-    return OwnSilos(silos, classes, _strays(root))
+    return OwnSilos(silos, classes, (*_strays(root), *look_alikes(classes)))
 
 
 def _strays(root: Path) -> tuple[str, ...]:
-    """Files where folders are expected, as a note."""
+    """What holds no image of any silo."""
     silos = [f for f in visible(root) if f.is_dir()]
     parts = [f for silo in silos for f in visible(silo) if f.is_dir() and any(inside.is_dir() for inside in visible(f))]
-    files = [path for folder in (root, *silos, *parts) for path in visible(folder) if path.is_file()]
-    return (f"passed over beside the folders: {files[0]}" + (f" and {len(files) - 1} more" if len(files) > 1 else ""),) if files else ()
+    return passed_over((root, *silos, *parts))
+
+
+def passed_over(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[str, ...]:
+    """Files that lie where folders are expected, but for ``used``, and folders with nothing in them: a note on each kind."""
+    inside = [path for folder in folders for path in visible(folder) if path not in used]
+    files = [path for path in inside if path.is_file()]
+    empty = [path for path in inside if path.is_dir() and not visible(path)]
+    return tuple(
+        f"passed over {what}: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        for what, paths in (("beside the folders", files), ("without an image", empty))
+        if paths
+    )
+
+
+def look_alikes(classes: Sequence[str]) -> tuple[str, ...]:
+    """A note on each class that is written as another one but for the case: two classes, or a slip."""
+    first: dict[str, str] = {}
+    pairs = [(first.setdefault(name.casefold(), name), name) for name in classes]
+    return tuple(f"classes {a!r} and {b!r} differ in case only; if they are one, write it the same everywhere" for a, b in pairs if a != b)
 
 
 def _parts(silo: Path) -> dict[str, list[tuple[Path, str]]]:
     """Files and their classes by split; a silo that is not split yet counts as ``train``."""
     inside = subfolders(silo)
     # classes that are called train and test hold images, splits hold folders
-    given = {f.name for f in inside} == {"train", "test"} and any(f.is_dir() for part in inside for f in part.iterdir())
-    parts = {part.name: labelled(part) for part in inside} if given else {"train": labelled(silo)}
+    names = {f.name for f in inside}
+    split = names <= {"train", "test"} and any(f.is_dir() for part in inside for f in visible(part))
+    if split and len(names) == 1:
+        (there,) = names
+        other = "test" if there == "train" else "train"
+        raise UserError(
+            f"{silo / there} has no {other} beside it; add {silo / other}, or put the class folders straight into {silo}, from which a "
+            "test split is then taken"
+        )
+    parts = {part.name: labelled(part) for part in inside} if split else {"train": labelled(silo)}
     for name, part in parts.items():
         if not part:
-            raise UserError(f"{silo / name if given else silo} holds no image; {_LAYOUT}")
+            raise UserError(f"{silo / name if split else silo} holds no image; {_LAYOUT}")
     return parts
 
 

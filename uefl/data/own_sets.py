@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from ..errors import InvalidPriors, UserError
-from .folder import check_sizes, labelled, read_image, visible
+from .folder import check_sizes, labelled, look_alikes, passed_over, read_image, visible
 from .priors import Matrix
 from .rotate import resize
 from .silo import Split
@@ -77,13 +77,15 @@ class Material:
     test: Split | None
     labeled: Split | None
     validation: Split | None
+    notes: tuple[str, ...] = ()
+    """what the user should know about the files"""
 
 
 def read(root: Path, image_size: int = 0) -> Material:
     """Read a folder laid out as the module's docstring says.
 
     Args:
-        root: the folder.
+        root: the folder. What lies in it and is not read is noted.
         image_size: resize every image to this square; 0: they must be of one size.
 
     Raises:
@@ -126,7 +128,15 @@ def read(root: Path, image_size: int = 0) -> Material:
     for name, (images, sets, names) in sorted(read_in.items()):
         priors, places = _rows(name, names, table)
         clients.append(ClientImages(name, even(images), sets, priors, None, places))
-    return Material(clients, classes, split(parts["test"]), split(parts["labeled"]), split(parts["validation"]))
+    notes = (*_strays(root, entries, table.file), *look_alikes(classes))
+    return Material(clients, classes, split(parts["test"]), split(parts["labeled"]), split(parts["validation"]), notes)
+
+
+def _strays(root: Path, clients: list[Path], table: str) -> tuple[str, ...]:
+    """What holds no image and no priors of the federation."""
+    parts = [root / part if (root / part).is_dir() else root / f"{part}.npz" for part in ("test", "labeled", "validation")]
+    folders = (root, root / "clients", *(path for path in clients + parts if path.is_dir()))
+    return passed_over(folders, {root / table, *clients, *parts})
 
 
 def _client(path: Path, image_size: int) -> tuple[torch.Tensor, torch.Tensor, list[str]]:

@@ -155,7 +155,7 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
         raise InvalidPriors(f"key 'test_prior': expected {classes} numbers, one per class, got {len(config.test_prior)}")
     everything = [silo.images for silo in silos] + ([made.labeled.images] if made.labeled else [])
     mean, std = mean_and_std(everything)
-    return SetFederation(tuple(silos), made.classes, mean, std, made.labeled, made.validation, tuple(corrected + doubts))
+    return SetFederation(tuple(silos), made.classes, mean, std, made.labeled, made.validation, (*made.notes, *corrected, *doubts))
 
 
 def client_parts(labels: Indices, clients: int, split: str, rng: np.random.Generator, classes: int) -> list[Indices]:
