@@ -23,7 +23,7 @@ from .registry import ours
 FOLDER = Path(__file__).with_name("results")
 KEY = ("op", "shape", "provider", "variant", "threads")
 COLUMNS = ("op", "shape", "provider", "variant", "median ms", "spread", "ratio", "error", "peak MB", "GB/s", "GFLOP/s", "cores")
-WIDTHS = (20, 20, 24, 10, 10, 7, 7, 8, 8, 7, 8, 6)  # of the second at least: a shape of one's own may be longer
+WIDTHS = (25, 20, 24, 10, 10, 7, 7, 8, 8, 7, 8, 6)  # of the second at least: a shape of one's own may be longer
 
 
 def about(device: str, threads: int) -> dict[str, Any]:

@@ -97,8 +97,10 @@ def transition_double_softmax(
     """The loss of FedUL's published code, which takes the softmax of probabilities: -g[target] + log sum exp(g).
 
     It is bounded and not proper: its minimiser is not the posterior of the classes. It is here to reproduce published
-    results; use :func:`transition_nll` for everything else. In a batch of groups with different numbers of sets, the sets
-    that a group lacks count neither in g nor in the sum.
+    results; use :func:`transition_nll` for everything else. It is no kernel of its own but :func:`log_transition_probs` and
+    PyTorch's cross-entropy: for a training batch slower than the plain product of probabilities (benchmarks/NOTES.md).
+
+    In a batch of groups with different numbers of sets, the sets that a group lacks count neither in g nor in the sum.
 
     Args:
         logits, targets, log_transition, groups, log_marginal, ignore_index: as in :func:`transition_nll`.
