@@ -3,19 +3,14 @@
 ``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernels natively instead.
 """
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
-import uefl_kernels
 from uefl_kernels import backend, kmeans
 from uefl_kernels.ops.kmeans import reference
 from uefl_kernels.ops.kmeans_step import reference as steps
 
+from . import ahead
 from .conftest import normal
 
 if torch.cuda.is_available():
@@ -124,9 +119,8 @@ def test_a_fit_equals_the_cpu():
 
 
 COMPILE = """
-import json, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import json
+from tests.kernels.ahead import build
 import uefl_kernels.ops.kmeans.triton as kernels
 import uefl_kernels.ops.kmeans.triton_seeding as seeding
 
@@ -143,16 +137,12 @@ for name, x, centres, spherical in (
     constants = {"WEIGHTED": True, "SPHERICAL": spherical, "D": 70, "ROWS": kernels._ROWS, "CLUSTERS": kernels._CLUSTERS,
                  "KEYS": kernels._KEYS, "SIZE": kernels._TREE, "BLOCK": seeding._BLOCK, "ELEMENTS": seeding._ELEMENTS,
                  "SUMS": seeding._ROWS if name == "_take" else seeding._SUMS, "CANDIDATES": 8}
-    constants = {n: value for n, value in constants.items() if n in kernel.arg_names}
     types = {"x": x, "centres": centres, "values": "*i16", "ended": "*i1", "k": "i32", "count": "*i64", **{n: "*fp64" for n in DOUBLES},
              **{n: "*i64" for n in WHOLE}}
     if hasattr(seeding, name):
         types |= {n: "i32" for n in ("round", "restart", "stage", "blocks", "first", "count")}
-    signature = {n: "constexpr" if n in constants else types.get(n, "i64") for n in kernel.arg_names}
     for architecture in (80, 90, 100):
-        built = triton.compile(ASTSource(kernel, signature, constants, {}), target=GPUTarget("cuda", architecture, 32),
-                               options={"enable_fp_fusion": False})
-        ptx = built.asm["ptx"]
+        ptx = build(kernel, architecture, constants, types, enable_fp_fusion=False).asm["ptx"]
         report.append({"kernel": name, "spherical": spherical, "architecture": architecture, "fused": ptx.count("fma.rn.f64"),
                        "roots": ptx.count("sqrt.rn.f64"), "divisions": ptx.count("div.rn.f64")})
 print(json.dumps(report))
@@ -161,12 +151,7 @@ print(json.dumps(report))
 
 @pytest.mark.slow
 def test_compiles_to_arithmetic_that_rounds_like_the_cpu(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    root = os.path.dirname(os.path.dirname(uefl_kernels.__file__))
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
+    report = ahead.report(COMPILE, tmp_path)
     assert {row["architecture"] for row in report} == {80, 90, 100}
     for row in report:
         assert row["fused"] == 0, row

@@ -1,16 +1,11 @@
 """The Triton kernel of mc_dropout_mlp: interpreted against the definition, and compiled ahead of time for three generations of GPU."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
-import uefl_kernels
 from uefl_kernels import backend, mc_dropout_mlp
 
+from . import ahead
 from .mc_dropout_cases import FIELDS, mlp
 
 if torch.cuda.is_available():
@@ -61,9 +56,8 @@ def test_what_it_does_not_take():
 
 
 COMPILE = """
-import json, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import json
+from tests.kernels.ahead import build
 import uefl_kernels.ops.mc_dropout_mlp.triton as kernels
 
 TYPES = {"seed": "*i64", "keep": "*i1", "scale": "fp32", "logit_scale": "fp32"} | dict.fromkeys(
@@ -72,10 +66,8 @@ TYPES = {"seed": "*i64", "keep": "*i1", "scale": "fp32", "logit_scale": "fp32"} 
 report = []
 for kernel, layers in ((kernels._mask, 0), (kernels._statistics, 0), (kernels._statistics, 1)):
     constants = {"CONSISTENT": False, "LAYERS": layers, "ROWS": kernels._ROWS, "UNITS": kernels._UNITS, "CLASSES": 16}
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    signature = {name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in kernel.arg_names}
     for architecture in (80, 90, 100):
-        built = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", architecture, 32))
+        built = build(kernel, architecture, constants, TYPES, "i32")
         report.append({"architecture": architecture, "code": len(built.asm["cubin"]), "shared": built.metadata.shared})
 print(json.dumps(report))
 """
@@ -83,12 +75,7 @@ print(json.dumps(report))
 
 @pytest.mark.slow
 def test_compiles_for_every_generation(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    root = os.path.dirname(os.path.dirname(uefl_kernels.__file__))
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = json.loads(done.stdout)
+    rows = ahead.report(COMPILE, tmp_path)
     assert {row["architecture"] for row in rows if row["code"] > 0} == {80, 90, 100}
     assert len(rows) == 9
     assert max(row["shared"] for row in rows) < 99 * 1024

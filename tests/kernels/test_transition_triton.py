@@ -1,16 +1,11 @@
 """The transition and set-proportion kernels of Triton: interpreted against the reference, and compiled ahead of time."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
-import uefl_kernels
 from uefl_kernels import backend, log_transition_probs, set_proportion_loss, transition_nll
 
+from . import ahead
 from .conftest import DTYPES, normal
 from .transition_cases import CASES, assert_near, proportion_case, transition_case
 
@@ -76,9 +71,9 @@ def test_values_that_the_cpu_refuses_give_nan():
 
 
 COMPILE = """
-import json, triton, triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import json
+import triton.language as tl
+from tests.kernels.ahead import build
 import uefl_kernels.ops.transition_nll.triton as nll
 import uefl_kernels.ops.log_transition_probs.triton as probs
 import uefl_kernels.ops.set_proportion_loss.triton as sets
@@ -90,10 +85,8 @@ for kernel in (nll._nll, probs._probs, probs._probs_backward, sets._loss):
         types = {"logits": element, "gradient": element, "targets": "*i64", "groups": "*i64", "offsets": "*i64", "k": "i32"}
         types |= dict.fromkeys(("matrix", "marginal", "loss", "out", "grad", "proportions"), exact)
         constants = {"GROUPED": True, "GRADIENT": True, "WIDE": wide, "CLASSES": 16, "ROWS": 128}
-        constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-        signature = {name: "constexpr" if name in constants else types.get(name, "i64") for name in kernel.arg_names}
         for architecture in (80, 90, 100):
-            built = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", architecture, 32))
+            built = build(kernel, architecture, constants, types)
             report.append([kernel.__name__, architecture, len(built.asm["cubin"]), built.metadata.shared])
 print(json.dumps(report))
 """
@@ -101,11 +94,6 @@ print(json.dumps(report))
 
 @pytest.mark.slow
 def test_compiles_for_every_generation(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    root = os.path.dirname(os.path.dirname(uefl_kernels.__file__))
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
+    report = ahead.report(COMPILE, tmp_path)
     assert len(report) == 36
     assert all(code > 0 and shared < 99 * 1024 for _, _, code, shared in report)

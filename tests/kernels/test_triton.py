@@ -3,18 +3,15 @@
 ``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernel natively instead.
 """
 
-import json
-import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 
-import uefl_kernels
 from uefl_kernels import backend, kmeans_step, vq, vq_assign, vq_with_sums
 
+from . import ahead
 from .search_cases import CASES, FLOATS, codebook_with
 
 if torch.cuda.is_available():
@@ -221,8 +218,7 @@ def test_a_step_of_k_means_has_the_bits_of_the_reference(weighted, dtype):
 COMPILE = """
 import json, re, subprocess, sys, triton
 from pathlib import Path
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from tests.kernels.ahead import build
 import uefl_kernels.ops.vq_assign.triton as kernels
 import uefl_kernels.ops.vq_assign.triton_pack as packing
 import uefl_kernels.ops.vq_assign.triton_tail as tails
@@ -270,19 +266,15 @@ for name, dtype, d, architectures, wanted in (
             constants |= dict.fromkeys(absent - ({"codes"} if name == "_search" else set()))
         if name == "_finish_open":
             constants["ROWS"] = tails._OPEN_ROWS
-        constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
         types = TYPES | {"x": dtype, "quantized": dtype, "codes": "*fp32" if name == "_finish_open" else "*fp16"}
         if name == "_add":
             types["k"] = "i64"
-        signature = {n: "constexpr" if n in constants else types.get(n, "i64") for n in kernel.arg_names}
-        aligned = [i for i, n in enumerate(kernel.arg_names) if signature[n][0] == "*" or n in ("stride_a", "stride_b")]
-        attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
         search = {"num_warps": config.warps, "num_stages": config.stages}
         options = search if name.startswith("_search") else {"enable_fp_fusion": False}
-        source = ASTSource(kernel, signature, constants, attributes)
-        built = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-        Path(sys.argv[1]).write_bytes(built.asm["cubin"])
-        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", sys.argv[1]], capture_output=True, text=True).stdout
+        built = build(kernel, architecture, constants, types, aligned=("stride_a", "stride_b"), **options)
+        code = Path(sys.argv[1], "cubin")
+        code.write_bytes(built.asm["cubin"])
+        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", code], capture_output=True, text=True).stdout
         report.append({
             "kernel": name,
             "wanted": bool(wanted),
@@ -301,18 +293,7 @@ print(json.dumps(report))
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    root = os.path.dirname(os.path.dirname(uefl_kernels.__file__))
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, tmp_path_factory.mktemp("code") / "cubin"],
-        env=environment,
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return ahead.report(COMPILE, tmp_path_factory.mktemp("triton"))
 
 
 @pytest.mark.slow
