@@ -20,9 +20,14 @@ template <class... Parts>
   throw std::runtime_error(message.str());
 }
 
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
 double log_sum_exp(const double* values, int64_t count, int64_t stride) {
   double most = -std::numeric_limits<double>::infinity(), total = 0;
-  for (int64_t i = 0; i < count; ++i) most = std::max(most, values[i * stride]);
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::isnan(values[i * stride])) return kNan;
+    most = std::max(most, values[i * stride]);
+  }
   if (std::isinf(most)) return most;
   for (int64_t i = 0; i < count; ++i) total += std::exp(values[i * stride] - most);
   return most + std::log(total);
@@ -35,7 +40,8 @@ double define(const Rows& logits, int64_t begin, int64_t end, const T* proportio
   std::vector<double> log_p(n * k), total(k);
   for (int64_t i = 0; i < n; ++i) {
     const std::vector<double> z = read_row(logits, begin + i);
-    const double all = log_sum_exp(z.data(), k, 1);
+    double all = log_sum_exp(z.data(), k, 1);
+    if (std::isinf(all)) all = kNan;  // no distribution: NaN in all classes
     for (int64_t j = 0; j < k; ++j) log_p[i * k + j] = z[j] - all;
   }
   double loss = 0;

@@ -8,7 +8,7 @@ import torch
 from uefl_kernels import backend, set_proportion_loss
 
 from .conftest import DTYPES, normal
-from .transition_cases import assert_near, proportion_case
+from .transition_cases import NO_DISTRIBUTION, assert_near, proportion_case
 
 BACKENDS = ("auto", "reference")
 
@@ -78,6 +78,18 @@ def test_rows_that_are_not_finite_stay_in_their_set(name):
     assert not gradient[:33].isnan().any()
     assert not gradient[50:].isnan().any()
     assert gradient[33:50].isnan().any()
+
+
+@pytest.mark.parametrize(("logits", "proportions"), NO_DISTRIBUTION)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_row_without_a_distribution_makes_its_set_nan(name, dtype, logits, proportions):
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    with backend(name):
+        offsets = torch.tensor([0, len(logits)])
+        loss, gradient = loss_and_gradient(torch.tensor(logits, dtype=dtype), offsets, torch.tensor([proportions], dtype=exact))
+    assert loss.isnan().all()
+    assert gradient.isnan().any(1).all()
 
 
 def test_sets_together_equal_sets_alone_and_any_strides():

@@ -7,7 +7,7 @@ from uefl_kernels import backend, log_transition_probs, set_proportion_loss, tra
 
 from . import ahead
 from .conftest import DTYPES, normal
-from .transition_cases import CASES, assert_near, proportion_case, transition_case
+from .transition_cases import CASES, NO_DISTRIBUTION, assert_near, proportion_case, transition_case
 
 if torch.cuda.is_available():
     pytest.skip("the kernels run natively here (test_cuda.py)", allow_module_level=True)
@@ -68,6 +68,8 @@ def test_values_that_the_cpu_refuses_give_nan():
         proportions = torch.full((2, 10), 0.1)
         assert set_proportion_loss(logits[:5], torch.tensor([0, 0, 5]), proportions).isnan().all()
         assert set_proportion_loss(logits[2:7], torch.tensor([0, 2, 9]), proportions).isfinite().all()
+        for rows, share in NO_DISTRIBUTION:
+            assert set_proportion_loss(torch.tensor(rows), torch.tensor([0, len(rows)]), torch.tensor([share]).float()).isnan().all(), rows
 
 
 COMPILE = """

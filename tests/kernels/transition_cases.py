@@ -70,3 +70,14 @@ def assert_near(found, expected, dtype, terms=1.0, units=1):
     epsilon = torch.finfo(found.dtype).eps
     atol = terms * (1e-12 if dtype == torch.float64 else 2e-6)
     torch.testing.assert_close(found, expected, rtol=max(units * epsilon, atol), atol=atol, equal_nan=True)
+
+
+# Logits of one set of which a row has no softmax, and its proportions.
+NO_DISTRIBUTION = [
+    ([[torch.inf, 0], [0, 0]], [0, 1]),
+    ([[torch.inf, 0, 0], [0, 0, 0]], [0, 1, 0]),
+    ([[torch.nan, 0]], [0.5, 0.5]),
+    ([[torch.inf, 0]], [0.5, 0.5]),
+    ([[torch.inf, torch.inf]], [1, 0]),
+    ([[-torch.inf, -torch.inf], [0, 0]], [0.5, 0.5]),
+]
