@@ -1,12 +1,14 @@
 """Saved models: what goes in, what is refused."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 import torch
 
 from tests.federated.tiny import arm, federation, settings
+from uefl.data.rotate import resize
 from uefl.errors import UserError
 from uefl.models import saved
 
@@ -68,6 +70,22 @@ def test_any_number_of_images(model, monkeypatch):
 def test_images_that_would_give_a_wrong_answer_are_refused(model, images, message):
     with pytest.raises(UserError, match=message):
         model.predict(images, "silo-0")
+
+
+def test_images_not_resized_as_in_the_run_are_told_how(folder):
+    algorithm, device, _ = arm("fedavg", cfg := settings(arms=["fedavg"], image_size=8))
+    algorithm.turn()
+    saved.save(
+        folder / "resized.safetensors", cfg, federation(), [(device.flat.named(n.values, n.statistics), {}) for n in algorithm.networks()]
+    )
+    model, large = saved.load(folder / "resized.safetensors"), IMAGES.repeat_interleave(2, 2).repeat_interleave(2, 3).numpy()
+    for images in (large, large[:, 0]):
+        message = f"images: expected shape [B, 1, 8, 8], got {list(images.shape)}; the run resized its images to 8x8: "
+        with pytest.raises(UserError, match=re.escape(message + "uefl.data.rotate.resize(torch.as_tensor(images), 8) does the same")):
+            model.predict(images)
+        assert torch.equal(model.predict(resize(torch.as_tensor(images), 8)), model.predict(resize(torch.as_tensor(large), 8)))
+    with pytest.raises(UserError, match=r"got \[12, 3, 8, 8\]$"):
+        model.predict(IMAGES.expand(-1, 3, -1, -1))
 
 
 def test_the_client_is_named_exactly_where_there_are_codebooks(model, folder):

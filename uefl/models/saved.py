@@ -41,6 +41,8 @@ class SavedModel:
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
     """(C, H, W)"""
+    image_size: int
+    """what the run resized every image to, a square; 0: none was"""
     mean: torch.Tensor
     """``[C, 1, 1]`` on the scale 0-255"""
     std: torch.Tensor
@@ -60,8 +62,8 @@ class SavedModel:
         """Class probabilities with dropout off; of an ensemble, the mean over its members.
 
         Args:
-            images: ``[B, C, H, W]`` uint8, pixels 0 to 255, of the size that the model was trained on; grey ones may be ``[B, H, W]``.
-                A tensor or a NumPy array.
+            images: ``[B, C, H, W]`` uint8, pixels 0 to 255, of the size that the model was trained on, as
+                :func:`uefl.data.rotate.resize` makes it where the run did; grey ones may be ``[B, H, W]``. A tensor or a NumPy array.
             client: whose codebook to quantise with; needed exactly where there are codebooks.
 
         Returns:
@@ -99,7 +101,15 @@ class SavedModel:
         if pixels.dim() == 3 and channels == 1:
             pixels = pixels[:, None]
         if pixels.dim() != 4 or pixels.shape[1:] != self.image_shape:
-            last = " (channels come before height and width: permute them)" if images.shape[1:] == (height, width, channels) else ""
+            if images.shape[1:] == (height, width, channels):
+                last = " (channels come before height and width: permute them)"
+            elif self.image_size and pixels.dim() == 4 and pixels.shape[1] == channels:
+                size = self.image_size
+                last = (
+                    f"; the run resized its images to {size}x{size}: uefl.data.rotate.resize(torch.as_tensor(images), {size}) does the same"
+                )
+            else:
+                last = ""
             raise UserError(f"images: expected shape [B, {channels}, {height}, {width}], got {list(images.shape)}{last}")
         return pixels
 
@@ -144,7 +154,7 @@ def load(path: str | Path) -> SavedModel:
     cfg, shape, classes = config.from_toml(about["config"]), tuple(about["image_shape"]), tuple(about["classes"])
     parts = [member(tensors, i) for i in range(cfg.members)] if cfg.uncertainty == "ensemble" else [tensors]
     mean, std = normalization(cfg, about["mean"], about["std"])
-    return SavedModel(tuple(_member(cfg, shape, len(classes), part) for part in parts), classes, shape, mean, std)
+    return SavedModel(tuple(_member(cfg, shape, len(classes), part) for part in parts), classes, shape, cfg.image_size, mean, std)
 
 
 def _file(path: Path) -> Path:
