@@ -160,7 +160,9 @@ def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Ru
         console.print(*(table.rich() for table in reports.tables(read[0])[1:]))
         return
     again = reports.repeated([run for run in read if run.finished])
-    console.print(reports.spread_table([run for run in read if run.path not in again]).rich())
+    counted = [run for run in read if run.finished and run.path not in again]
+    if len(counted) > 1:
+        console.print(reports.spread_table(counted).rich())
     for path, like in again.items():
         typer.echo(f"left out of the mean: {path} repeats {like}, configuration and seed are the same")
     unfinished = [str(run.path) for run in read if not run.finished]

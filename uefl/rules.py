@@ -108,6 +108,8 @@ _AT_LEAST_ONE = (
 )
 
 
+_MOST_THREADS = 1024  # each is started at once, whether there is a core for it or not
+
 Rules = list[tuple[str, bool, str]]
 
 
@@ -149,18 +151,12 @@ def check(c: Config) -> None:
             not c.pretrained or "cnn" not in c.encoder,
             "false with encoder = 'cnn' and 'cnn5x5', which have no pretrained weights",
         ),
-        *(
-            (key, c.mode == "paper" or getattr(c, key) == getattr(type(c), key), "its default: legacy mode does not use it")
-            for key in _PAPER_ONLY
-        ),
-        *(
-            (key, getattr(c, key) == getattr(type(c), key), f"its default: {c.encoder} does not use it")
-            for key in _UNUSED_BY_ENCODER.get(c.encoder, ())
-        ),
+        *(_unused(c, key, "legacy mode does not use it") for key in _PAPER_ONLY if c.mode == "legacy"),
+        *(_unused(c, key, f"{c.encoder} does not use it") for key in _UNUSED_BY_ENCODER.get(c.encoder, ())),
         ("commitment", c.commitment >= 0, "0 or more"),
         ("quorum", 0 < c.quorum <= 1, "in (0, 1]"),
         ("max_update_norm", c.max_update_norm >= 0, "0 or more"),
-        ("threads", c.threads >= 0, "0 or more"),
+        ("threads", 0 <= c.threads <= _MOST_THREADS, f"0 to {_MOST_THREADS}"),
         ("seed", 0 <= c.seed < 2**31, "in [0, 2^31)"),
         ("image_size", c.image_size >= 0, "0 or more"),
     ]
@@ -173,8 +169,10 @@ def check_silos(c: Config, *, own: bool) -> None:
     Raises:
         UserError: the first key that does not go with them.
     """
-    unused = {"clients": "your own silos are as many as there are", "rotations": "your own silos are not turned"}
-    ours: Rules = [(key, getattr(c, key) in (getattr(type(c), key), ()), f"its default: {why}") for key, why in unused.items()]
+    ours: Rules = [
+        _unused(c, "clients", "your own silos are as many as there are"),
+        ("rotations", c.rotations in (type(c).rotations, ()), "an empty list: your own silos are not turned"),
+    ]
     _require(c, ours if own else _of_dealing(c))
 
 
@@ -182,6 +180,12 @@ def _require(c: Config, rules: Rules) -> None:
     for key, holds, expected in rules:
         if not holds:
             raise UserError(f"key {key!r}: expected {expected}; got {getattr(c, key)!r}")
+
+
+def _unused(c: Config, key: str, why: str) -> tuple[str, bool, str]:
+    """A key that would say nothing may only say its default, which a run folder names too."""
+    default = getattr(type(c), key)
+    return key, getattr(c, key) == default, f"its default {default!r}, so leave it out: {why}"
 
 
 def _of_dealing(c: Config) -> Rules:
@@ -195,11 +199,12 @@ def _of_silos(c: Config) -> Rules:
         *(_of_dealing(c) if c.path is None else []),  # of the user's own data the files say whether they are dealt
         ("encoder", c.encoder in ("cnn", "vgg16_bn", "resnet18"), "cnn, vgg16_bn or resnet18 with these arms"),
         ("segments", c.encoder != "cnn" or (4 * c.width) % c.segments == 0, f"a divisor of the {4 * c.width} channels (4 x width)"),
-        ("passes", c.uncertainty == "mc_dropout" or c.passes == type(c).passes, "its default: an ensemble has members, not passes"),
-        ("members", c.uncertainty == "ensemble" or c.members == type(c).members, "its default: it is for uncertainty = 'ensemble'"),
+        _unused(c, "passes", "an ensemble has members, not passes")
+        if c.uncertainty == "ensemble"
+        else _unused(c, "members", "it is for uncertainty = 'ensemble'"),
         ("members", c.members >= 2, "2 or more"),
         ("segments", c.encoder == "cnn" or 512 % c.segments == 0, "a divisor of the 512 channels"),
-        *((key, getattr(c, key) == getattr(type(c), key), "its default: it is for arms on unlabeled sets") for key in _SET_ONLY),
+        *(_unused(c, key, "it is for arms on unlabeled sets") for key in _SET_ONLY),
     ]
 
 
@@ -212,7 +217,7 @@ def _of_sets(c: Config) -> Rules:
         ("rounds", len(c.rounds) == 1, "one number: FedUL has one iteration"),
         ("max_iterations", c.max_iterations in (0, 1), "0: FedUL has one iteration"),
         ("rotations", not c.rotations, "an empty list: images of one class must look alike at all clients"),
-        *((key, dealt or getattr(c, key) == getattr(type(c), key), "its default: a folder of sets brings its own") for key in _DEALT_ONLY),
+        *(_unused(c, key, "a folder of sets brings its own") for key in _DEALT_ONLY if not dealt),
         ("sets", c.sets >= 2, "2 or more"),
         ("batch_size", c.batch_size >= 2, "2 or more, for batch norm"),
         ("labeled", c.labeled >= 0, "0 or more"),
@@ -226,7 +231,7 @@ def _of_sets(c: Config) -> Rules:
         ("test_prior", not c.test_prior or min(c.test_prior) > 0, "positive numbers"),
         ("test_prior", not c.test_prior or abs(sum(c.test_prior) - 1) <= 1e-4, "numbers that sum to 1"),
         ("h", 0 <= c.h <= 1, "in [0, 1]"),
-        *((key, getattr(c, key) == getattr(type(c), key), "its default: it is for arms on silos") for key in _SILO_ONLY),
+        *(_unused(c, key, "it is for arms on silos") for key in _SILO_ONLY),
         ("penalty", c.penalty >= 0, "0 or more"),
         ("vat_weight", c.vat_weight >= 0, "0 or more"),
         ("vat_xi", c.vat_xi > 0, "positive"),

@@ -85,7 +85,9 @@ def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer
     """
     where = _device(device)
     if not (out / "config.toml").is_file():
-        raise UserError(f"{out} holds no run (no config.toml); start one with: uefl train PRESET --out {out}")
+        free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+        advice = f"start one with: uefl train PRESET --out {out}" if free else "expected a run folder, as `uefl train` writes it"
+        raise UserError(f"{out} holds no run (no config.toml); {advice}")
     with _lock(out):
         cfg = config.load_whole(out / "config.toml")
         preset = (out / "config.toml").read_text().splitlines()[0].removeprefix("# ")
@@ -154,6 +156,11 @@ class _Run:
         self._cut_metrics(plain["metrics_bytes"])
         self.observer.start(list(self.cfg.arms), sum(self.cfg.iterations()), len(self.federation.silos))
         self.observer.notice(self.federation.describe())
+        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+        if threads > cores:
+            self.observer.notice(
+                f"note: {threads} threads on {cores} core{'s' if cores > 1 else ''} slow each other down; set threads = {cores}"
+            )
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
         with _events(self.out, self.metrics) as events:

@@ -173,9 +173,11 @@ def test_keys_of_silos_that_are_dealt_are_refused(make_images, make_npz, tmp_pat
     for silo in ("a/cat", "a/dog"):
         make_images(f"silos/{silo}")
     path = tmp_path / "silos" if folder else make_npz()
-    with pytest.raises(UserError, match="key 'clients': expected its default: your own silos are as many as there are; got 5"):
+    with pytest.raises(
+        UserError, match=r"key 'clients': expected its default 9, so leave it out: your own silos are as many as .*; got 5$"
+    ):
         build_silos(config.from_table({"data": str(path), "clients": 5}))
-    with pytest.raises(UserError, match=r"key 'rotations': expected its default: your own silos are not turned; got \(90.0, 0.0\)"):
+    with pytest.raises(UserError, match=r"key 'rotations': expected an empty list: your own silos are not turned; got \(90.0, 0.0\)"):
         build_silos(own(path, rotations=[90.0, 0.0]))
 
 

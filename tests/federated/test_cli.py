@@ -190,6 +190,7 @@ def test_report_counts_runs_of_one_seed_once(tmp_path):
         run_folder.write(tmp_path / name)
     result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
     assert f"left out of the mean: {tmp_path / 'b'} repeats {tmp_path / 'a'}, configuration and seed are the same" in result.output
+    assert "over runs" not in result.output  # one is left
 
 
 def test_presets_lists_each_with_what_it_runs():

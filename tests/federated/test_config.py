@@ -12,14 +12,14 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def test_document_lists_every_key_in_order_with_its_default():
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z]\w*)` \| `([^`]*)` \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE)
     documented = [(key, tomllib.loads(f"value = {default}")["value"]) for key, default, _ in rows]
     fields = dataclasses.fields(Config)
     assert documented == [(f.name, list(f.default) if isinstance(f.default, tuple) else f.default) for f in fields]
 
 
 def test_document_names_every_choice():
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z]\w*)` \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE))
     for key, choices in {**rules._CHOICES, "arms": rules._ARMS}.items():
         assert [choice for choice in choices if f"`{choice}`" not in rows[key]] == []
 
@@ -164,6 +164,7 @@ def test_counts_are_at_least_one(key):
         ("threshold", "current", {"mode": "legacy", "arms": ["uefl"]}),
         ("codebook_init", "kmeans", {"mode": "legacy", "arms": ["uefl"]}),
         ("threads", -1, {}),
+        ("threads", 1025, {}),
         ("seed", -1, {}),
         ("seed", 2**31, {}),
         ("image_size", -1, {}),
@@ -200,6 +201,7 @@ def test_numbers_are_finite(key, value):
         ("seed", 2**31 - 1),
         ("segments", 512),
         ("max_iterations", 0),
+        ("threads", 1024),
     ],
 )
 def test_values_at_the_edge_are_taken(key, value):
@@ -210,7 +212,7 @@ def test_values_at_the_edge_are_taken(key, value):
 @pytest.mark.parametrize("encoder", ["vgg16_bn", "resnet18"])
 def test_an_encoder_of_fixed_width_takes_none(encoder):
     for arms in (["uefl"], ["fedul"]):
-        with pytest.raises(UserError, match=f"key 'width': expected its default: {encoder} does not use it; got 64"):
+        with pytest.raises(UserError, match=f"key 'width': expected its default .*, so leave it out: {encoder} does not use it; got 64"):
             config.from_table({"encoder": encoder, "width": 64, "arms": arms, "rotations": [], "rounds": [1]})
 
 

@@ -144,11 +144,17 @@ def test_one_request_carries_all_members_without_a_copy():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"mode": "legacy", "arms": ["uefl"]}, "key 'uncertainty': expected its default: legacy mode does not use it"),
-        ({"passes": 7}, "key 'passes': expected its default: an ensemble has members, not passes"),
+        ({"mode": "legacy", "arms": ["uefl"]}, "key 'uncertainty': expected its default .*, so leave it out: legacy mode does not use it"),
+        ({"passes": 7}, "key 'passes': expected its default 20, so leave it out: an ensemble has members, not passes"),
         ({"members": 1}, "key 'members': expected 2 or more; got 1"),
-        ({"uncertainty": "mc_dropout", "members": 3}, "key 'members': expected its default: it is for uncertainty = 'ensemble'"),
-        ({"arms": ["fedul"], "rounds": [2], "encoder": "cnn5x5"}, "key 'uncertainty': expected its default: it is for arms on silos"),
+        (
+            {"uncertainty": "mc_dropout", "members": 3},
+            "key 'members': expected its default 5, so leave it out: it is for uncertainty = 'ensemble'",
+        ),
+        (
+            {"arms": ["fedul"], "rounds": [2], "encoder": "cnn5x5"},
+            "key 'uncertainty': expected its default .*, so leave it out: it is for arms on silos",
+        ),
     ],
     ids=["legacy", "passes", "one", "dropout", "sets"],
 )

@@ -156,6 +156,17 @@ def test_arms_that_agree_are_all_seen(tmp_path, arms):
         assert above["color"] != below["color"]
 
 
+@pytest.mark.parametrize("validation", [True, False])
+def test_the_report_explains_the_columns_that_are_there(tmp_path, validation):
+    lines = run_folder.records(("fedul",))
+    for line in lines if validation else []:
+        line["validation_accuracy"] = line["accuracy"]
+    write_report(run_folder.write(tmp_path, lines, codewords=32, rounds=[4]))
+    text = (tmp_path / "report.md").read_text()
+    assert ("| selected |" in text, "Selected: accuracy of the model" in text) == (validation, validation)
+    assert "over the rounds that it names." in text
+
+
 def test_report_is_written_anew_and_repeats_itself(tmp_path):
     run_folder.write(tmp_path)
     first = write_report(tmp_path), (tmp_path / "report.md").read_bytes(), (tmp_path / "plots/accuracy.png").read_bytes()

@@ -198,7 +198,10 @@ def test_two_processes_do_not_share_a_folder(finished):
 
 
 def test_resuming_what_is_no_run(tmp_path):
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match=r"holds no run \(no config.toml\); start one with: uefl train PRESET --out "):
+        go_on(tmp_path / "free")
+    (tmp_path / "other").touch()
+    with pytest.raises(UserError, match=r"holds no run \(no config.toml\); expected a run folder, as `uefl train` writes it$"):
         go_on(tmp_path)
 
 
@@ -300,6 +303,15 @@ def test_two_threads_repeat_themselves_too(tmp_path):
         start(tmp_path / name, "threads=2", 'arms=["uefl"]', "rounds=[1]")
     torch.set_num_threads(1)
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+
+
+def test_more_threads_than_cores_are_noted(tmp_path, monkeypatch):
+    for cores, said in ((1, ["note: 2 threads on 1 core slow each other down; set threads = 1"]), (2, [])):
+        monkeypatch.setattr(run.os, "sched_getaffinity", lambda process, cores=cores: set(range(cores)))
+        observer = Watcher()
+        start(tmp_path / str(cores), "threads=2", 'arms=["fedavg"]', "rounds=[1]", observer=observer)
+        assert [notice for notice in observer.notices if "threads" in notice] == said
+    torch.set_num_threads(1)
 
 
 def test_the_number_of_threads_is_set(tmp_path):

@@ -14,9 +14,9 @@ _SILOS_LEGEND = (
 )
 _SETS_LEGEND = (
     "Accuracy, entropy (nats), NLL and ECE are of the one model on the test images, which are dealt to the clients, at the last round; "
-    "the third column is the mean and the standard deviation of the accuracy over the rounds that it names. Selected: accuracy of the "
-    "model that was best on the server's validation images, and its round.\n"
+    "the third column is the mean and the standard deviation of the accuracy over the rounds that it names.{selected}\n"
 )
+_SELECTED = " Selected: accuracy of the model that was best on the server's validation images, and its round."
 
 
 _NO_TEST_LEGEND = (
@@ -50,7 +50,9 @@ def write_report(path: Path) -> Run:
 def _legend(run: Run) -> str:
     if not run.config.on_sets:
         return _SILOS_LEGEND.format(several="members" if run.config.uncertainty == "ensemble" else "passes")
-    return _SETS_LEGEND if run.measured("accuracy") else _NO_TEST_LEGEND
+    if not run.measured("accuracy"):
+        return _NO_TEST_LEGEND
+    return _SETS_LEGEND.format(selected=_SELECTED if "selected" in arm_table(run).header else "")
 
 
 def _warnings(run: Run) -> list[str]:
