@@ -12,82 +12,7 @@ from torch import nn
 from uefl_kernels import MCStats, mc_dropout_mlp
 from uefl_kernels.nn import MCDropout
 
-
-class Counted(nn.Module):
-    """Counts its calls and the rows that it has seen."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.calls, self.rows = inner, 0, 0
-
-    def forward(self, x):
-        self.calls, self.rows = self.calls + 1, self.rows + len(x)
-        return self.inner(x)
-
-
-class Opaque(Counted):
-    """A leaf for the tracer, so that its calls can be counted."""
-
-
-Opaque.__module__ = "torch.nn.opaque"
-
-
-class Functional(nn.Module):
-    def __init__(self, p: float = 0.4) -> None:
-        super().__init__()
-        self.first, self.second, self.p = Opaque(nn.Linear(6, 20)), Opaque(nn.Linear(20, 4)), p
-
-    def forward(self, x):
-        return self.second(nn.functional.dropout(self.first(x).relu(), self.p, self.training))
-
-
-class Residual(nn.Module):
-    """A dropout in a branch, an in-place one, and batch norm after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.branch = Opaque(nn.Linear(6, 8)), nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(8, 8))
-        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 3)
-
-    def forward(self, x):
-        x = self.stem(x)
-        return self.head(self.norm(x + self.branch(x)))
-
-
-class Branching(nn.Module):
-    """Cannot be traced: the way depends on the data."""
-
-    def __init__(self, dropout: bool = True) -> None:
-        super().__init__()
-        self.body, self.p = nn.Linear(6, 4), 0.5 if dropout else 0.0
-
-    def forward(self, x):
-        x = x if x.sum() > 1e9 else x * 2
-        return self.body(nn.functional.dropout(x, self.p, self.training) if self.p else x)
-
-
-class Transposed(nn.Module):
-    """The batch comes second where the dropout is, so passes must not be stacked along the first dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop, self.mix = nn.Dropout(0.5), nn.Linear(4, 3)
-
-    def forward(self, x):  # [B, S, 4]
-        return self.mix(self.drop(x.transpose(0, 1)).mean(0))
-
-
-class Coupled(nn.Module):
-    """Rows see each other after the dropout, in ways that a batch of copies does not show."""
-
-    def __init__(self, attention: bool) -> None:
-        super().__init__()
-        self.drop, self.mix = nn.Dropout(0.5), nn.Linear(8, 3)
-        self.attention = nn.MultiheadAttention(8, 2) if attention else None
-
-    def forward(self, x):
-        x = self.drop(x)
-        return 4 * self.mix(x - x.mean(0) if self.attention is None else self.attention(x, x, x)[0])
+from .mc_dropout_models import Applied, Branching, Coupled, Functional, Opaque, Residual, Transposed, classifier
 
 
 def plain(model, x, passes):
@@ -102,14 +27,6 @@ def plain(model, x, passes):
     mean = probs.mean(0)
     entropy, expected = torch.special.entr(mean).sum(-1), torch.special.entr(probs).sum(-1).mean(0)
     return MCStats(mean, entropy, expected, entropy - expected, probs.var(0, correction=0))
-
-
-def classifier(logit_dropout=False, activation=nn.GELU):
-    tail = [nn.Dropout(0.3), nn.Linear(16, 12), activation(), nn.Dropout(0.2), nn.Linear(12, 5)]
-    return nn.Sequential(
-        nn.Sequential(Opaque(nn.Linear(6, 16)), nn.BatchNorm1d(16), nn.ReLU()),
-        nn.Sequential(*tail, *([nn.Dropout(0.1)] if logit_dropout else [])),
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -243,54 +160,6 @@ def test_state_is_that_of_the_model():
     assert len(list(layer.parameters())) == len(list(model.parameters()))
 
 
-def test_follows_the_model_to_another_dtype_and_new_weights():
-    layer, x = MCDropout(classifier(), 5), torch.randn(3, 6)
-    layer.double()
-    assert layer(x.double()).entropy.dtype == torch.float64
-    before = layer(x.double(), seed=1)
-    with torch.no_grad():
-        layer.model[1][1].weight.mul_(2)
-        layer.model[1][0].p = 0.9
-    assert not torch.equal(layer(x.double(), seed=1).mean_probs, before.mean_probs)
-
-
-def test_follows_a_model_whose_modules_change():
-    """A module replaced, a hook added, a dropout that begins to drop: as if it were wrapped again."""
-    model, x = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)), torch.randn(9, 6)
-    layer = MCDropout(model, 4)
-    before = layer(x, seed=1)
-
-    def follows(fused):
-        nonlocal before
-        found, anew = layer(x, seed=1), MCDropout(model, 4)
-        assert (layer.fused, anew.fused) == (fused, fused)
-        assert all(map(torch.equal, found, anew(x, seed=1)))
-        assert not torch.equal(found.mean_probs, before.mean_probs)
-        before = found
-
-    model[0] = nn.Linear(6, 8)
-    follows(True)
-    model[4] = nn.Sequential(nn.Linear(8, 5), nn.GELU(), nn.Linear(5, 3))
-    follows(True)
-    model[1].p = 0.5
-    follows(False)
-    hook = model[4].register_forward_hook(lambda module, args, output: 2 * output)
-    follows(False)
-    hook.remove()
-    model[1].p = model[3].p = 0.0
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"^MCDropout: the model has no dropout with p > 0"):
-            layer(x)
-
-
-def test_consistent_masks_of_a_model_that_lost_its_chain():
-    layer = MCDropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), 4, consistent=True)
-    layer.model[1] = nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3))
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"^MCDropout: consistent=True needs a model that ends in a chain"):
-            layer(torch.randn(2, 6))
-
-
 @pytest.mark.parametrize("make", [classifier, Functional])
 def test_integers_of_numpy(make):
     model, x = make(), torch.randn(4, 6)
@@ -340,50 +209,6 @@ def test_a_model_that_cannot_be_traced_runs_as_a_whole():
     torch.testing.assert_close(found.mean_probs, expected, atol=0.03, rtol=0)
 
 
-def test_models_without_dropout_get_an_error():
-    for model in (nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)), Functional(p=0.0)):
-        with pytest.raises(ValueError, match="the model has no dropout with p > 0; add"):
-            MCDropout(model)
-    with pytest.warns(UserWarning, match="cannot be traced"):
-        layer = MCDropout(Branching(dropout=False))
-    with pytest.raises(RuntimeError, match="the model has no dropout with p > 0"):
-        layer(torch.randn(2, 6))
-
-
-class OnlyInTraining(nn.Module):
-    def __init__(self, branches: bool = False) -> None:
-        super().__init__()
-        self.body, self.inner, self.branches = nn.Linear(6, 4), nn.Sequential(nn.Dropout(0.5)), branches
-
-    def forward(self, x):
-        if self.branches and x.sum() > 1e9:
-            return self.body(x)
-        return self.body(self.inner(x) if self.training else x)
-
-
-def test_a_dropout_that_evaluation_mode_does_not_reach_is_named():
-    message = r"^MCDropout: Dropout 'inner.0' is not reached in evaluation mode; call it whatever self.training is"
-    with pytest.raises(ValueError, match=message):
-        MCDropout(OnlyInTraining())
-    with pytest.warns(UserWarning, match="cannot be traced"):
-        layer = MCDropout(OnlyInTraining(branches=True))
-    with pytest.raises(RuntimeError, match=message):
-        layer(torch.randn(2, 6))
-
-
-class Applied(nn.Module):
-    """A function between two layers, traced or not."""
-
-    def __init__(self, function, branches: bool = False) -> None:
-        super().__init__()
-        self.first, self.second, self.function, self.branches = nn.Linear(6, 20), nn.Linear(20, 4), function, branches
-
-    def forward(self, x):
-        if self.branches and x.sum() > 1e9:
-            return self.second(x)
-        return self.second(self.function(self.first(x)))
-
-
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("dropout", [torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout])
 @pytest.mark.parametrize("train", [False, True])
@@ -392,37 +217,6 @@ def test_dropouts_of_the_torch_namespace(dropout, train, branches):
     layer = MCDropout(Applied(lambda x: dropout(x, 0.5, train), branches), 20)
     assert float(layer(torch.randn(3, 6)).variance.detach().min()) > 0
     assert float(MCDropout(Applied(lambda x: dropout(x, p=0.5, train=train), branches), 20)(torch.randn(3, 6)).variance.detach().min()) > 0
-
-
-@pytest.mark.filterwarnings("ignore:MCDropout. Applied cannot be traced")
-def test_functional_dropouts_that_drop_everything_are_refused():
-    for function, name in ((lambda x: nn.functional.dropout(x, 1.0), "dropout"), (lambda x: torch.dropout(x, 1, True), "dropout")):
-        with pytest.raises(ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"):
-            MCDropout(Applied(function))
-        with pytest.raises(ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"):
-            MCDropout(Applied(function, branches=True))(torch.randn(2, 6))
-
-
-def test_attention_with_a_rate_of_its_own_is_named():
-    def attend(x):
-        heads = x.reshape(-1, 1, 5, 4)
-        return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5).flatten(1)
-
-    with pytest.raises(ValueError, match=r"add nn.Dropout \(dropout_p of F.scaled_dot_product_attention is not switched on\), or use"):
-        MCDropout(Applied(attend))
-
-
-@pytest.mark.parametrize("make", [classifier, Functional, Branching])
-@pytest.mark.filterwarnings("ignore:MCDropout. Branching cannot be traced")
-def test_seeds_and_passes_are_checked_in_every_call(make):
-    layer, x = MCDropout(make(), 3), torch.randn(2, 6)
-    for seed in (-1, 1.5, 2**63, "a", True):
-        with pytest.raises(ValueError, match=rf"^MCDropout: seed must be an integer in \[0, 2\^63\) or None, got {seed!r}"):
-            layer(x, seed=seed)
-    for passes in (0, 2.5, True):
-        layer.passes = passes
-        with pytest.raises(ValueError, match=f"^MCDropout: passes must be an integer of at least 1, got {passes}"):
-            layer(x)
 
 
 @pytest.mark.parametrize("built_in", ["attention", "lstm", "transformer"])
@@ -458,19 +252,3 @@ def test_torchvision_resnet_with_a_dropout_head():
     assert stats.mean_probs.shape == (2, 7)
     assert float(stats.variance.detach().min()) > 0
     assert float(stats.entropy.max()) <= math.log(7) + 1e-5
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: MCDropout(torch.relu), TypeError, "model must be a torch.nn.Module, got builtin_function_or_method"),
-        (lambda: MCDropout(classifier(), 0), ValueError, "passes must be an integer of at least 1, got 0"),
-        (lambda: MCDropout(classifier())(np.zeros((2, 6))), TypeError, "takes tensors, got a NumPy array; give torch.from_numpy"),
-        (lambda: MCDropout(classifier(), max_rows=0), ValueError, "max_rows must be an integer of at least 1, got 0"),
-        (lambda: MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2))), ValueError, r"Dropout drops everything \(p = 1\)"),
-        (lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3)), TypeError, r"must return logits \[B, ..., C\], got \[3\]"),
-    ],
-)
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=f"MCDropout: .*{message}"):
-        call()

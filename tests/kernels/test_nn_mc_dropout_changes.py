@@ -1,0 +1,132 @@
+"""MCDropout: models that are changed after they were traced, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from uefl_kernels.nn import MCDropout
+
+from .mc_dropout_models import Applied, Branching, Functional, OnlyInTraining, classifier
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def test_follows_the_model_to_another_dtype_and_new_weights():
+    layer, x = MCDropout(classifier(), 5), torch.randn(3, 6)
+    layer.double()
+    assert layer(x.double()).entropy.dtype == torch.float64
+    before = layer(x.double(), seed=1)
+    with torch.no_grad():
+        layer.model[1][1].weight.mul_(2)
+        layer.model[1][0].p = 0.9
+    assert not torch.equal(layer(x.double(), seed=1).mean_probs, before.mean_probs)
+
+
+def test_follows_a_model_whose_modules_change():
+    """A module replaced, a hook added, a dropout that begins to drop: as if it were wrapped again."""
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)), torch.randn(9, 6)
+    layer = MCDropout(model, 4)
+    before = layer(x, seed=1)
+
+    def follows(fused):
+        nonlocal before
+        found, anew = layer(x, seed=1), MCDropout(model, 4)
+        assert (layer.fused, anew.fused) == (fused, fused)
+        assert all(map(torch.equal, found, anew(x, seed=1)))
+        assert not torch.equal(found.mean_probs, before.mean_probs)
+        before = found
+
+    model[0] = nn.Linear(6, 8)
+    follows(True)
+    model[4] = nn.Sequential(nn.Linear(8, 5), nn.GELU(), nn.Linear(5, 3))
+    follows(True)
+    model[1].p = 0.5
+    follows(False)
+    hook = model[4].register_forward_hook(lambda module, args, output: 2 * output)
+    follows(False)
+    hook.remove()
+    model[1].p = model[3].p = 0.0
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^MCDropout: the model has no dropout with p > 0"):
+            layer(x)
+
+
+def test_consistent_masks_of_a_model_that_lost_its_chain():
+    layer = MCDropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), 4, consistent=True)
+    layer.model[1] = nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^MCDropout: consistent=True needs a model that ends in a chain"):
+            layer(torch.randn(2, 6))
+
+
+def test_models_without_dropout_get_an_error():
+    for model in (nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)), Functional(p=0.0)):
+        with pytest.raises(ValueError, match="the model has no dropout with p > 0; add"):
+            MCDropout(model)
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        layer = MCDropout(Branching(dropout=False))
+    with pytest.raises(RuntimeError, match="the model has no dropout with p > 0"):
+        layer(torch.randn(2, 6))
+
+
+def test_a_dropout_that_evaluation_mode_does_not_reach_is_named():
+    message = r"^MCDropout: Dropout 'inner.0' is not reached in evaluation mode; call it whatever self.training is"
+    with pytest.raises(ValueError, match=message):
+        MCDropout(OnlyInTraining())
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        layer = MCDropout(OnlyInTraining(branches=True))
+    with pytest.raises(RuntimeError, match=message):
+        layer(torch.randn(2, 6))
+
+
+@pytest.mark.filterwarnings("ignore:MCDropout. Applied cannot be traced")
+def test_functional_dropouts_that_drop_everything_are_refused():
+    for function, name in ((lambda x: nn.functional.dropout(x, 1.0), "dropout"), (lambda x: torch.dropout(x, 1, True), "dropout")):
+        with pytest.raises(ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"):
+            MCDropout(Applied(function))
+        with pytest.raises(ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"):
+            MCDropout(Applied(function, branches=True))(torch.randn(2, 6))
+
+
+def test_attention_with_a_rate_of_its_own_is_named():
+    def attend(x):
+        heads = x.reshape(-1, 1, 5, 4)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5).flatten(1)
+
+    with pytest.raises(ValueError, match=r"add nn.Dropout \(dropout_p of F.scaled_dot_product_attention is not switched on\), or use"):
+        MCDropout(Applied(attend))
+
+
+@pytest.mark.parametrize("make", [classifier, Functional, Branching])
+@pytest.mark.filterwarnings("ignore:MCDropout. Branching cannot be traced")
+def test_seeds_and_passes_are_checked_in_every_call(make):
+    layer, x = MCDropout(make(), 3), torch.randn(2, 6)
+    for seed in (-1, 1.5, 2**63, "a", True):
+        with pytest.raises(ValueError, match=rf"^MCDropout: seed must be an integer in \[0, 2\^63\) or None, got {seed!r}"):
+            layer(x, seed=seed)
+    for passes in (0, 2.5, True):
+        layer.passes = passes
+        with pytest.raises(ValueError, match=f"^MCDropout: passes must be an integer of at least 1, got {passes}"):
+            layer(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: MCDropout(torch.relu), TypeError, "model must be a torch.nn.Module, got builtin_function_or_method"),
+        (lambda: MCDropout(classifier(), 0), ValueError, "passes must be an integer of at least 1, got 0"),
+        (lambda: MCDropout(classifier())(np.zeros((2, 6))), TypeError, "takes tensors, got a NumPy array; give torch.from_numpy"),
+        (lambda: MCDropout(classifier(), max_rows=0), ValueError, "max_rows must be an integer of at least 1, got 0"),
+        (lambda: MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2))), ValueError, r"Dropout drops everything \(p = 1\)"),
+        (lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3)), TypeError, r"must return logits \[B, ..., C\], got \[3\]"),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=f"MCDropout: .*{message}"):
+        call()
