@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 
@@ -112,3 +113,17 @@ class Applied(nn.Module):
         if self.branches and x.sum() > 1e9:
             return self.second(x)
         return self.second(self.function(self.first(x)))
+
+
+class Scaled(nn.Module):
+    """Its own forward reads two parameters (one of a layer) and computes with a buffer, before and after the dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(1, 4))
+        self.register_buffer("shift", torch.zeros(1, 4))
+
+    def forward(self, x):
+        x = self.drop(nn.functional.linear(x, self.first.weight) * self.scale)
+        return self.last(x.sigmoid() * self.shift.exp() - self.shift)

@@ -9,7 +9,7 @@ from torch import nn
 
 from uefl_kernels.nn import MCDropout
 
-from .mc_dropout_models import Applied, Branching, Functional, OnlyInTraining, classifier
+from .mc_dropout_models import Applied, Branching, Functional, OnlyInTraining, Scaled, classifier
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,49 @@ def test_follows_a_model_whose_modules_change():
     for _ in range(2):
         with pytest.raises(ValueError, match=r"^MCDropout: the model has no dropout with p > 0"):
             layer(x)
+
+
+def replace_scale(model):
+    model.scale = nn.Parameter(torch.full((1, 4), 50.0))
+
+
+def replace_weight_of_a_layer(model):
+    model.first.weight = nn.Parameter(torch.randn(4, 6))
+
+
+def replace_buffer(model):
+    model.shift = torch.ones(1, 4)
+
+
+def write_into_buffer(model):
+    model.shift.fill_(1.0)
+
+
+def load_other_tensors(model):
+    model.load_state_dict({name: torch.randn_like(value) for name, value in model.state_dict().items()}, assign=True)
+
+
+CHANGES = [replace_scale, replace_weight_of_a_layer, replace_buffer, write_into_buffer, load_other_tensors]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_follows_tensors_that_the_models_own_forward_reads(change):
+    model, x = Scaled(), torch.randn(2, 6)
+    layer = MCDropout(model, 5)
+    before = layer(x, seed=1)
+    change(model)
+    found = layer(x, seed=1)
+    assert all(map(torch.equal, found, MCDropout(model, 5)(x, seed=1)))
+    assert not torch.equal(found.mean_probs, before.mean_probs)
+    assert not [name for name in vars(model) if name.startswith("_tensor_constant")]
+
+
+def test_a_model_that_stays_is_traced_once(monkeypatch):
+    layer, x = MCDropout(Scaled(), 2), torch.randn(2, 6)
+    monkeypatch.setattr(layer, "_trace", lambda: pytest.fail("traced anew"))
+    layer(x)
+    layer.model.load_state_dict(Scaled().state_dict())
+    layer(x)
 
 
 def test_consistent_masks_of_a_model_that_lost_its_chain():

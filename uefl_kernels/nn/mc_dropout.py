@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,10 @@ class MCDropout(nn.Module):
     mode is as before. Functional dropouts (``F.dropout`` and its like) count as dropouts and are switched on, whatever
     ``training`` they were called with; their rates stay what they were when the model was traced. Modules of torch.nn that hold
     dropouts (attention, recurrent and transformer layers) are run in training mode as a whole. Not switched on: ``dropout_p`` of a
-    model's own ``F.scaled_dot_product_attention``, and layers that draw for themselves. A model whose modules are replaced, get hooks or
-    begin or cease to drop is traced anew by the next call; other changes of its ``forward`` need another ``MCDropout``.
+    model's own ``F.scaled_dot_product_attention``, and layers that draw for themselves. A model is traced anew by the next call when its
+    modules are replaced, get hooks or begin or cease to drop, or when a parameter or buffer that its own ``forward`` reads is replaced
+    (``load_state_dict(assign=True)``; new values in place are seen without). Other changes of its ``forward``, and of what it computes from
+    tensors that are neither, need another ``MCDropout``.
 
     Args:
         model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters stay its own.
@@ -89,7 +92,7 @@ class MCDropout(nn.Module):
     def _apply(self, *args: Any, **kwargs: Any) -> MCDropout:
         super()._apply(*args, **kwargs)
         if self._parts is not None:
-            self._trace()  # buffers may be others now
+            self._trace()  # tensors that the forward makes for a device or dtype may be others now
         return self
 
     def _trace(self) -> None:
@@ -107,8 +110,8 @@ class MCDropout(nn.Module):
         passes, max_rows = _count("passes", self.passes), _count("max_rows", self.max_rows)
         if seed is not None and ((number := as_integer(seed)) is None or not 0 <= number < 2**63):
             raise ValueError(f"MCDropout: seed must be an integer in [0, 2^63) or None, got {seed!r}")
-        if self._seen != _modules(self.model):  # one was replaced, has hooks now, or drops where it did not
-            self._trace()
+        if self._seen != _modules(self.model) or (self._parts is not None and not self._parts.reads_from(self.model)):
+            self._trace()  # a module was replaced, has hooks now or drops where it did not, or a tensor was replaced
         parts = self._parts
         if parts is not None and any(isinstance(value, np.ndarray) for value in (*args, *kwargs.values())):
             raise TypeError("MCDropout: the model takes tensors, got a NumPy array; give torch.from_numpy(x), in the dtype of the model")
@@ -213,6 +216,11 @@ class _Parts:
     prefix: fx.GraphModule  # arguments -> the values that the suffix takes
     suffix: fx.GraphModule
     chain: _Chain | None
+    tensors: dict[str, Any]  # that the model's own forward reads, by name: prefix and suffix hold these very ones
+
+    def reads_from(self, model: nn.Module) -> bool:
+        """Whether they still are the model's."""
+        return all(_attribute(model, name) is tensor for name, tensor in self.tensors.items())
 
 
 class _Functional(TorchFunctionMode):
@@ -273,7 +281,9 @@ def _cut(model: nn.Module) -> tuple[_Parts | None, str]:
     """The parts, or None and why there are none. Raises ValueError for a model without dropout."""
     modes = [(module, module.training) for module in model.modules()]
     try:
-        graph = fx.Tracer().trace(model.eval())
+        tracer = fx.Tracer()
+        tracer.proxy_buffer_attributes = True  # or what a forward computes from a buffer would be a constant
+        graph = tracer.trace(model.eval())
     except Exception as error:  # whatever the model's forward raises when it meets a proxy
         return None, f"{type(model).__name__} cannot be traced ({str(error).strip().splitlines()[0]})"
     finally:
@@ -301,7 +311,13 @@ def _cut(model: nn.Module) -> tuple[_Parts | None, str]:
     prefix.output(tuple(first[node] for node in boundary))
     suffix.node_copy(output, second.__getitem__)
     chain = _chain([node for node in graph.nodes if node in random], boundary, output, model)
-    return _Parts(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain), ""
+    tensors = {name: _attribute(model, name) for name in (str(node.target) for node in graph.nodes if node.op == "get_attr")}
+    return _Parts(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
+
+
+def _attribute(model: nn.Module, name: str) -> Any:
+    """What the model has under a dotted name, or None."""
+    return reduce(lambda owner, part: getattr(owner, part, None), name.split("."), model)
 
 
 def _draws(node: fx.Node, model: nn.Module) -> bool:
