@@ -149,7 +149,8 @@ def ratios(op: str, shapes: dict[str, list[Row]]) -> Figure:
                     )
                     panel.annotate(f"{ratio:.2g}", (max(ratio, 1), y), (2, 0), textcoords="offset points", va="center", fontsize=7)
         panel.axvline(1, color=LINE, linewidth=1)
-        panel.set_title(other, fontsize=8)
+        ruler = not any(row["error"] for found in shapes.values() for row in found if row["provider"] == other)
+        panel.set_title(f"ruler: {other}" if ruler else other, fontsize=8)
         panel.set_xscale("log")
         panel.xaxis.set_major_locator(LogLocator(10, (1, 3)))
         panel.xaxis.set_minor_locator(NullLocator())
@@ -157,10 +158,10 @@ def ratios(op: str, shapes: dict[str, list[Row]]) -> Figure:
         panel.tick_params(labelsize=7)
         panel.spines[["top", "right"]].set_visible(False)
     low, high = panels[0][0].get_xlim()
-    panels[0][0].set_xlim(min(low, 0.9), high * 1.6)
+    panels[0][0].set_xlim(min(low, 0.28) if low < 0.9 else 0.9, high * 1.6)  # bars below 1 have a tick, at 0.3
     panels[0][0].set_yticks(range(len(shapes)), list(shapes))
     panels[0][0].invert_yaxis()
-    figure.supxlabel("times faster than the peer (log scale)", fontsize=8)
+    figure.supxlabel("times faster than the peer or the ruler (log scale)", fontsize=8)
     _legend(figure.legend, panels[0][0], loc="upper right", ncols=len(variants), fontsize=8)
     figure.tight_layout(rect=(0, 0, 1, 0.93))
     return figure

@@ -272,6 +272,8 @@ def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
     (saved,) = tmp_path.glob("*.csv")
     roofline.main([])
     assert {path.name for path in tmp_path.glob("*.png")} == {f"{saved.stem}-roofline.png", f"{saved.stem}-vq.png"}
+    figure = roofline.ratios("vq", roofline.by_op(results.load(saved))["vq"])
+    assert sorted(panel.get_title() for panel in figure.axes) == ["eager", "ruler: matmul"]
     table = results.summary(results.load(saved)).splitlines()
     assert len(table) == 3
     assert re.search(r"^\| vq \| 300x16x24x2 \| \d+ \| \S+ \w+ / \S+ portable \| .* \| eager \| .* \| matmul \S+ / \S+ \|$", table[2])
