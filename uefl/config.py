@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -176,9 +177,10 @@ class Config:
         cap = self.max_iterations or len(self.rounds)
         return [self.rounds[min(i, len(self.rounds) - 1)] for i in range(cap)]
 
-    def to_toml(self) -> str:
-        """The whole configuration as TOML text."""
-        return tomli_w.dumps({k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()})
+    def to_toml(self, without: Collection[str] = ()) -> str:
+        """The whole configuration as TOML text, but for the keys ``without``."""
+        kept = {k: v for k, v in dataclasses.asdict(self).items() if k not in without}
+        return tomli_w.dumps({k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()})
 
 
 def presets() -> dict[str, str]:
@@ -209,9 +211,13 @@ def load(source: str, overrides: list[str] | None = None, **keys: Any) -> Config
 
 
 def load_whole(path: Path) -> Config:
-    """Read the configuration of a run folder, which names every key: one that is cut off must not fall back to defaults."""
+    """Read the configuration of a run folder, which names every key: one that is cut off must not fall back to defaults.
+
+    On the user's own data it leaves out keys of dealing, and ends with others as well.
+    """
     table = _read(str(path))
-    missing = [field.name for field in dataclasses.fields(Config) if field.name not in table]
+    unsaid = () if table.get("data") in DATA_SETS else rules.DEALT_ONLY
+    missing = [field.name for field in dataclasses.fields(Config) if field.name not in table and field.name not in unsaid]
     if missing:
         raise UserError(f"{path} lacks the key {missing[0]!r}: it is cut off, or of another version; restore it, or start a new run")
     return from_table(table)

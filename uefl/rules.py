@@ -75,7 +75,7 @@ _SILO_ONLY = (
     "ext_share",
     "stop_when_certain",
 )
-_DEALT_ONLY = (
+DEALT_ONLY = (
     "clients",
     "train_per_client",
     "test_per_client",
@@ -86,6 +86,7 @@ _DEALT_ONLY = (
     "labeled",
     "validation",
 )
+"""what the user's own sets bring with them, and of this the number of clients his own silos"""
 _UNUSED_BY_ENCODER = {
     "vgg16_bn": ("width",),
     "resnet18": ("width",),
@@ -217,7 +218,7 @@ def _of_sets(c: Config) -> Rules:
         ("rounds", len(c.rounds) == 1, "one number: FedUL has one iteration"),
         ("max_iterations", c.max_iterations in (0, 1), "0: FedUL has one iteration"),
         ("rotations", not c.rotations, "an empty list: images of one class must look alike at all clients"),
-        *(_unused(c, key, "a folder of sets brings its own") for key in _DEALT_ONLY if not dealt),
+        *(_unused(c, key, "a folder of sets brings its own") for key in DEALT_ONLY if not dealt),
         ("sets", c.sets >= 2, "2 or more"),
         ("batch_size", c.batch_size >= 2, "2 or more, for batch norm"),
         ("labeled", c.labeled >= 0, "0 or more"),

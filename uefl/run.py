@@ -33,7 +33,7 @@ from .data.silo import Federation
 from .engines.local import LocalEngine
 from .errors import UserError
 from .models import saved
-from .rules import SERVER_ARMS
+from .rules import DEALT_ONLY, SERVER_ARMS
 
 
 class Observer(Protocol):
@@ -74,7 +74,7 @@ def train(cfg: Config, *, preset: str, out: Path, device: str, data_root: Path |
     with _lock(out):
         if (out / "config.toml").exists():
             raise UserError(f"{out} was taken by another process just now; choose another folder with --out")
-        checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
+        checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml(without=_unsaid(cfg, run.federation))}")
         return run.go({}, _START)
 
 
@@ -112,6 +112,13 @@ def _check_free(out: Path) -> None:
             raise UserError(f"{out} holds a run that has not finished; choose another folder with --out, or uefl train --resume {out}")
     if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
         raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
+
+
+def _unsaid(cfg: Config, federation: Federation | SetFederation) -> tuple[str, ...]:
+    """Keys at defaults that are not true of the user's own data, where they may not be set either."""
+    if cfg.path is None or (cfg.path.is_file() and len(federation.silos) == cfg.clients):
+        return ()
+    return DEALT_ONLY if cfg.on_sets else ("clients",)
 
 
 _START: dict[str, Any] = {"arm": 0, "seconds": {}, "rejected": {}, "metrics_bytes": 0}

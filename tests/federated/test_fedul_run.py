@@ -110,6 +110,9 @@ def test_own_sets_through_the_command(tmp_path):
     run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
     arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]
     assert set(arms["fedul"]["clients"]) == {"berlin", "madrid"}
+    path = tmp_path / "run" / "config.toml"
+    assert not [key for key in ("clients", "sets", "labeled") if f"\n{key} = " in path.read_text()]  # the folder brings its own
+    assert config.load_whole(path) == cfg
 
 
 def test_without_test_images_a_run_measures_no_accuracy(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from uefl import config, run
+from uefl.config import tomllib
 from uefl.data.build import build_silos
 from uefl.errors import RunError, UserError
 from uefl.models import saved
@@ -189,6 +191,21 @@ def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     with pytest.raises(UserError, match="in use by something that is no run"):
         start(other)
     assert [p.name for p in other.iterdir()] == ["notes.txt"]
+
+
+def test_the_configuration_of_own_silos_names_no_number_of_clients(make_npz, tmp_path):
+    keys = [f"data={make_npz()}", "width=2", "hidden=8", "codewords=4", 'arms=["fedavg"]', "rounds=[2]", "local_epochs=1", "threads=1"]
+    cfg = config.load("own-silos", keys)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(cfg, preset="own-silos", out=tmp_path / "new", device="cpu", data_root=None, observer=Watcher(stop_after=3))
+    path = tmp_path / "new" / "config.toml"
+    assert "clients" not in tomllib.loads(path.read_text())
+    assert config.load_whole(path) == cfg
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    (tmp_path / "old" / "config.toml").write_text(path.read_text() + "clients = 9\n")  # of a version that named it
+    for name in ("new", "old"):
+        go_on(tmp_path / name)
+    assert outcome(tmp_path / "new") == outcome(tmp_path / "old")
 
 
 def test_two_processes_do_not_share_a_folder(finished):
