@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -317,7 +316,10 @@ def _cut(model: nn.Module) -> tuple[_Parts | None, str]:
 
 def _attribute(model: nn.Module, name: str) -> Any:
     """What the model has under a dotted name, or None."""
-    return reduce(lambda owner, part: getattr(owner, part, None), name.split("."), model)
+    owner: Any = model
+    for part in name.split("."):
+        owner = getattr(owner, part, None)
+    return owner
 
 
 def _draws(node: fx.Node, model: nn.Module) -> bool:
