@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,14 @@ def native(op: str, name: str, value: Any) -> npt.NDArray[Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+class Request(NamedTuple):
+    """The integers of a problem, as ints of Python."""
+
+    k: int
+    max_iter: int
+    seed: int
+
+
 def check_request(
     op: str,
     n: int,
@@ -36,11 +44,9 @@ def check_request(
     *,
     k_name: str = "k",
     seed_name: str = "seed",
-) -> None:
-    """Raise TypeError or ValueError for a problem of n rows of d elements and k clusters that cannot be solved."""
-    for name, value in ((k_name, k), ("max_iter", max_iter), (seed_name, seed)):
-        if as_integer(value) is None:
-            raise TypeError(f"{op}: {name} must be an int, got {value!r}")
+) -> Request:
+    """What is asked for; or TypeError or ValueError for a problem of n rows of d elements and k clusters that cannot be solved."""
+    k, max_iter, seed = (_integer(op, name, value) for name, value in ((k_name, k), ("max_iter", max_iter), (seed_name, seed)))
     if d < 1:
         raise ValueError(f"{op}: x [{n}, {d}] has no elements; it needs at least one column")
     if k < 1:
@@ -56,9 +62,17 @@ def check_request(
     if not (math.isfinite(tol) and tol >= 0):
         raise ValueError(f"{op}: tol must be finite and not negative, got {tol}; use 0 to go on until no label changes")
     if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"{op}: {seed_name} must fit in 64 bits, got {seed}")
+        raise ValueError(f"{op}: {seed_name} must be from -2^63 to 2^63 - 1, got {seed}")
     if metric not in METRICS:
         raise ValueError(f"{op}: metric {metric!r} is not known, expected one of {METRICS}")
+    return Request(k, max_iter, seed)
+
+
+def _integer(op: str, name: str, value: Any) -> int:
+    number = as_integer(value)
+    if number is None:
+        raise TypeError(f"{op}: {name} must be an int, got {value!r}")
+    return number
 
 
 def check_method(op: str, init: object) -> None:

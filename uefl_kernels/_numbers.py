@@ -7,10 +7,10 @@ from typing import Any
 
 
 def as_integer(value: Any) -> int | None:
-    """The int that a value stands for: of Python, of NumPy, or anything with ``__index__``. None for a bool and for all else."""
+    """The int that a value stands for: of Python, of NumPy, or anything with ``__index__``. None for bools, lists of one and all else."""
     if isinstance(value, int):
         return None if isinstance(value, bool) else value
-    if str(getattr(value, "dtype", "")).endswith("bool"):
+    if str(getattr(value, "dtype", "")).endswith("bool") or getattr(value, "ndim", 0) != 0:
         return None
     try:
         return operator.index(value)

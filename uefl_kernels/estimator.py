@@ -78,9 +78,9 @@ class KMeans:
         x, back = self._rows(X, fitting=True)
         if callable(self.init):
             raise TypeError("KMeans: init must be a name or the centres, got a function; call it and pass what it returns")
-        (n, d), k, n_init, max_iter, tol = x.shape, self.n_clusters, self.n_init, self.max_iter, self.tol
-        seed = _seed(self.random_state)
-        check_request("KMeans", n, d, k, n_init, max_iter, tol, seed, self.metric, k_name="n_clusters", seed_name="random_state")
+        (n, d), n_init, tol, metric = x.shape, self.n_init, self.tol, self.metric
+        asked = (self.n_clusters, n_init, self.max_iter, tol, _seed(self.random_state), metric)
+        k, max_iter, seed = check_request("KMeans", n, d, *asked, k_name="n_clusters", seed_name="random_state")
         init = self.init if isinstance(self.init, str) else _given("init", self.init).to(x.device)
         if isinstance(init, str):
             check_method("KMeans", init)
@@ -88,7 +88,7 @@ class KMeans:
             check_shape("KMeans", "init", init.shape, [k, d])
         weights = self._weights(sample_weight, x)
         try:
-            found = kmeans(x, k, weights=weights, init=init, n_init=n_init, max_iter=max_iter, tol=tol, seed=seed, metric=self.metric)
+            found = kmeans(x, k, weights=weights, init=init, n_init=n_init, max_iter=max_iter, tol=tol, seed=seed, metric=metric)
         except RuntimeError as error:  # the op looks at the values while it works
             if not str(error).startswith("kmeans: "):
                 raise

@@ -64,7 +64,7 @@ def vq_assign(
     """
     if precision not in ("exact", "fast"):
         raise ValueError(f"vq_assign: precision {precision!r} is not known, expected 'exact' or 'fast'")
-    _check_threads("vq_assign", threads)
+    threads = _threads("vq_assign", threads)
     x, codebook = _floats("vq_assign", "x", x), _floats("vq_assign", "codebook", codebook)
     indices: npt.NDArray[np.int64] = _host.vq_assign(x, codebook, metric=metric, exact=precision == "exact", threads=threads)
     return indices
@@ -112,9 +112,9 @@ def kmeans(
     init = init if isinstance(init, str) else _numbers("kmeans", "init", init)
     if x.ndim != 2:
         raise ValueError(f"kmeans: x must have shape [N, d], got {list(x.shape)}")
-    _check_threads("kmeans", threads)
+    threads = _threads("kmeans", threads)
     n, d = x.shape
-    check_request("kmeans", n, d, k, n_init, max_iter, tol, seed, metric)
+    k, max_iter, seed = check_request("kmeans", n, d, k, n_init, max_iter, tol, seed, metric)
     if weights is not None:
         check_shape("kmeans", "weights", weights.shape, [n])
     method, centres = (init, None) if isinstance(init, str) else (None, init)
@@ -125,17 +125,19 @@ def kmeans(
         with np.errstate(over="ignore"):  # infinite then, which is refused
             centres = centres.astype(x.dtype)
     runs = starts(n_init, method)
-    numbers = runs, int(max_iter), float(tol), int(seed), threads
-    return KMeansResult(*_host.kmeans(x, int(k), weights, centres, method or "", metric == "cosine", *numbers))
+    numbers = runs, max_iter, float(tol), seed, threads
+    return KMeansResult(*_host.kmeans(x, k, weights, centres, method or "", metric == "cosine", *numbers))
 
 
-def _check_threads(op: str, threads: int | None) -> None:
+def _threads(op: str, threads: int | None) -> int | None:
     if threads is None:
-        return
-    if as_integer(threads) is None:
+        return None
+    number = as_integer(threads)
+    if number is None:
         raise TypeError(f"{op}: threads must be an int of at least 1, or None for all, got {threads!r}")
-    if threads < 1:
-        raise ValueError(f"{op}: threads must be at least 1, or None for all, got {threads}")
+    if number < 1:
+        raise ValueError(f"{op}: threads must be at least 1, or None for all, got {number}")
+    return number
 
 
 def _numbers(op: str, name: str, value: Any) -> npt.NDArray[Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from uefl_kernels import mc_dropout_mlp, metrics
+from uefl_kernels import COMPILED, KMeans, kmeans, kmeans_batched, mc_dropout_mlp, metrics
 from uefl_kernels._numbers import as_integer, is_count
 from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
@@ -21,7 +21,10 @@ def test_integers(value):
     assert is_count(value)
 
 
-@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), 3.0, np.float32(3), "3", None, [3], np.array([3, 3]), torch.ones(2)])
+ARRAYS = [np.array([3]), np.array([3, 3]), torch.tensor([3]), torch.ones(2)]
+
+
+@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), 3.0, np.float32(3), "3", None, [3], *ARRAYS])
 def test_no_integers(value):
     assert as_integer(value) is None
     assert not is_count(value)
@@ -41,3 +44,46 @@ def test_ops_and_layers_take_them():
     assert layer.codebook.shape == (3, 4)
     assert type(layer.dim) is int
     assert len(ResidualVQ(dim=4, num_quantizers=np.int64(2), codebook_size=np.int64(8)).layers) == 2
+
+
+@pytest.mark.parametrize("three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"])
+def test_kmeans_takes_them(three):
+    """By every front end, in place of every int."""
+    x = torch.randn(30, 2)
+
+    def same(found, expected):
+        assert all(map(torch.equal, found, expected))
+
+    same(kmeans(x, three, n_init=three, max_iter=three, seed=three), kmeans(x, 3, n_init=3, max_iter=3, seed=3))
+    expected = kmeans_batched([x, x[:20]], [3, 3], init=[x[:3], x[3:6]], max_iter=3, seed=[3, 3])
+    for given in (three, [three, three]):
+        for found, one in zip(kmeans_batched([x, x[:20]], given, init=[x[:3], x[3:6]], max_iter=three, seed=given), expected, strict=True):
+            same(found, one)
+    found = KMeans(three, init=x[:3], n_init=three, max_iter=three, random_state=three).fit(x)
+    assert torch.equal(found.labels_, KMeans(3, init=x[:3], max_iter=3, random_state=3).fit(x).labels_)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: kmeans(x, torch.tensor([2])), r"^kmeans: k must be an int, got tensor\(\[2\]\)"),
+        (lambda x: kmeans_batched([x], torch.tensor(2.5)), r"^kmeans_batched: k must be an int, or one for each problem, got tensor\(2.5"),
+        (lambda x: kmeans_batched([x, x], [1, 2.5]), r"^kmeans_batched: problem 1: k must be an int, got 2.5"),
+        (lambda x: KMeans(np.array([2])).fit(x), r"^KMeans: n_clusters must be an int, got array\(\[2\]\)"),
+    ],
+)
+def test_kmeans_refuses_what_is_none(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(torch.randn(6, 2))
+
+
+@pytest.mark.skipif(not COMPILED, reason="the NumPy front end needs the compiled kernels")
+@pytest.mark.parametrize("three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"])
+def test_the_numpy_front_end_takes_them(three):
+    from uefl_kernels import numpy as front
+
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    found = front.kmeans(x, three, n_init=three, max_iter=three, seed=three, threads=three)
+    for one, other in zip(found, front.kmeans(x, 3, n_init=3, max_iter=3, seed=3), strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(front.vq_assign(x, x[:5], threads=three), front.vq_assign(x, x[:5]))

@@ -187,9 +187,9 @@ def kmeans_batched(
 def _for_each(op: str, name: str, value: int | Sequence[int], problems: int) -> list[int]:
     if (number := as_integer(value)) is not None:
         return [number] * problems
-    if not hasattr(value, "__iter__") or isinstance(value, str):
+    if not hasattr(value, "__iter__") or isinstance(value, str) or getattr(value, "ndim", 1) == 0:
         raise TypeError(f"{op}: {name} must be an int, or one for each problem, got {value!r}")
-    return list(value)
+    return [entry if (number := as_integer(entry)) is None else number for entry in value]  # what is no integer is refused by problem
 
 
 def _check_rows(op: str, x: torch.Tensor, name: str = "x") -> None:
@@ -213,10 +213,11 @@ def _call(
     tol: float,
     metric: str,
 ) -> list[KMeansResult]:
-    for i, (n, k, seed) in enumerate(zip(sizes, clusters, seeds, strict=True)):
-        name = op if len(sizes) == 1 else f"{op}: problem {i}"
-        check_request(name, n, x.shape[1], k, n_init, max_iter, tol, seed, metric)
-    clusters, seeds = [int(k) for k in clusters], [int(seed) for seed in seeds]
+    requests = [
+        check_request(op if len(sizes) == 1 else f"{op}: problem {i}", n, x.shape[1], k, n_init, max_iter, tol, seed, metric)
+        for i, (n, k, seed) in enumerate(zip(sizes, clusters, seeds, strict=True))
+    ]
+    clusters, seeds = [request.k for request in requests], [request.seed for request in requests]
     if weights is not None:
         check_tensor(op, "weights", weights)
         check_shape(op, "weights", weights.shape, [x.shape[0]])
@@ -234,7 +235,7 @@ def _call(
     method = "given" if isinstance(init, torch.Tensor) else init
     runs = starts(n_init, None if isinstance(init, torch.Tensor) else init)
     found = resolve("kmeans", x)(
-        x.detach(), weights, centres, sizes, clusters, seeds, method, metric == "cosine", runs, int(max_iter), float(tol)
+        x.detach(), weights, centres, sizes, clusters, seeds, method, metric == "cosine", runs, requests[0].max_iter, float(tol)
     )
     columns = zip(found[0].split(clusters), found[1].split(sizes), found[2].unbind(), found[3].unbind(), strict=True)
     return [KMeansResult(*column) for column in columns]
