@@ -92,6 +92,21 @@ def test_a_row_without_a_distribution_makes_its_set_nan(name, dtype, logits, pro
     assert gradient.isnan().any(1).all()
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_logits_of_minus_infinity_are_classes_ruled_out(name):
+    out = -torch.inf
+    logits = torch.tensor([[0.0, out, 1.0], [0.0, 1.0, 2.0], [0.0, out, 1.0], [0.0, out, 2.0], [0.0, out, 1.0]])
+    proportions = torch.tensor([[0.5, 0.2, 0.3], [0.5, 0.0, 0.5], [0.5, 0.2, 0.3]])
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, torch.tensor([0, 2, 4, 5]), proportions)
+        expected, _ = loss_and_gradient(logits[2:4, [0, 2]], torch.tensor([0, 2]), proportions[1:2, [0, 2]])
+    assert loss[0].isfinite()  # one of its rows has the class
+    torch.testing.assert_close(loss[1:2], expected)
+    assert loss[2] == torch.inf
+    assert gradient.isnan().any(1).tolist() == [False] * 4 + [True]
+    assert not gradient[[0, 2, 3], 1].any()
+
+
 def test_sets_together_equal_sets_alone_and_any_strides():
     logits, offsets, proportions = proportion_case()
     together = loss_and_gradient(logits, offsets, proportions)[0]

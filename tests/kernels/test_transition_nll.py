@@ -182,6 +182,17 @@ def test_logits_of_minus_infinity_are_classes_ruled_out(name):
     assert not gradient[:, 4].any()
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_set_without_a_class_that_is_left_has_an_infinite_loss(name):
+    matrix = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.4, 0.6]]).log()
+    logits = torch.tensor([[1.0, -torch.inf, 2.0], [1.0, -torch.inf, -torch.inf], [1.0, 0.5, 2.0]])
+    with backend(name):
+        loss, gradient = loss_and_gradient(logits, torch.zeros(3, dtype=torch.int64), matrix)
+    assert loss[0] == torch.inf
+    assert loss.isnan().tolist() == [False, True, False]  # in the second no set has a class that is left
+    assert gradient.isnan().all(1).tolist() == [True, True, False]
+
+
 def test_strides():
     logits, targets, matrix, groups = transition_case("groups")
     expected = loss_and_gradient(logits, targets, matrix, groups=groups)

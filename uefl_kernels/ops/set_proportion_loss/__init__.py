@@ -55,7 +55,8 @@ def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions
         loss ``[S]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second derivative
         raises RuntimeError). Means and gradient
         are formed in log space, so a class that a set predicts with a probability below the smallest float is not lost. A
-        proportion of zero contributes nothing. Logits with NaN or +inf make the results of their set NaN.
+        proportion of zero contributes nothing. Logits with NaN or +inf, or of -inf throughout a row, make the results of their set
+        NaN; a class with a positive proportion that is -inf in all rows of its set makes the loss +inf and the gradient NaN.
 
     Raises:
         TypeError, ValueError: dtypes, shapes or devices that do not fit.
