@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,6 +58,11 @@ def test_pseudo_labels_follow_the_priors_that_were_drawn():
     assert silo.priors.argmax(1).tolist() != list(range(10))  # nearly all that this client has is of two classes
     device = Device(config_, federation(), torch.device("cpu"))
     assert torch.equal(PseudoLabels(device, silo, 0).guess, silo.sets)
+    smooth = build_sets(config.from_table(vars(config_) | {"prior_smoothing": 0.9})).silos[0]  # which keeps the order of a row
+    assert not torch.equal(smooth.priors, silo.priors)
+    own, own_smooth = replace(silo, drawn=None), replace(smooth, drawn=None)  # the user's own sets have none
+    for plain, smoothed in ((silo, smooth), (own, own_smooth)):
+        assert torch.equal(PseudoLabels(device, plain, 0).guess, PseudoLabels(device, smoothed, 0).guess)
     few = {"clients": 1, "sets": 2, "split": "iid"}
     for blurred in ({"prior_noise": 0.1}, {"priors": "estimated", "labeled": 120}):  # labels know no more than the priors
         assert build_sets(config.from_table(vars(config_) | few | blurred)).silos[0].drawn is None

@@ -110,7 +110,7 @@ class TenthOfLabels(Labels):
 class PseudoLabels(Objective):
     """FedPL: first the likeliest class of each set as the label of all its images, then the network's own predictions.
 
-    The likeliest is that of the priors that were drawn for the set, as published; of its realised priors where none were drawn.
+    The likeliest is that of the priors that were drawn for the set, as published; of the priors in use where ``silo.drawn`` is None.
     Of the latter, sure ones (probability 0.4 or more) are labels; each is also mixed with an unsure one, in the logits.
     Where there are no unsure ones the mixed term is left out (the published code then leaves out the batch).
     """
