@@ -40,6 +40,19 @@ def test_a_preset_may_name_only_what_differs_from_another(tmp_path):
     assert config.load(str(tmp_path / "mine.toml"), ["sets=30"]) == dataclasses.replace(noniid, rounds=(7,), sets=30)
 
 
+@pytest.mark.parametrize(("data", "template"), [("digits", "fedul-demo"), ("my.npz", "fedul-demo"), ("my-sets", "own-sets")])
+def test_a_first_file_with_arms_on_sets_is_told_which_keys_it_lacks(tmp_path, data, template):
+    file, words = tmp_path / "mine.toml", f'arms = ["fedul"]\ndata = "{data}"\n'
+    hint = rf"; write rounds = \[20\] and rotations = \[\], or begin the file with base = '{template}'; got \("
+    for key, more in (("rounds", ""), ("rotations", "rounds = [20]\n")):
+        file.write_text(words + more)
+        with pytest.raises(UserError, match=f"key '{key}': expected .*{hint}"):
+            config.load(str(file))
+    for cure in ("rounds = [20]\nrotations = []\n", f'base = "{template}"\n'):
+        file.write_text(words + cure)
+        assert config.load(str(file)).data == data
+
+
 @pytest.mark.parametrize("base", ['"mnist"', "3", '["demo"]'])
 def test_a_base_that_is_no_preset(tmp_path, base):
     (tmp_path / "mine.toml").write_text(f"base = {base}")
