@@ -320,6 +320,13 @@ def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
     assert "client 'client-0' has no image of class 4" in build(prior_smoothing=0.1).notes
 
 
+def test_labels_of_one_class_are_refused(tmp_path):
+    images, labels = np.zeros((40, 8, 8), np.uint8), np.zeros(40, int)
+    np.savez(tmp_path / "same.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    with pytest.raises(UserError, match=r"same\.npz has one class, '0'; a classifier needs two or more"):
+        build(data=str(tmp_path / "same.npz"), train_per_client=10, test_per_client=10, sets=2)
+
+
 def test_an_empty_set_says_what_to_do():
     with pytest.raises(InvalidPriors, match=r"set \d+: the set is empty; lower sets or raise train_per_client \(0 images"):
         build(train_per_client=20, sets=40)

@@ -151,6 +151,7 @@ def edited(**sets):
         (edited(madrid={"9": (1, 0), "10": (1.5, -0.5)}), r"client 'madrid', set 1 \('10', priors.csv, line 5\): a prior is negative"),
         (edited(madrid={"9": ("x", 0.4), "10": (1, 0)}), "priors.csv, line 4: 'x' is not a number"),
         (edited(madrid={"9": (0.5,), "10": (1, 0)}), "priors.csv, line 4: 3 cells, expected 4"),
+        (edited(madrid={"9": ("1" * 140_000, 0), "10": (1, 0)}), r"priors.csv, line 4: field larger than field limit .*; look for a"),
     ],
 )
 def test_tables_that_do_not_fit(tmp_path, rows, message):
@@ -175,10 +176,29 @@ def test_csv_that_is_no_table(tmp_path, content, message):
         build(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"berlin": 1}', '{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}'])
-def test_json_that_is_no_table(tmp_path, content):
+A = '"a": {"cat": 1, "dog": 0}'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", " is not JSON"),
+        ("[" * 100_000, " is not JSON"),
+        ("[]", ': expected {"CLIENT": {"SET": {"CLASS": share}}}; got nothing$'),
+        ("{}", ': expected {"CLIENT": .*; got nothing$'),
+        ('{"berlin": 1}', ": expected .*; got 1 in client 'berlin'$"),
+        ('{"berlin": {"a": [["cat", 1], ["dog", 0]]}}', ": expected .*; got .* in client 'berlin', set 'a'$"),
+        ('{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}', ": client 'berlin', set 'b' names dog; expected cat"),
+        (f'{{"berlin": {{{A}}}, "berlin": {{{A}}}}}', ": client 'berlin' is there twice$"),
+        (f'{{"berlin": {{{A}, {A}}}}}', ": set 'a' is there twice in client 'berlin'$"),
+        ('{"berlin": {"a": {"cat": 1, "dog": 0, "cat": 0}}}', ": class 'cat' is there twice in client 'berlin', set 'a'$"),
+        (f'{{"berlin": {{"a": {{"cat": 1, "dog": {"1" * 400}}}}}}}', r", client 'berlin', set 'a': 1+...1+ is not a number in \[0, 1\]$"),
+        ('{"berlin": {"a": {"cat": null, "dog": 1}}}', r", client 'berlin', set 'a': None is not a number in \[0, 1\]$"),
+    ],
+)
+def test_json_that_is_no_table(tmp_path, content, message):
     (write(tmp_path, table="none") / "priors.json").write_text(content)
-    with pytest.raises(UserError, match=r"priors.json: (expected|client 'berlin', set 'b' names dog; expected cat)"):
+    with pytest.raises(UserError, match="priors.json" + message):
         build(tmp_path)
 
 
@@ -188,7 +208,12 @@ def test_json_that_is_no_table(tmp_path, content):
         ({"images": np.zeros((4, 12, 12), np.uint8)}, "madrid.npz holds images; expected images and set"),
         ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(4)}, "client 'madrid': expected set as one name or integer per image"),
         ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(3, int)}, "client 'madrid': 3 entries in set for 4 images"),
-        ({"images": np.zeros((4, 12, 12)), "set": np.zeros(4, int)}, "expected images as uint8"),
+        ({"images": np.zeros((4, 12, 12)), "set": np.zeros(4, int)}, "madrid.npz: expected images as uint8"),
+        ({"images": np.uint8(0), "set": np.zeros(4, int)}, r"madrid.npz: expected images as uint8 .*, got uint8 \(\)"),
+        (
+            {"images": np.zeros((2, 12, 12), np.uint8), "set": np.array([b"a", b"K\xf6ln"])},
+            "client 'madrid': a name in set is not UTF-8 text .*; save the names as str",
+        ),
         ({"images": np.zeros((4, 9, 9), np.uint8), "set": np.array([9, 9, 10, 10])}, "set image_size to resize"),
     ],
 )
@@ -272,6 +297,26 @@ def test_what_is_not_read_is_noted(tmp_path):
         f"passed over beside the folders: {root / 'priors.json'} and 4 more",
         f"passed over without an image: {root / 'labeled' / 'emu'}",
     )
+
+
+def test_parts_that_are_misspelt_are_noted(tmp_path):
+    root = write(tmp_path, npz=False)
+    (root / "test").rename(root / "Test")
+    (root / "validation").rename(root / "val")
+    (root / "test.old").mkdir()
+    np.savez(root / "train.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
+    fed = build(root)
+    assert fed.silos[0].test is None
+    assert fed.validation is None
+    paths = ", ".join(str(root / name) for name in ("Test", "test.old", "train.npz", "val"))
+    assert [note for note in fed.notes if "passed over" in note] == [f"passed over: {paths}; expected test, labeled or validation"]
+
+
+def test_one_class_is_no_task(tmp_path):
+    write(tmp_path, table="none", server=())
+    np.savez(tmp_path / "labeled.npz", images=np.zeros((6, 12, 12), np.uint8), labels=np.zeros(6, int))
+    with pytest.raises(UserError, match="has one class, '0'; a classifier needs two or more"):
+        build(tmp_path, priors="estimated")
 
 
 def test_classes_that_differ_in_case_only_are_noted(tmp_path):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from .sources import read_npz, read_split
 _LAYOUT = (
     "expected clients/NAME/SET/*.png or clients/NAME.npz, and priors.csv or priors.json; with test images, test/CLASS/*.png or test.npz"
 )
+_PARTS = ("labeled", "validation", "test")
 
 
 class Row(NamedTuple):
@@ -105,7 +107,7 @@ def read(root: Path, image_size: int = 0) -> Material:
             raise UserError(f"client {name!r} is there twice, as {root / 'clients' / name} and as {name}.npz; remove one")
         read_in[name] = _client(path, image_size)
     parts: dict[str, tuple[Split, tuple[str, ...]] | None] = {}
-    for name in ("labeled", "validation", "test"):  # without a table the first of them names the classes of the others
+    for name in _PARTS:  # without a table the first of them names the classes of the others
         found = parts[name] = _labelled(root, name, classes, named_by, image_size)
         if found and not classes:
             classes, named_by = found[1], f"the folder {name}"
@@ -134,9 +136,12 @@ def read(root: Path, image_size: int = 0) -> Material:
 
 def _strays(root: Path, clients: list[Path], table: str) -> tuple[str, ...]:
     """What holds no image and no priors of the federation."""
-    parts = [root / part if (root / part).is_dir() else root / f"{part}.npz" for part in ("test", "labeled", "validation")]
+    parts = [root / part if (root / part).is_dir() else root / f"{part}.npz" for part in _PARTS]
+    known = {root / "clients", *(root / name for part in _PARTS for name in (part, f"{part}.npz"))}
+    others = [path for path in visible(root) if path not in known and (path.is_dir() or path.suffix == ".npz")]
+    misnamed = (f"passed over: {', '.join(map(str, others))}; expected test, labeled or validation",) if others else ()
     folders = (root, root / "clients", *(path for path in clients + parts if path.is_dir()))
-    return passed_over(folders, {root / table, *clients, *parts})
+    return *misnamed, *passed_over(folders, {root / table, *clients, *parts, *others})
 
 
 def _client(path: Path, image_size: int) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
@@ -154,14 +159,18 @@ def _client(path: Path, image_size: int) -> tuple[torch.Tensor, torch.Tensor, li
         if set(arrays) != {"images", "set"}:
             raise UserError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected images and set")
         ids = arrays["set"]
+        arrays["numbers"] = np.zeros(arrays["images"].shape[:1], dtype=np.int64)
+        pixels = read_split(path, arrays, "images", "numbers").images
         if ids.ndim != 1 or ids.dtype.kind not in "iuSU":
             raise InvalidPriors(f"client {path.stem!r}: expected set as one name or integer per image, got {ids.dtype} {list(ids.shape)}")
-        arrays["numbers"] = np.zeros(len(ids), dtype=np.int64)
-        if len(ids) != len(arrays["images"]):
-            raise InvalidPriors(f"client {path.stem!r}: {len(ids)} entries in set for {len(arrays['images'])} images")
-        pixels = read_split(path, arrays, "images", "numbers").images
+        if len(ids) != len(pixels):
+            raise InvalidPriors(f"client {path.stem!r}: {len(ids)} entries in set for {len(pixels)} images")
+        try:
+            ids = np.char.decode(ids.astype(np.bytes_), "utf-8") if ids.dtype.kind == "S" else ids
+        except UnicodeDecodeError as error:
+            raise InvalidPriors(f"client {path.stem!r}: a name in set is not UTF-8 text ({error}); save the names as str") from None
         pixels = resize(pixels, image_size) if image_size else pixels
-    found, inverse = np.unique(np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids, return_inverse=True)
+    found, inverse = np.unique(ids, return_inverse=True)
     names = [str(name) for name in found.tolist()]
     order = sorted(names, key=int if ids.dtype.kind in "iu" or all(name.isdecimal() for name in names) else None)
     return pixels, torch.tensor([order.index(name) for name in names])[torch.from_numpy(inverse.astype(np.int64))], order
@@ -217,7 +226,11 @@ def _read_table(root: Path) -> Table:
             text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
         except UnicodeDecodeError as error:
             raise InvalidPriors(f"{path} is not UTF-8 text ({error}); save it as CSV UTF-8") from None
-        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
+        reader = csv.reader(io.StringIO(text))
+        try:
+            rows = [[cell.strip() for cell in row] for row in reader]
+        except csv.Error as error:
+            raise InvalidPriors(f"{path}, line {reader.line_num}: {error}; look for a quotation mark that is not closed") from None
         if not rows or rows[0][:2] != ["client", "set"] or len(rows[0]) < 4:
             found = ",".join(rows[0]) if rows else "nothing"
             hint = "; separate the cells by commas, not semicolons" if ";" in found else ""
@@ -244,12 +257,30 @@ def _read_table(root: Path) -> Table:
 
 
 def _read_json(path: Path) -> Table:
+    def entries(pairs: Any, place: str, unit: str) -> dict[str, Any]:
+        """What an object holds; json alone would keep the last of several entries of one name."""
+        if not (isinstance(pairs, tuple) and pairs):
+            got = reprlib.repr(pairs) if pairs else "nothing"
+            raise InvalidPriors(f'{path}: expected {{"CLIENT": {{"SET": {{"CLASS": share}}}}}}; got {got}{place}')
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise InvalidPriors(f"{path}: {unit} {name!r} is there twice{place}")
+            found[name] = value
+        return found
+
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-        named = {client: {name: dict(row) for name, row in rows.items()} for client, rows in content.items()}
-        classes = tuple(next(iter(next(iter(named.values())).values())))
-    except (ValueError, AttributeError, TypeError, StopIteration) as error:
-        raise InvalidPriors(f'{path}: expected {{"CLIENT": {{"SET": {{"CLASS": share}}}}}} ({error})') from None
+        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=tuple)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPriors(f"{path} is not JSON ({error})") from None
+    named = {
+        client: {
+            name: entries(row, f" in client {client!r}, set {name!r}", "class")
+            for name, row in entries(rows, f" in client {client!r}", "set").items()
+        }
+        for client, rows in entries(content, "", "client").items()
+    }
+    classes = tuple(next(iter(next(iter(named.values())).values())))
     for client, rows in named.items():
         for name, row in rows.items():
             if set(row) != set(classes):
@@ -265,5 +296,5 @@ def _read_json(path: Path) -> Table:
 def _number(value: Any, where: str) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise InvalidPriors(f"{where}: {value!r} is not a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidPriors(f"{where}: {reprlib.repr(value)} is not a number in [0, 1]") from None

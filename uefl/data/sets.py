@@ -115,6 +115,8 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
     path = config.path
     made = own_sets.read(path, config.image_size) if path is not None and path.is_dir() else _deal(config, data_root)
     classes = len(made.classes)
+    if classes == 1:
+        raise UserError(f"{config.data} has one class, {made.classes[0]!r}; a classifier needs two or more")
     tests: list[Split | None] = [None] * len(made.clients)
     if made.test is not None:
         if len(made.test) < len(tests):
@@ -146,7 +148,7 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
         table = priors.smoothed(table, config.prior_smoothing)
         corrected += normalised
         exact = client.drawn is not None and config.priors == "given" and not config.prior_noise
-        drawn = torch.from_numpy(client.drawn) if exact else None  # what blurs the priors blurs FedPL's labels
+        drawn = torch.from_numpy(client.drawn) if exact else None  # noise blurs FedPL's labels too; smoothing keeps the order of a row
         silos.append(SetSilo(client.name, client.images, client.sets, torch.from_numpy(table), client.labels, test, drawn))
     doubts += _check_together(known, made.classes)
     if doubts and config.strict:
