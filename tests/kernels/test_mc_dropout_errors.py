@@ -33,7 +33,7 @@ WRONG = {
     "p of one": (lambda: mc_dropout_mlp(X, W, B, p=1.0), ValueError, r"p must be in \[0, 1\), got 1.0"),
     "p negative": (lambda: mc_dropout_mlp(X, W, B, p=[-0.1]), ValueError, r"p must be in \[0, 1\), got -0.1"),
     "p NaN": (lambda: mc_dropout_mlp(X, W, B, p=float("nan")), ValueError, r"p must be in \[0, 1\), got nan"),
-    "rates": (lambda: mc_dropout_mlp(X, W, B, p=[0.1, 0.1]), ValueError, "p has 2 rates, expected one number or 1"),
+    "rates": (lambda: mc_dropout_mlp(X, W, B, p=[0.1, 0.1]), ValueError, "p has 2 rates, expected one number or a list of 1, one"),
     "passes": (lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=0), ValueError, "passes must be an integer of at least 1, got 0"),
     "passes of a kind": (
         lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=2.5),

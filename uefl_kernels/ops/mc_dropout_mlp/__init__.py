@@ -226,7 +226,8 @@ def _check(
         raise TypeError(f"{op}: p must be a number in [0, 1), or a list with one for each dropout, got {p!r}")
     rates = [float(rate) for rate in given]
     if len(rates) != dropouts:
-        raise ValueError(f"{op}: p has {len(rates)} rates, expected one number or {dropouts}: one for each dropout, from the input on")
+        expected = f"one number or a list of {dropouts}, one for each dropout, from the input on"
+        raise ValueError(f"{op}: p has {len(rates)} rates, expected {expected}")
     for rate in rates or ([float(p)] if isinstance(p, _NUMBER) else []):  # one that no dropout takes is looked at, too
         if not (0 <= rate < 1 and math.isfinite(rate)):
             raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
