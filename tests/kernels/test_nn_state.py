@@ -144,6 +144,8 @@ def test_a_batch_of_nan_does_not_reach_the_averages():
         ({"decay": "0.8"}, ValueError, "decay is '0.8', expected a number from 0 to 1"),
         ({"threshold_ema_dead_code": -1}, ValueError, "threshold_ema_dead_code is -1, expected a number of at least 0"),
         ({"dim": True}, ValueError, "dim is True, expected an int of at least 1"),
+        ({"kmeans_iters": 0}, ValueError, "kmeans_iters is 0, expected an int of at least 1"),
+        ({"kmeans_iters": 2.5}, ValueError, "kmeans_iters is 2.5, expected an int of at least 1"),
         ({"heads": -1}, ValueError, "heads is -1, expected an int of at least 1"),
         ({"decay": 1.5}, ValueError, "decay is 1.5, expected a number from 0 to 1"),
         ({"commitment_weight": -1.0}, ValueError, "commitment_weight is -1.0, expected a number of at least 0"),

@@ -43,7 +43,7 @@ class VectorQuantize(nn.Module):
         freeze_codebook: never update the codewords; ``forward`` can override it.
         kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch (which waits for the device
             if there is a mask, or another process).
-        kmeans_iters: see there.
+        kmeans_iters: see there; at least 1 (of the peer, 0 fails in the first batch).
         use_cosine_sim: quantise unit vectors by the angle; the codewords are unit vectors too.
         threshold_ema_dead_code: codewords whose averaged cluster size falls below it are put onto random rows of the batch; 0 = off.
         channel_last: False for ``[B, D, N]`` input.
@@ -104,12 +104,13 @@ class VectorQuantize(nn.Module):
         codebook_dim = dim if codebook_dim is None else codebook_dim
         learnable = bool(learnable_codebook)
         ema_update = not learnable if ema_update is None else ema_update
-        for name, value in (("dim", dim), ("codebook_size", codebook_size), ("codebook_dim", codebook_dim), ("heads", heads)):
+        counts = {"dim": dim, "codebook_size": codebook_size, "codebook_dim": codebook_dim, "heads": heads, "kmeans_iters": kmeans_iters}
+        for name, value in counts.items():
             if not is_count(value):
                 raise ValueError(f"VectorQuantize: {name} is {value!r}, expected an int of at least 1")
-        dim, codebook_size, codebook_dim, heads = map(index, (dim, codebook_size, codebook_dim, heads))
-        numbers = {"decay": decay, "eps": eps, "kmeans_iters": kmeans_iters, "commitment_weight": commitment_weight}
-        for name, number in (numbers | {"threshold_ema_dead_code": threshold_ema_dead_code}).items():
+        dim, codebook_size, codebook_dim, heads, kmeans_iters = map(index, counts.values())
+        numbers = {"decay": decay, "eps": eps, "commitment_weight": commitment_weight, "threshold_ema_dead_code": threshold_ema_dead_code}
+        for name, number in numbers.items():
             most = 1 if name == "decay" else float("inf")
             if not isinstance(number, Real) or not 0 <= number <= most or number == float("inf"):
                 raise ValueError(
