@@ -110,11 +110,19 @@ def give_rows(rank):
     return vq.state_dict()
 
 
+def give_nan(rank):
+    """By one process: every other says so too, and waits for nobody."""
+    vq = layer(kmeans_init=True)
+    with pytest.raises(RuntimeError, match="the batch for k-means initialisation holds NaN or infinity"):
+        vq(torch.full((30, 8), float("nan") if rank == 0 else 1.0))
+    return vq.state_dict()
+
+
 def jobs(world):
     found = {(name, masked): (train, name, masked) for name in CASES for masked in (False, True)}
     found["ddp"] = (functools.partial(train_under_ddp, threshold_ema_dead_code=1),)
     found["learnable"] = (functools.partial(train_under_ddp, learnable_codebook=True, threshold_ema_dead_code=0.5),)
-    found |= {"rows": (give_rows,), "residual": (train_residual,)}
+    found |= {"rows": (give_rows,), "residual": (train_residual,), "nan": (give_nan,)}
     return found | ({"compiled": (train_compiled,)} if world == 2 else {})
 
 
@@ -165,7 +173,7 @@ def test_same_codewords_and_one_message_per_step(states, name, masked):
     state = state_of(states, (name, masked))
     messages = state["messages"].tolist()
     assert messages[1:] == [1] * (len(SIZES) - 1)
-    assert messages[0] == (13 if "kmeans_init" in CASES[name] else 1)  # how many rows, which rows, ten rounds, the step itself
+    assert messages[0] == (14 if "kmeans_init" in CASES[name] else 1)  # whether finite, how many, which rows, ten rounds, the step itself
     assert not torch.equal(state["_codebook.embed"], layer(**CASES[name])._codebook.embed)
 
 
@@ -183,6 +191,10 @@ def test_dead_codewords_take_rows_of_every_process(states):
     for rank in range(len(states)):
         given = {float(10 * rank + i) for i in range(1, 7)}
         assert len(codes & given) >= min(6, 19 // len(states))
+
+
+def test_kmeans_init_refuses_what_is_not_finite_in_one_process(states):
+    assert not state_of(states, "nan")["_codebook.initted"]
 
 
 def test_residual_quantisers_leave_out_the_same(states):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from uefl_kernels import vq_assign
-from uefl_kernels.nn import LossBreakdown
+from uefl_kernels.nn import LossBreakdown, ResidualVQ
 
 from .conftest import normal
 from .nn_layers import KINDS, layer, state
@@ -207,6 +207,23 @@ def test_kmeans_init_does_not_wait_for_the_device(options):
         vq = layer(kmeans_init=True, **options)
         assert vq(torch.empty(5, 30, 8))[0].shape == (5, 30, 8)
     assert not any(module.waiting for module in vq.modules() if hasattr(module, "waiting"))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("make", ["one", "residual", "compiled"])
+def test_kmeans_init_refuses_what_is_not_finite(make, bad):
+    """Before anything changes, the generator included; the same batch with its bad row masked begins."""
+    options = {"dim": 8, "codebook_size": 5, "kmeans_init": True, "kmeans_iters": 1}
+    module = ResidualVQ(num_quantizers=2, **options) if make == "residual" else layer(**options)
+    run = torch.compile(module, fullgraph=True, backend="aot_eager") if make == "compiled" else module
+    x, before, drawn = normal(2, 9, 8), state(module), torch.get_rng_state()
+    x[1, 4, 2] = bad
+    with pytest.raises(RuntimeError, match=r"^VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or"):
+        run(x)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(value, before[name]) for name, value in state(module).items())
+    assert module(x, mask=x.isfinite().all(-1))[0].isfinite().all()
+    assert all(value for name, value in state(module).items() if name.endswith("initted"))
 
 
 def test_kmeans_init_waits_for_rows_and_takes_few():

@@ -159,12 +159,15 @@ class Codebook(Float32Module):
 
         A batch without a single row, over all processes, leaves it to the next one. These are the peer's rounds, not those of ``kmeans``:
         an empty cluster stays where it is, cosine scales the means and not the rows, there is no early end, and processes add up their
-        sums in every round. One op does all heads of a round.
+        sums in every round. One op does all heads of a round. A batch that is not finite, of any process, is refused on the CPU.
         """
         if not self.waiting:
             return
         books, k, d = self.embed.shape
         x = x[mask].float() if mask is not None else x.float()
+        if x.device.type == "cpu":  # elsewhere the host would wait for the answer
+            broken = distributed.all_reduce([x.isfinite().logical_not().any().float().view(1, 1, 1)])[0]
+            torch._assert_async(broken == 0, _BROKEN)  # unlike an if it can be compiled
         split = x.unflatten(-1, (-1, d))
         # Drawn in the order (batch, head, position): the same seed gives the same codewords as the peer.
         samples = split.movedim(-2, 0).reshape(books, -1, d) if books > 1 else split.movedim(-2, min(1, x.dim() - 1)).reshape(1, -1, d)
@@ -188,6 +191,9 @@ class Codebook(Float32Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.waiting = not bool(self.initted)
+
+
+_BROKEN = "VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or replace those rows, or mask them"
 
 
 def _spread(rows: torch.Tensor, books: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:

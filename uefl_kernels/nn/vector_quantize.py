@@ -42,7 +42,7 @@ class VectorQuantize(nn.Module):
         eps: Laplace smoothing of the averaged cluster sizes.
         freeze_codebook: never update the codewords; ``forward`` can override it.
         kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch (which waits for the device
-            if there is a mask, or another process).
+            if there is a mask, or another process), which must be finite: checked on the CPU; on a GPU codewords become NaN.
         kmeans_iters: see there; at least 1 (of the peer, 0 fails in the first batch).
         use_cosine_sim: quantise unit vectors by the angle; the codewords are unit vectors too.
         threshold_ema_dead_code: codewords whose averaged cluster size falls below it are put onto random rows of the batch; 0 = off.
@@ -248,7 +248,7 @@ class VectorQuantize(nn.Module):
         Raises:
             ValueError: a shape that does not fit, or an argument that is not supported.
             TypeError: x is not floating point or the mask not bool, or an argument that nobody knows.
-            RuntimeError: the codewords are not finite (checked on the CPU).
+            RuntimeError: the codewords, or the first batch of ``kmeans_init``, are not finite (checked on the CPU).
         """
         _peer.refuse("VectorQuantize.forward", other, _peer.VECTOR_QUANTIZE_FORWARD)
         self._check(x, mask)
