@@ -92,6 +92,19 @@ def test_follows_tensors_that_the_models_own_forward_reads(change):
     assert not [name for name in vars(model) if name.startswith("_tensor_constant")]
 
 
+def test_functional_call_takes_other_tensors_for_one_call():
+    layer, x, scale = MCDropout(Scaled(), 5), torch.randn(2, 6), torch.full((1, 4), 9.0, requires_grad=True)
+    before = layer(x, seed=1)
+    found = torch.func.functional_call(layer, {"model.scale": scale}, (x,), {"seed": 1})
+    assert all(map(torch.equal, layer(x, seed=1), before))
+    found.entropy.sum().backward()
+    assert scale.grad is not None
+    assert layer.model.scale.grad is None
+    replace_scale(layer.model)
+    layer.model.scale.data.fill_(9.0)
+    assert all(map(torch.equal, layer(x, seed=1), found))
+
+
 def test_a_model_that_stays_is_traced_once(monkeypatch):
     layer, x = MCDropout(Scaled(), 2), torch.randn(2, 6)
     monkeypatch.setattr(layer, "_trace", lambda: pytest.fail("traced anew"))

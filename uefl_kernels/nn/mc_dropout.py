@@ -276,13 +276,23 @@ def _restore(modes: list[tuple[nn.Module, bool]]) -> None:
         module.training = mode
 
 
+class _Tracer(fx.Tracer):
+    """Reads parameters and buffers where the graph runs; what a forward computes from them must be no constant."""
+
+    proxy_buffer_attributes = True
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        for name, parameter in self.root.named_parameters() if type(attr_val) is torch.Tensor else ():
+            if parameter is attr_val:  # functional_call puts plain tensors in their places
+                return self.create_proxy("get_attr", name, (), {})
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
 def _cut(model: nn.Module) -> tuple[_Parts | None, str]:
     """The parts, or None and why there are none. Raises ValueError for a model without dropout."""
     modes = [(module, module.training) for module in model.modules()]
     try:
-        tracer = fx.Tracer()
-        tracer.proxy_buffer_attributes = True  # or what a forward computes from a buffer would be a constant
-        graph = tracer.trace(model.eval())
+        graph = _Tracer().trace(model.eval())
     except Exception as error:  # whatever the model's forward raises when it meets a proxy
         return None, f"{type(model).__name__} cannot be traced ({str(error).strip().splitlines()[0]})"
     finally:
