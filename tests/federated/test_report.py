@@ -145,6 +145,22 @@ def test_curves_at_the_ends_of_the_scale_keep_off_the_frame(tmp_path):
             assert max(ends) < ax.bbox.y1 - half
 
 
+@pytest.mark.parametrize("draw", [plots._draw_clients, plots._draw_many_clients])
+def test_the_entropy_shows_the_threshold_of_each_iteration_on_a_scale_that_fits(tmp_path, draw):
+    lines = run_folder.records()
+    for line in lines:
+        line["entropy"] += 9
+        if line["arm"] == "uefl" and line["round"] in (1, 3):
+            line["threshold"] = 9.5 + line["round"] / 10
+    run = read_run(run_folder.write(tmp_path, lines))
+    ax = draw(run, "entropy").axes[-1]  # of the last client, or of uefl
+    limits = [line.get_xydata().tolist() for line in ax.lines if line.get_linestyle() == "--" and line.get_linewidth() == plots._THRESHOLD]
+    assert limits == [[[0.5, 9.6], [2.5, 9.6]], [[2.5, 9.8], [4.5, 9.8]]]
+    assert 9.4 < ax.get_ylim()[0] < 9.6
+    assert 10 < ax.get_ylim()[1] < 10.2
+    assert plots._thresholds(run, "accuracy", "uefl") == plots._thresholds(run, "entropy", "fedavg") == []
+
+
 @pytest.mark.parametrize("arms", [("fedavg", "fedavg-vq", "uefl"), ("fedul", "fedul-m1", "fedul-m2"), ("supervised", "fedul-m2")])
 def test_arms_that_agree_are_all_seen(tmp_path, arms):
     keys = {"codewords": 32, "rounds": [4], "labeled": 9} if "fedul-m2" in arms else {}

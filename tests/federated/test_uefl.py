@@ -6,6 +6,7 @@ import torch
 from tests.federated.test_fedavg import Meddler
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.algorithms.client import _counts_per_batch
+from uefl.algorithms.uefl import above
 from uefl.clustering import kmeans
 
 
@@ -25,6 +26,13 @@ def test_every_client_sees_the_same_averaged_shared_codebook():
 def test_dropout_passes_differ_between_measurements_of_the_same_model():
     records = finish(arm("uefl", settings(dropout=0.5, rounds=[2]))[0])
     assert all(r["entropy"] != r["entropy_deterministic"] for r in records)
+
+
+def test_a_line_shows_by_how_much_a_client_is_above_the_threshold():
+    entropy = {"a": 0.5, "b": 0.9, "c": 0.502, "d": 0.50001}
+    assert above(0.5, entropy, ["b", "c", "d"]) == "b (1.80 x least), c (1.004 x least), d (1.00002 x least)"
+    assert above(0.0, {"a": 0.0, "b": 0.1}, ["b"]) == "b"
+    assert above(0.5, entropy, []) == ""
 
 
 def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_it():

@@ -35,6 +35,18 @@ def out_of_reach(threshold: float, classes: int) -> str:
     return "" if threshold < most else f" (none of {classes} classes can exceed ln {classes} = {most:.3f}: lower gamma)"
 
 
+def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> str:
+    """These clients' entropies in units of the least one, in as many digits as tell them from the threshold."""
+    least = min(entropy.values())
+    if least == 0:
+        return ", ".join(names)
+
+    def digits(name: str) -> int:
+        return next((d for d in range(2, 15) if f"{entropy[name] / least:.{d}f}" != f"{threshold / least:.{d}f}"), 15)
+
+    return ", ".join(f"{name} ({entropy[name] / least:.{digits(name)}f} x least)" for name in names)
+
+
 class UEFL(FedAvg):
     """FedAvg of encoder and head around a quantiser whose codebook grows for uncertain clients.
 
@@ -161,10 +173,9 @@ class UEFL(FedAvg):
             self.finished = True
         for record in records:
             record["threshold"] = self.threshold
-        least = min(entropy.values())
-        ratios = ", ".join(f"{name} ({entropy[name] / least:.2f} x least)" for name in self.uncertain)
         limit = f"{self.threshold:.3f} nats{out_of_reach(self.threshold, self.classes)}"
-        self.notice(f"after iteration {self.iteration + 1}, entropy above {limit}: {ratios or 'no client'}")
+        clients = above(self.threshold, entropy, self.uncertain)
+        self.notice(f"after iteration {self.iteration + 1}, entropy above {limit}: {clients or 'no client'}")
 
     def codebooks(self) -> dict[str, torch.Tensor]:
         """What each client sees."""

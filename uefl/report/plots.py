@@ -57,6 +57,7 @@ _RC: dict[Any, Any] = {
     "savefig.dpi": 150,
 }
 _WIDEST, _THINNEST = 2.6, 1.4  # lines, in points
+_THRESHOLD = 0.8
 _MARGIN = 0.03
 _MOST_PANELS = 12
 _DEALT = ("digits", "mnist", "fashion_mnist")
@@ -88,10 +89,11 @@ def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
     yield "arms.png", "Arms side by side", band, _draw_arms(run)
     for key in ("accuracy", "entropy"):
         alt = f"{key.capitalize()} per client over the rounds"
+        limit = " Thin dashes: the threshold of each decision." if any(_thresholds(run, key, arm) for arm in run.arms) else ""
         if few:
-            yield f"{key}.png", alt, f"One panel per client. {marks}{starts}", _draw_clients(run, key)
+            yield f"{key}.png", alt, f"One panel per client. {marks}{limit}{starts}", _draw_clients(run, key)
         else:
-            yield f"{key}.png", alt, f"{band} Thin lines: the clients that were extended. {marks}", _draw_many_clients(run, key)
+            yield f"{key}.png", alt, f"{band} Thin lines: the clients that were extended. {marks}{limit}", _draw_many_clients(run, key)
     for arm in run.arms:
         if any(r.get("usage") for r in run.of(arm)):
             whose = ", of the ensemble's first member" if run.config.uncertainty == "ensemble" else ""
@@ -133,6 +135,7 @@ def _draw_clients(run: Run, key: str) -> Figure:
         for arm, values in series.items():
             ax.plot(_rounds(values), values[:, i], marker=_marker(values), **_style(run, arm))
         _finish(ax, run)
+        _draw_threshold(ax, run, key)
         for arm in run.arms:
             _mark(ax, arm, [r["round"] for r in run.of(arm) if r["extended"] and r["client"] == names[i]])
         ax.set_title(_title(run, names[i]))
@@ -143,7 +146,7 @@ def _draw_clients(run: Run, key: str) -> Figure:
         ax.set_xlabel("round")
     for row in panels:
         row[0].set_ylabel(_LABEL[key])
-    _legend(figure, run)
+    _legend(figure, run, key)
     return figure
 
 
@@ -158,12 +161,13 @@ def _draw_many_clients(run: Run, key: str) -> Figure:
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
         _draw_mean(ax, run, arm, key)
         _finish(ax, run)
+        _draw_threshold(ax, run, key, arm)
         _mark(ax, arm, sorted({r["round"] for r in extended}))
         ax.set_title(f"{arm}: {len(who)} of {len(run.clients)} clients extended" if who else arm)
         ax.set_xlabel("round")
     _limit(panels[0], key)
     panels[0].set_ylabel(_LABEL[key])
-    _legend(figure, run)
+    _legend(figure, run, key)
     return figure
 
 
@@ -197,6 +201,21 @@ def _draw_mean(ax: Axes, run: Run, arm: str, key: str) -> None:
     ax.plot(_rounds(values), np.nanmean(values, axis=1), marker=_marker(values), **_style(run, arm))
 
 
+def _thresholds(run: Run, key: str, arm: str) -> list[tuple[int, int, float]]:
+    """Of each iteration with a decision about extensions: its first and last round, and the entropy above which clients were extended."""
+    if key != "entropy":
+        return []
+    found = {r["iteration"]: (r["round"], r["threshold"]) for r in run.of(arm) if r.get("threshold") is not None}
+    starts = {i: min(r["round"] for r in run.of(arm) if r["iteration"] == i) for i in found}
+    return [(starts[i] + 1, last + 1, value) for i, (last, value) in found.items()]
+
+
+def _draw_threshold(ax: Axes, run: Run, key: str, *arms: str) -> None:
+    for arm in arms or run.arms:
+        for first, last, value in _thresholds(run, key, arm):
+            ax.plot([first - 0.5, last + 0.5], [value, value], color=_color(arm), linestyle=_DASHED, linewidth=_THRESHOLD, zorder=1)
+
+
 def _finish(ax: Axes, run: Run) -> None:
     """What all panels share: whole rounds, and a faint line where an iteration begins."""
     length = max(arm["rounds"] for arm in run.arms.values())
@@ -211,9 +230,12 @@ def _finish(ax: Axes, run: Run) -> None:
 def _limit(ax: Axes, key: str) -> None:
     """The natural end of the scale; after everything is drawn, since it stops the automatic scaling of all panels.
 
-    A little of the scale is left beyond it, and above the highest value: half of a line would lie under the frame.
+    Entropies that lie close together, far above 0, fill the scale instead. A little of the scale is left beyond it, and above the
+    highest value: half of a line would lie under the frame.
     """
     low, high = ax.get_ylim()
+    if key == "entropy" and low > high / 2:
+        return
     if key == "entropy":
         ax.set_ylim(-_MARGIN * high, (1 + _MARGIN) * high)
     else:
@@ -231,13 +253,18 @@ def _arm_handles(run: Run) -> list[Line2D]:
     return [Line2D([], [], label=arm, **_style(run, arm)) for arm in run.arms]
 
 
-def _legend(figure: Figure, run: Run) -> None:
+def _legend(figure: Figure, run: Run, key: str) -> None:
     marks = [
         Line2D([], [], label=f"{arm}: codebook extended", color=_color(arm), linestyle="", marker="v")
         for arm in run.arms
         if any(r["extended"] for r in run.of(arm))
     ]
-    handles = [*_arm_handles(run), *marks]
+    limits = [
+        Line2D([], [], label=f"{arm}: threshold", color=_color(arm), linestyle=_DASHED, linewidth=_THRESHOLD)
+        for arm in run.arms
+        if _thresholds(run, key, arm)
+    ]
+    handles = [*_arm_handles(run), *marks, *limits]
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
 
 
