@@ -112,7 +112,7 @@ def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
     seen = []
     build = net.encoders.resnet18
     monkeypatch.setattr(net.encoders, "resnet18", lambda channels, pretrained: (seen.append(pretrained), build(channels, False))[1])
-    cfg = settings(arms=["fedavg"], encoder="resnet18", pretrained=True)
+    cfg = settings(arms=["fedavg"], encoder="resnet18", width=128, pretrained=True)
     weights = net.Net(dataclasses.replace(cfg, pretrained=False), (1, 8, 8), 3).state_dict()
     floats = {name: value for name, value in weights.items() if value.is_floating_point()}
     saved.save(folder / "pretrained.safetensors", cfg, federation(), [(floats, {})])
