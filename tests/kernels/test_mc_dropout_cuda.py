@@ -30,10 +30,6 @@ def forced(request):
     return request.param
 
 
-def takes(name, shape):
-    return name == "cuda" or (len(shape) <= 3 and shape[-1] <= 256)
-
-
 def run(name, device, x, weights, biases, **options):
     with backend(name):
         found = mc_dropout_mlp(x.to(device), [w.to(device) for w in weights], [b.to(device) for b in biases], **options)
@@ -51,8 +47,6 @@ def test_small_masks_are_those_of_the_definition(rows, columns, p, consistent, f
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("shape", TAILS.values(), ids=TAILS)
 def test_small_equals_the_definition(shape, consistent, forced):
-    if not takes(forced, shape):
-        pytest.skip("not taken by Triton")
     x, weights, biases = mlp(shape) if len(shape) > 2 else (mlp((*shape, 3))[0], [torch.eye(shape[1])], [torch.zeros(shape[1])])
     rates = [0.1, *[0.5] * (len(shape) - 3), 0.3] if len(shape) > 2 else [0.0, 0.3]
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -65,8 +59,6 @@ def test_small_equals_the_definition(shape, consistent, forced):
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_small_gradients_are_those_of_the_cpu(shape, forced):
-    if not takes(forced, shape[1:]):
-        pytest.skip("not taken by Triton")
     gradients = []
     for name, device in ((forced, "cuda"), ("reference", "cpu")):
         leaves = [tensor.to(device).requires_grad_() for part in mlp(shape) for tensor in (part if isinstance(part, list) else [part])]

@@ -29,7 +29,11 @@ def test_masks_are_those_of_the_definition(shape, p, consistent):
 
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("logit_dropout", [False, True])
-@pytest.mark.parametrize("shape", [(70, 9, 33, 10), (5, 6, 40, 3), (17, 8, 20), (3, 4, 5, 1), (0, 4, 5, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(70, 9, 33, 10), (5, 6, 40, 3), (17, 8, 20), (3, 4, 5, 1), (0, 4, 5, 2), (70, 5, 33, 66, 10), (5, 4, 9, 300), (0, 3, 4, 5, 2)],
+    ids=str,
+)
 def test_equals_the_definition(shape, logit_dropout, consistent):
     x, weights, biases = mlp(shape)
     options = {"p": 0.3, "passes": 3, "logit_dropout": logit_dropout, "consistent": consistent, "seed": 5}
@@ -49,10 +53,28 @@ def test_strides_and_half_precision():
             torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
 
 
-def test_what_it_does_not_take():
+@pytest.mark.parametrize("activation", ["gelu", "relu", "silu", "tanh"])
+def test_deeper_tails_take_every_activation(activation):
+    """Also on what is not finite: the statistics of those rows alone are NaN."""
     x, weights, biases = mlp((5, 6, 7, 8, 3))
-    with backend("triton"), pytest.raises(RuntimeError, match="the Triton kernel takes one layer after the first dropout"):
-        mc_dropout_mlp(x, weights, biases, p=0.3)
+    x[1, 2] = torch.nan
+    options = {"p": 0.2, "passes": 2, "activation": activation, "seed": 3}
+    with backend("reference"):
+        expected = mc_dropout_mlp(x, weights, biases, **options)
+    with backend("triton"):
+        found = mc_dropout_mlp(x, weights, biases, **options)
+    for name, got, want in zip(FIELDS, found, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=3e-6, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+    assert not found.mean_probs[2:].isnan().any()
+
+
+def test_dropout_of_many_logits():
+    """More classes than one program keeps in registers, in half precision and with any strides."""
+    for logits in (torch.randn(300, 40).T, torch.randn(4, 300).bfloat16()):
+        arguments = (logits, torch.empty(0), [300], [0.3], 3, "gelu", True, torch.tensor(1))
+        found, expected = torch.ops.uefl_triton.mc_dropout_mlp(*arguments), torch.ops.uefl_reference.mc_dropout_mlp(*arguments)
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
 
 
 COMPILE = """
@@ -61,11 +83,15 @@ from tests.kernels.ahead import build
 import uefl_kernels.ops.mc_dropout_mlp.triton as kernels
 
 TYPES = {"seed": "*i64", "keep": "*i1", "scale": "fp32", "logit_scale": "fp32"} | dict.fromkeys(
-    ("x", "weights", "bias", "mean_out", "entropy_out", "variance_out"), "*fp32"
+    ("x", "weights", "bias", "out", "source", "mean_out", "entropy_out", "variance_out", "moment_out"), "*fp32"
 )
 report = []
-for kernel, layers in ((kernels._mask, 0), (kernels._statistics, 0), (kernels._statistics, 1)):
-    constants = {"CONSISTENT": False, "LAYERS": layers, "ROWS": kernels._ROWS, "UNITS": kernels._UNITS, "CLASSES": 16}
+for kernel, layers in (
+    (kernels._mask, 0), (kernels._statistics, 0), (kernels._statistics, 1), (kernels._layer, 0), (kernels._accumulate, 0)
+):
+    constants = {"CONSISTENT": False, "LAYERS": layers, "UNITS": kernels._UNITS, "CLASSES": 16,
+                 "ROWS": kernels._FEW_ROWS if kernel is kernels._accumulate else kernels._ROWS,
+                 "COLUMNS": kernels._COLUMNS, "ACTIVATION": "gelu"}
     for architecture in (80, 90, 100):
         built = build(kernel, architecture, constants, TYPES, "i32")
         report.append({"architecture": architecture, "code": len(built.asm["cubin"]), "shared": built.metadata.shared})
@@ -77,5 +103,5 @@ print(json.dumps(report))
 def test_compiles_for_every_generation(tmp_path):
     rows = ahead.report(COMPILE, tmp_path)
     assert {row["architecture"] for row in rows if row["code"] > 0} == {80, 90, 100}
-    assert len(rows) == 9
+    assert len(rows) == 15
     assert max(row["shared"] for row in rows) < 99 * 1024

@@ -105,8 +105,8 @@ def mc_dropout_mlp(
     threads; so are the results on the CPU. Nothing of size passes x rows is stored.
 
     On a GPU the CUDA C++ kernel takes tails of up to 32 layers and any number of classes; one layer with up to 32 classes, the usual
-    head, is the fast case. The Triton kernel, which runs where CUDA C++ was not built, takes one layer after the first dropout and up
-    to 256 classes; what is larger runs there on the reference, in float64 and pass by pass (an error if Triton was asked for by name).
+    head, is the fast case. Triton, which runs where CUDA C++ was not built, has one launch for tails of one layer and up to 256
+    classes; others take a launch for each layer and pass, and hold what lies between two layers for one pass.
     The gradient is plain PyTorch on every device, pass by pass. None of the GPU code has been run on a GPU yet.
 
     Args:

@@ -1,9 +1,9 @@
-"""The Triton kernel of ``mc_dropout_mlp`` for tails of one layer (or of none), and of its masks. Not run on a GPU yet.
+"""``mc_dropout_mlp`` and its masks in Triton. Not run on a GPU yet.
 
-Deeper tails and more than 256 classes are left to CUDA C++ (``csrc/cuda/mc_dropout_mlp*``), or to the reference where that is not built.
-
-A program has ROWS rows for all passes: in each pass it draws the masks of UNITS units at a time, multiplies what they keep by the
-weights, and adds the probabilities to statistics in registers. Nothing of the size of the passes, or of the masks, is in memory.
+A tail of one layer (or of none) and at most 256 classes is one launch: a program has ROWS rows for all passes, in each pass draws the
+masks of UNITS units at a time, multiplies what they keep by the weights, and adds the probabilities to statistics in registers.
+Other tails are a launch for each layer and pass, and one that adds the pass to the statistics: what lies between two layers is in
+memory for one pass. In neither is anything of the size of the passes, or are masks, in memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -14,10 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..._library import forced
 from . import reference
 
 _ROWS, _UNITS = 64, 32  # rows of a program, units of a step: a multiple of 8
+_COLUMNS = 64  # outputs of a program, or classes of a step
+_FEW_ROWS = 16  # of a program that adds up a pass: more spill
 _MOST_CLASSES = 256
 _PROGRAMS = {"num_warps": 4}
 
@@ -109,6 +110,89 @@ def _statistics(
     tl.store(entropy_out + row, entropy / passes, mask=row < rows)
 
 
+@triton.jit
+def _activate(value, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "gelu":
+        value = 0.5 * value * (1 + tl.erf(value * 0.7071067811865476))
+    if ACTIVATION == "relu":
+        value = tl.where(value < 0, 0.0, value)  # NaN stays
+    if ACTIVATION == "silu":
+        value = value / (1 + tl.exp(-value))
+    if ACTIVATION == "tanh":
+        value = 2 / (1 + tl.exp(-2 * value)) - 1
+    return value
+
+
+@triton.jit(do_not_specialize=["pass_", "stream"])
+def _layer(
+    x, weights, bias, seed, out, rows, inputs, outputs, row_stride, column_stride, pass_, stream, threshold, scale,
+    ACTIVATION: tl.constexpr, CONSISTENT: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """out [rows, outputs]: activation, dropout and product of one layer in one pass."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    counter = row * 0 if CONSISTENT else row
+    unit = tl.arange(0, UNITS)
+    key = tl.load(seed)
+    there = column < outputs
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32) + tl.load(bias + column, mask=there, other=0.0)
+    for start in range(0, inputs, UNITS):
+        at = start + unit
+        inside = (row < rows) & (at[None, :] < inputs)
+        value = tl.load(x + row.to(tl.int64) * row_stride + at[None, :] * column_stride, mask=inside, other=0.0).to(tl.float32)
+        value = _activate(value, ACTIVATION)
+        if threshold > 0:
+            value = tl.where(_bits(key, counter, at[None, :], pass_, stream) >= threshold, value * scale, 0.0)
+        weight = tl.load(weights + column.to(tl.int64) * inputs + at[:, None], mask=there & (at[:, None] < inputs), other=0.0)
+        sums = tl.dot(value, weight, sums, input_precision="ieee")
+    tl.store(out + row.to(tl.int64) * outputs + column, sums, mask=(row < rows) & there)
+
+
+@triton.jit
+def _logits(source, key, row, column, rows, classes, pass_, stream, threshold, scale, CONSISTENT: tl.constexpr):
+    inside = (row < rows) & (column < classes)
+    logits = tl.load(source + row.to(tl.int64) * classes + column, mask=inside, other=0.0)
+    if threshold > 0:
+        bits = _bits(key, row * 0 if CONSISTENT else row, column, pass_, stream)
+        logits = tl.where(bits >= threshold, logits * scale, 0.0)
+    return tl.where(column < classes, logits, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["pass_", "stream"])
+def _accumulate(
+    source, seed, mean_out, entropy_out, moment_out, rows, classes, pass_, stream, threshold, scale,
+    CONSISTENT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Adds the pass with these logits [rows, classes] to the statistics."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    lane = tl.arange(0, COLUMNS)[None, :]
+    key = tl.load(seed)
+    most = tl.full((ROWS, 1), float("-inf"), tl.float32)
+    for start in range(0, classes, COLUMNS):
+        logits = _logits(source, key, row, start + lane, rows, classes, pass_, stream, threshold, scale, CONSISTENT)
+        most = tl.maximum(most, tl.max(logits, 1, keep_dims=True))
+    total, weighted = tl.zeros((ROWS, 1), tl.float32), tl.zeros((ROWS, 1), tl.float32)
+    for start in range(0, classes, COLUMNS):
+        below = _logits(source, key, row, start + lane, rows, classes, pass_, stream, threshold, scale, CONSISTENT) - most
+        powers = tl.exp(below)
+        total += tl.sum(powers, 1, keep_dims=True)
+        weighted += tl.sum(tl.where(powers != 0, powers * below, 0.0), 1, keep_dims=True)
+    before = tl.load(entropy_out + row, mask=row < rows, other=0.0)
+    tl.store(entropy_out + row, before + (tl.log(total) - weighted / total), mask=row < rows)
+    for start in range(0, classes, COLUMNS):
+        column = start + lane
+        logits = _logits(source, key, row, column, rows, classes, pass_, stream, threshold, scale, CONSISTENT)
+        probs = tl.exp(logits - most) / total
+        place = row.to(tl.int64) * classes + column
+        inside = (row < rows) & (column < classes)
+        mean = tl.load(mean_out + place, mask=inside, other=0.0)
+        deviation = probs - mean
+        mean += deviation / (pass_ + 1)
+        tl.store(mean_out + place, mean, mask=inside)
+        moment = tl.load(moment_out + place, mask=inside, other=0.0)
+        tl.store(moment_out + place, moment + deviation * (probs - mean), mask=inside)
+
+
 def dropout_mask(seed: torch.Tensor, rows: int, columns: int, pass_: int, stream: int, p: float, consistent: bool) -> torch.Tensor:
     """bool ``[rows, columns]``, the contract of ``reference.dropout_mask``."""
     keep = torch.empty(rows, columns, dtype=torch.bool, device=seed.device)
@@ -129,15 +213,10 @@ def mc_dropout_mlp(
     consistent: bool,
     seed: torch.Tensor,
 ) -> reference.Stats:
-    """The contract of ``ops/mc_dropout_mlp``; a tail of several layers, or of many classes, is left to the reference."""
+    """The contract of ``ops/mc_dropout_mlp``."""
     layers, classes = len(widths) - 1, widths[-1]
     if layers > 1 or classes > _MOST_CLASSES:
-        if forced() == "triton":
-            raise RuntimeError(
-                f"mc_dropout_mlp: the Triton kernel takes one layer after the first dropout and at most {_MOST_CLASSES} classes, got"
-                f" {layers} layers and {classes} classes; use backend 'auto' or 'reference'"
-            )
-        return reference.mc_dropout_mlp(x, parameters, widths, p, passes, activation, consistent, seed)
+        return _by_layers(x, parameters, widths, p, passes, activation, consistent, seed)
     rows, inputs = x.shape
     mean, variance = (torch.empty(rows, classes, device=x.device) for _ in range(2))
     entropy = torch.empty(rows, device=x.device)
@@ -169,3 +248,36 @@ def mc_dropout_mlp(
                 **_PROGRAMS,
             )
     return mean, entropy, variance
+
+
+def _by_layers(
+    x: torch.Tensor,
+    parameters: torch.Tensor,
+    widths: Sequence[int],
+    p: Sequence[float],
+    passes: int,
+    activation: str,
+    consistent: bool,
+    seed: torch.Tensor,
+) -> reference.Stats:
+    """A launch for each layer of a pass."""
+    rows, classes, tail = len(x), widths[-1], reference.layers(parameters, widths)
+    hidden = [x, *(torch.empty(rows, width, device=x.device) for width in widths[1:])]
+    if not tail:
+        hidden = [x.float().contiguous()]
+    mean, moment = (torch.zeros(rows, classes, device=x.device) for _ in range(2))
+    entropy = torch.zeros(rows, device=x.device)
+    blocks = triton.cdiv(rows, _ROWS)
+    for t in range(passes if rows > 0 else 0):
+        with torch.cuda.device_of(x):
+            for i, (weight, bias) in enumerate(tail):
+                _layer[(blocks, triton.cdiv(widths[i + 1], _COLUMNS))](
+                    hidden[i], weight, bias, seed, hidden[i + 1], rows, widths[i], widths[i + 1], *hidden[i].stride(), t, i,
+                    reference.threshold(p[i]), reference.scale(p[i]), activation if i > 0 else "none", consistent,
+                    _ROWS, _UNITS, _COLUMNS, **_PROGRAMS,
+                )  # fmt: skip
+            _accumulate[(triton.cdiv(rows, _FEW_ROWS),)](
+                hidden[-1], seed, mean, entropy, moment, rows, classes, t, len(tail), reference.threshold(p[-1]), reference.scale(p[-1]),
+                consistent, _FEW_ROWS, _COLUMNS, **_PROGRAMS,
+            )  # fmt: skip
+    return mean, entropy / passes, moment / passes
