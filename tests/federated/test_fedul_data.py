@@ -208,12 +208,12 @@ def test_estimated_priors_of_separable_classes_are_exact():
     images = torch.zeros(300, 1, 4, 4, dtype=torch.uint8)
     images[torch.arange(300), 0, labels] = 255
     sets = [images[labels == 0].numpy(), images[:90].numpy(), images[labels != 1].numpy()]
-    rows = p.estimate_priors(Split(images, labels), sets, "abc")
+    rows = p.PriorEstimator(Split(images, labels), "abc")(sets)
     np.testing.assert_allclose(rows, [[1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0, 0.5]], atol=0.01)
     with pytest.raises(InvalidPriors, match=r"client 'client-0', set \d+: the set is empty; lower sets or raise train_per_client"):
         build(labeled=600, priors="estimated", sets=400)
     with pytest.raises(UserError, match="need 5 labeled images of every class; class 'c' has 3: raise labeled, or add"):
-        p.estimate_priors(Split(images[:11], labels[:11]), sets, "abc")
+        p.PriorEstimator(Split(images[:11], labels[:11]), "abc")
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ def smoothed(priors: Matrix, amount: float) -> Matrix:
     return mixed
 
 
-def estimate_priors(labeled: Split, images: Sequence[npt.NDArray[np.uint8]], classes: Sequence[str], seed: int = 0) -> Matrix:
-    """Estimate the class shares of unlabeled sets from a labeled calibration sample.
+class PriorEstimator:
+    """Estimates the class shares of unlabeled sets from a labeled calibration sample.
 
     A multinomial logistic regression (scikit-learn) is fitted on the pixels of the sample. Its mean output over a set is a mixture
     of its mean outputs over the classes, which five-fold cross-validation measures on the sample; the mixture is solved for by
@@ -92,44 +92,46 @@ def estimate_priors(labeled: Split, images: Sequence[npt.NDArray[np.uint8]], cla
 
     Args:
         labeled: at least five images of every class.
-        images: ``[n_m, C, H, W]`` uint8, one array per set.
         classes: the names of the K classes.
         seed: of the folds.
-
-    Returns:
-        ``[M, K]`` float64.
 
     Raises:
         UserError: a class has fewer than five images in the sample.
     """
-    from scipy.optimize import nnls
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    y = labeled.labels.numpy()
-    counts = np.bincount(y, minlength=len(classes))
-    if counts.min() < 5:
-        raise UserError(
-            f"estimated priors need 5 labeled images of every class; class {classes[int(counts.argmin())]!r} has {counts.min()}: "
-            "raise labeled, or add labeled images to your own"
-        )
+    def __init__(self, labeled: Split, classes: Sequence[str], seed: int = 0) -> None:
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    def pixels(batch: npt.NDArray[np.uint8]) -> Matrix:
-        return batch.reshape(len(batch), -1) / 255.0
+        y = labeled.labels.numpy()
+        counts = np.bincount(y, minlength=len(classes))
+        if counts.min() < 5:
+            raise UserError(
+                f"estimated priors need 5 labeled images of every class; class {classes[int(counts.argmin())]!r} has {counts.min()}: "
+                "raise labeled, or add labeled images to your own"
+            )
+        x = _pixels(labeled.images.numpy())
+        self._model = LogisticRegression(C=0.1, max_iter=200)
+        folds = StratifiedKFold(5, shuffle=True, random_state=seed)
+        held_out = cross_val_predict(self._model, x, y, cv=folds, method="predict_proba")
+        self._of_class = np.stack([held_out[y == k].mean(0) for k in range(len(classes))], axis=1)  # column k: mean output over class k
+        self._model.fit(x, y)
 
-    x = pixels(labeled.images.numpy())
-    model = LogisticRegression(C=0.1, max_iter=200)
-    folds = StratifiedKFold(5, shuffle=True, random_state=seed)
-    held_out = cross_val_predict(model, x, y, cv=folds, method="predict_proba")
-    of_class = np.stack([held_out[y == k].mean(0) for k in range(len(classes))], axis=1)  # column k: mean output over class k
-    model.fit(x, y)
-    rows = []
-    for batch in images:
-        mixture = model.predict_proba(pixels(batch)).mean(0)
-        # the last equation asks for a sum of one, heavily
-        share, _ = nnls(np.vstack([of_class, np.full(len(classes), 1e3)]), np.append(mixture, 1e3))
-        rows.append(share)
-    return normalized(np.array(rows))
+    def __call__(self, images: Sequence[npt.NDArray[np.uint8]]) -> Matrix:
+        """The shares ``[M, K]`` float64 of sets of images ``[n_m, C, H, W]`` uint8."""
+        from scipy.optimize import nnls
+
+        rows = []
+        for batch in images:
+            mixture = self._model.predict_proba(_pixels(batch)).mean(0)
+            # the last equation asks for a sum of one, heavily
+            share, _ = nnls(np.vstack([self._of_class, np.full(len(mixture), 1e3)]), np.append(mixture, 1e3))
+            rows.append(share)
+        return normalized(np.array(rows))
+
+
+def _pixels(batch: npt.NDArray[np.uint8]) -> Matrix:
+    return batch.reshape(len(batch), -1) / 255.0
 
 
 def surrogate_floor(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: bool = False) -> float:

@@ -125,6 +125,7 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
         tests = [take(made.test, torch.from_numpy(part)) for part in dealt]
     rng = _rng(config, "priors")
     corrected, doubts, silos, known = [], [], [], []
+    estimate: priors.PriorEstimator | None = None
     for client, test in zip(made.clients, tests, strict=True):
         table = client.priors
         images = client.images.numpy()
@@ -136,7 +137,8 @@ def build_sets(config: Config, *, data_root: Path | None = None) -> SetFederatio
             for m, batch in enumerate(of_set):
                 if len(batch) == 0:
                     raise InvalidPriors(f"client {client.name!r}, set {m}: the set is empty; lower sets or raise train_per_client")
-            table = priors.estimate_priors(made.labeled, of_set, made.classes, derive(config.seed, "folds") % 2**32)
+            estimate = estimate or priors.PriorEstimator(made.labeled, made.classes, derive(config.seed, "folds") % 2**32)
+            table = estimate(of_set)
         if table is None:
             raise UserError(f"{config.data}: no priors given; add priors.csv or priors.json, or set priors = 'estimated'")
         priors.check_targets(client.name, client.sets.numpy(), len(table))
