@@ -22,3 +22,9 @@ def is_count(value: Any) -> bool:
     """Whether it is an integer of at least 1."""
     number = as_integer(value)
     return number is not None and number >= 1
+
+
+def is_seed(value: Any) -> bool:
+    """Whether it is an integer that seeds masks: from 0 to 2^63 - 1."""
+    number = as_integer(value)
+    return number is not None and 0 <= number < 2**63

@@ -6,9 +6,11 @@ NaN, what a model that has diverged gives, is no error: such a row is wrong in t
 
 from __future__ import annotations
 
+from operator import index
+
 import torch
 
-from ._numbers import as_integer
+from ._numbers import is_count
 
 
 def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -41,9 +43,9 @@ def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tens
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks", eq. 3.
     """
     labels = _check("ece", probs, labels)
-    count = as_integer(bins)
-    if count is None or count < 1:
+    if not is_count(bins):
         raise ValueError(f"ece: bins must be an integer of at least 1, got {bins!r}")
+    count = index(bins)
     confidence, predicted = probs.double().max(-1)
     gap = confidence - (predicted == labels).double()
     which = (confidence * count).long().clamp(0, count - 1)

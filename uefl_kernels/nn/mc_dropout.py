@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from .._numbers import as_integer
+from .._numbers import is_count, is_seed
 from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
 
 _F = nn.functional
@@ -107,7 +108,7 @@ class MCDropout(nn.Module):
     def forward(self, *args: Any, seed: int | None = None, **kwargs: Any) -> MCStats:
         """The statistics of the passes; ``seed`` of the masks, or None: they follow torch's generator."""
         passes, max_rows = _count("passes", self.passes), _count("max_rows", self.max_rows)
-        if seed is not None and ((number := as_integer(seed)) is None or not 0 <= number < 2**63):
+        if seed is not None and not is_seed(seed):
             raise ValueError(f"MCDropout: seed must be an integer in [0, 2^63) or None, got {seed!r}")
         if self._seen != _modules(self.model) or (self._parts is not None and not self._parts.reads_from(self.model)):
             self._trace()  # a module was replaced, has hooks now or drops where it did not, or a tensor was replaced
@@ -167,10 +168,9 @@ def _modules(model: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
 
 
 def _count(name: str, value: Any) -> int:
-    number = as_integer(value)
-    if number is None or number < 1:
+    if not is_count(value):
         raise ValueError(f"MCDropout: {name} must be an integer of at least 1, got {value!r}")
-    return number
+    return index(value)
 
 
 def _no_dropout(model: nn.Module) -> str:

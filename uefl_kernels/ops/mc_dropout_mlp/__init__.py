@@ -11,7 +11,7 @@ import torch
 
 from ..._checks import check_tensor
 from ..._library import define, define_autograd, define_triton, once_differentiable, resolve
-from ..._numbers import as_integer, is_count
+from ..._numbers import as_integer, is_count, is_seed
 from . import backward, reference
 
 _NUMBER = (int, float, np.integer, np.floating)
@@ -235,7 +235,7 @@ def _check(
         raise ValueError(f"{op}: passes must be an integer of at least 1, got {passes!r}")
     if not isinstance(activation, str) or activation not in reference.ACTIVATIONS:
         raise ValueError(f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}")
-    if seed is not None and ((number := as_integer(seed)) is None or not 0 <= number < 2**63):
+    if seed is not None and not is_seed(seed):
         raise ValueError(f"{op}: seed must be an integer in [0, 2^63) or None, got {seed!r}")
     rates = [0.0] * (not input_dropout) + rates + [0.0] * (not logit_dropout)
     first = next((i for i, rate in enumerate(rates) if rate > 0), len(weights))  # the layers before it are torch's

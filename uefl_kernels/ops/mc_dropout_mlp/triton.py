@@ -214,19 +214,19 @@ def mc_dropout_mlp(
     seed: torch.Tensor,
 ) -> reference.Stats:
     """The contract of ``ops/mc_dropout_mlp``."""
-    layers, classes = len(widths) - 1, widths[-1]
-    if layers > 1 or classes > _MOST_CLASSES:
-        return _by_layers(x, parameters, widths, p, passes, activation, consistent, seed)
+    tail, classes = reference.layers(parameters, widths), widths[-1]
+    if len(tail) > 1 or classes > _MOST_CLASSES:
+        return _by_layers(x, tail, classes, p, passes, activation, consistent, seed)
     rows, inputs = x.shape
     mean, variance = (torch.empty(rows, classes, device=x.device) for _ in range(2))
     entropy = torch.empty(rows, device=x.device)
     if rows > 0:
-        weights, bias = parameters[: classes * inputs], parameters[classes * inputs :]
+        weights, bias = tail[0] if tail else (parameters, parameters)  # of none: not read
         with torch.cuda.device_of(x):
             _statistics[(triton.cdiv(rows, _ROWS),)](
                 x,
-                weights if layers else parameters,
-                bias if layers else parameters,
+                weights,
+                bias,
                 seed,
                 mean,
                 entropy,
@@ -236,12 +236,12 @@ def mc_dropout_mlp(
                 classes,
                 *x.stride(),
                 passes,
-                reference.threshold(p[0]) if layers else 0,
+                reference.threshold(p[0]) if tail else 0,
                 reference.threshold(p[-1]),
                 reference.scale(p[0]),
                 reference.scale(p[-1]),
                 consistent,
-                layers,
+                len(tail),
                 _ROWS,
                 _UNITS,
                 max(16, triton.next_power_of_2(classes)),
@@ -252,8 +252,8 @@ def mc_dropout_mlp(
 
 def _by_layers(
     x: torch.Tensor,
-    parameters: torch.Tensor,
-    widths: Sequence[int],
+    tail: list[tuple[torch.Tensor, torch.Tensor]],
+    classes: int,
     p: Sequence[float],
     passes: int,
     activation: str,
@@ -261,8 +261,8 @@ def _by_layers(
     seed: torch.Tensor,
 ) -> reference.Stats:
     """A launch for each layer of a pass."""
-    rows, classes, tail = len(x), widths[-1], reference.layers(parameters, widths)
-    hidden = [x, *(torch.empty(rows, width, device=x.device) for width in widths[1:])]
+    rows = len(x)
+    hidden = [x, *(torch.empty(rows, len(bias), device=x.device) for _, bias in tail)]
     if not tail:
         hidden = [x.float().contiguous()]
     mean, moment = (torch.zeros(rows, classes, device=x.device) for _ in range(2))
@@ -271,8 +271,8 @@ def _by_layers(
     for t in range(passes if rows > 0 else 0):
         with torch.cuda.device_of(x):
             for i, (weight, bias) in enumerate(tail):
-                _layer[(blocks, triton.cdiv(widths[i + 1], _COLUMNS))](
-                    hidden[i], weight, bias, seed, hidden[i + 1], rows, widths[i], widths[i + 1], *hidden[i].stride(), t, i,
+                _layer[(blocks, triton.cdiv(len(bias), _COLUMNS))](
+                    hidden[i], weight, bias, seed, hidden[i + 1], rows, *weight.shape[::-1], *hidden[i].stride(), t, i,
                     reference.threshold(p[i]), reference.scale(p[i]), activation if i > 0 else "none", consistent,
                     _ROWS, _UNITS, _COLUMNS, **_PROGRAMS,
                 )  # fmt: skip
