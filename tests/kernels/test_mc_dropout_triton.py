@@ -1,5 +1,7 @@
 """The Triton kernel of mc_dropout_mlp: interpreted against the definition, and compiled ahead of time for three generations of GPU."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -77,12 +79,32 @@ def test_dropout_of_many_logits():
             torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
 
 
+@pytest.mark.parametrize("widths", [(3,), (3, 4), (3, 5, 4)], ids=str)
+def test_units_more_than_2_31_elements_apart(widths):
+    """x is stored by columns, which lie in 4 GB of address space: few pages of it are touched."""
+    stride = 1 << 30
+    x = torch.empty(2 * stride + 2, dtype=torch.bfloat16).as_strided((2, 3), (1, stride))
+    x.copy_(torch.randn(2, 3))
+    count = sum(outputs * (inputs + 1) for inputs, outputs in itertools.pairwise(widths))
+    arguments = (x, torch.randn(count), widths, [0.3] * len(widths), 3, "relu", False, torch.tensor(1))
+    found, expected = torch.ops.uefl_triton.mc_dropout_mlp(*arguments), torch.ops.uefl_reference.mc_dropout_mlp(*arguments)
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
+
+
+def test_masks_of_late_passes():
+    """Words of 32 bits count the passes and the streams."""
+    arguments = (torch.tensor(9), 3, 20, 2**32 - 1, 2**31, 0.5, False)
+    assert torch.equal(torch.ops.uefl_triton.dropout_mask(*arguments), torch.ops.uefl_reference.dropout_mask(*arguments))
+
+
 COMPILE = """
 import json
 from tests.kernels.ahead import build
 import uefl_kernels.ops.mc_dropout_mlp.triton as kernels
 
-TYPES = {"seed": "*i64", "keep": "*i1", "scale": "fp32", "logit_scale": "fp32"} | dict.fromkeys(
+TYPES = {"seed": "*i64", "keep": "*i1", "scale": "fp32", "logit_scale": "fp32"}
+TYPES |= dict.fromkeys(("rows", "row_stride", "column_stride"), "i64") | dict.fromkeys(
     ("x", "weights", "bias", "out", "source", "mean_out", "entropy_out", "variance_out", "moment_out"), "*fp32"
 )
 report = []

@@ -55,6 +55,11 @@ def test_set_proportion_equals_the_reference(dtype):
             assert_near(a, b, dtype, max(1.0, scale / 4), CUT)
 
 
+def test_more_classes_than_a_tile_holds_are_refused():
+    with backend("triton"), pytest.raises(ValueError, match="takes at most 16384 classes, got 16385; use backend 'reference'"):
+        set_proportion_loss(torch.zeros(2, 16385), torch.tensor([0, 2]), torch.full((1, 16385), 1 / 16385))
+
+
 def test_values_that_the_cpu_refuses_give_nan():
     logits, _, matrix, _ = transition_case("small")
     with backend("triton"):

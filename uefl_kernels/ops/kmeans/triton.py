@@ -53,7 +53,7 @@ def _weighted(x, weights, middle, row, j, valid, stride_n, stride_d, WEIGHTED: t
     return value
 
 
-@triton.jit(do_not_specialize=["n", "k"])
+@triton.jit(do_not_specialize=["n", "k", "spread"])
 def _far(
     x, weights, mass_scale, centres, labels, masses, ended, keys, n: tl.int64, k, stride_n: tl.int64, stride_d: tl.int64, spread: tl.int64,
     WEIGHTED: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, CLUSTERS: tl.constexpr,
@@ -83,7 +83,7 @@ def _far(
         tl.store(keys + row, tl.where(takes_part, key, -1), mask=valid)
 
 
-@triton.jit(do_not_specialize=["n", "k"])
+@triton.jit(do_not_specialize=["n", "k", "spread"])
 def _fill(masses, ended, keys, taken, count, n: tl.int64, k, spread: tl.int64, KEYS: tl.constexpr, CLUSTERS: tl.constexpr):
     """taken [count]: the row that each empty cluster takes, the farthest one first. One program."""
     wanted = _empty(masses, k, CLUSTERS)

@@ -21,6 +21,7 @@ from . import reference
 _BLOCK = 1024  # rows whose potential is summed up
 _ROWS, _ELEMENTS = 64, 32  # of a tile; not tuned on a GPU yet
 _SUMS = 1024  # blocks that are added up at once
+_DRAWN = ["drawn", "chosen"]  # where the rows of a round go: every other one is not aligned to 16 bytes, which compiles nothing anew
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def _potential(units, row, valid, square):
     return tl.where(valid, _fixed(tl.load(units + row, mask=valid, other=0.0) * square.to(tl.float64)), 0)
 
 
-@triton.jit(do_not_specialize=["round", "restart", "stage", "blocks"])
+@triton.jit(do_not_specialize=["seed", "round", "restart", "stage", "n", "blocks"], do_not_specialize_on_alignment=_DRAWN)
 def _draw(
     units, nearest, sums, left, left_sums, drawn, seed: tl.int64, round: tl.int32, restart: tl.int32, stage: tl.int32, n: tl.int64,
     blocks: tl.int32, BLOCK: tl.constexpr, SUMS: tl.constexpr,
@@ -83,7 +84,7 @@ def _draw(
     tl.store(drawn + tl.program_id(0), found * BLOCK + tl.sum(passed.to(tl.int64), 0))
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "n"], do_not_specialize_on_alignment=_DRAWN)
 def _compare(
     values, units, nearest, drawn, potentials, count: tl.int32, n: tl.int64,
     D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, CANDIDATES: tl.constexpr,
@@ -102,7 +103,7 @@ def _compare(
     tl.store(potentials + block * CANDIDATES + candidate, sums)
 
 
-@triton.jit(do_not_specialize=["count", "blocks"])
+@triton.jit(do_not_specialize=["count", "blocks"], do_not_specialize_on_alignment=_DRAWN)
 def _take(
     potentials, drawn, chosen, left, left_sums, count: tl.int32, blocks: tl.int32, BLOCK: tl.constexpr, SUMS: tl.constexpr,
     CANDIDATES: tl.constexpr,
@@ -121,7 +122,7 @@ def _take(
     tl.store(left + row, tl.zeros((), tl.int64))
 
 
-@triton.jit(do_not_specialize=["first", "count"])
+@triton.jit(do_not_specialize=["first", "count", "n"], do_not_specialize_on_alignment=_DRAWN)
 def _improve(
     values, units, nearest, owner, chosen, sums, first: tl.int32, count: tl.int32, n: tl.int64,
     D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,

@@ -35,8 +35,8 @@ def _probs_backward(
     GROUPED: tl.constexpr, WIDE: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """One tile of classes of one row; the log-sum-exp of a set is computed anew for each tile."""
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * CLASSES + tl.arange(0, CLASSES)
+    tiles, program = tl.cdiv(k, CLASSES), tl.program_id(0).to(tl.int64)
+    row, j = program // tiles, (program % tiles).to(tl.int32) * CLASSES + tl.arange(0, CLASSES)
     z = logits + row * stride_b
     group = tl.load(groups + row) if GROUPED else tl.zeros((), tl.int64)
     inside = (group >= 0) & (group < g)
@@ -87,7 +87,7 @@ def log_transition_probs_backward(
     if gradient.numel():
         computed_in, classes = tile(logits)
         with torch.cuda.device_of(logits):
-            _probs_backward[(logits.shape[0], triton.cdiv(k, classes))](
+            _probs_backward[(logits.shape[0] * triton.cdiv(k, classes),)](
                 grad.contiguous(), logits, matrix, marginal, of_row, gradient, g, m, k, *logits.stride(),
                 groups is not None, computed_in, classes,
             )  # fmt: skip

@@ -21,14 +21,16 @@ _COLUMNS = 64  # outputs of a program, or classes of a step
 _FEW_ROWS = 16  # of a program that adds up a pass: more spill
 _MOST_CLASSES = 256
 _PROGRAMS = {"num_warps": 4}
+# Run-time values: another number of rows or passes does not recompile. Widths and strides stay special, as they decide the loads.
+_RUN = ["rows", "passes", "pass_", "stream", "threshold", "logit_threshold"]
 
 
 @triton.jit
 def _bits(seed, row, column, pass_, stream):
-    """16 random bits of each unit, as ops/mc_dropout_mlp/reference.py draws them; row, column: int32, broadcast."""
-    zero = row * 0 + column * 0
-    block = zero + column // 8
-    word0, word1, word2, word3 = tl.philox(seed, zero + pass_, zero + row, zero + stream, block)
+    """16 random bits of each unit, as ops/mc_dropout_mlp/reference.py draws them; row, column: broadcast, words of 32 bits count."""
+    zero = (row * 0 + column * 0).to(tl.int32)
+    block = zero + (column // 8).to(tl.int32)
+    word0, word1, word2, word3 = tl.philox(seed, (zero + pass_).to(tl.int32), zero + row.to(tl.int32), (zero + stream).to(tl.int32), block)
     which = column % 8 // 2
     low = tl.where(which == 0, word0, word1)
     high = tl.where(which == 2, word2, word3)
@@ -37,15 +39,24 @@ def _bits(seed, row, column, pass_, stream):
 
 
 @triton.jit
-def _mask(seed, keep, rows, columns, pass_, stream, threshold, CONSISTENT: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = (tl.program_id(1) * UNITS + tl.arange(0, UNITS))[None, :]
+def _tile(rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows [ROWS, 1] and columns [1, COLUMNS], int64, of a program: in a grid of one dimension, since the others end at 65535."""
+    blocks, program = tl.cdiv(rows, ROWS), tl.program_id(0).to(tl.int64)
+    return (program % blocks * ROWS + tl.arange(0, ROWS))[:, None], (program // blocks * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+
+
+@triton.jit(do_not_specialize=[*_RUN, "columns"])
+def _mask(
+    seed, keep, rows: tl.int64, columns: tl.int64, pass_: tl.int64, stream: tl.int64, threshold: tl.int32,
+    CONSISTENT: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    row, column = _tile(rows, ROWS, UNITS)
     bits = _bits(tl.load(seed), row * 0 if CONSISTENT else row, column, pass_, stream)
     inside = (row < rows) & (column < columns)
-    tl.store(keep + row.to(tl.int64) * columns + column, bits >= threshold, mask=inside)
+    tl.store(keep + row * columns + column, bits >= threshold, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_RUN)
 def _statistics(
     x,
     weights,
@@ -54,11 +65,11 @@ def _statistics(
     mean_out,
     entropy_out,
     variance_out,
-    rows,
+    rows: tl.int64,
     inputs,
     classes,
-    row_stride,
-    column_stride,
+    row_stride: tl.int64,
+    column_stride: tl.int64,
     passes,
     threshold,
     logit_threshold,
@@ -70,7 +81,7 @@ def _statistics(
     UNITS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     counter = row * 0 if CONSISTENT else row
     unit = tl.arange(0, UNITS)
     column = tl.arange(0, CLASSES)[None, :]
@@ -86,13 +97,13 @@ def _statistics(
             for start in range(0, inputs, UNITS):
                 at = start + unit
                 there = (row < rows) & (at[None, :] < inputs)
-                value = tl.load(x + row.to(tl.int64) * row_stride + at[None, :] * column_stride, mask=there, other=0.0).to(tl.float32)
+                value = tl.load(x + row * row_stride + at[None, :].to(tl.int64) * column_stride, mask=there, other=0.0).to(tl.float32)
                 if threshold > 0:
                     value = tl.where(_bits(key, counter, at[None, :], t, 0) >= threshold, value * scale, 0.0)
-                weight = tl.load(weights + column * inputs + at[:, None], mask=is_class & (at[:, None] < inputs), other=0.0)
+                weight = tl.load(weights + column.to(tl.int64) * inputs + at[:, None], mask=is_class & (at[:, None] < inputs), other=0.0)
                 logits = tl.dot(value, weight, logits, input_precision="ieee")
         else:
-            logits = tl.load(x + row.to(tl.int64) * row_stride + column * column_stride, mask=inside, other=0.0).to(tl.float32)
+            logits = tl.load(x + row * row_stride + column.to(tl.int64) * column_stride, mask=inside, other=0.0).to(tl.float32)
         if logit_threshold > 0:
             logits = tl.where(_bits(key, counter, column, t, LAYERS) >= logit_threshold, logits * logit_scale, 0.0)
         logits = tl.where(is_class, logits, float("-inf"))
@@ -104,7 +115,7 @@ def _statistics(
         deviation = probs - mean
         mean += deviation / (t + 1)
         moment += deviation * (probs - mean)
-    place = row.to(tl.int64) * classes + column
+    place = row * classes + column
     tl.store(mean_out + place, mean, mask=inside)
     tl.store(variance_out + place, moment / passes, mask=inside)
     tl.store(entropy_out + row, entropy / passes, mask=row < rows)
@@ -123,14 +134,13 @@ def _activate(value, ACTIVATION: tl.constexpr):
     return value
 
 
-@triton.jit(do_not_specialize=["pass_", "stream"])
+@triton.jit(do_not_specialize=_RUN)
 def _layer(
-    x, weights, bias, seed, out, rows, inputs, outputs, row_stride, column_stride, pass_, stream, threshold, scale,
-    ACTIVATION: tl.constexpr, CONSISTENT: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, weights, bias, seed, out, rows: tl.int64, inputs, outputs, row_stride: tl.int64, column_stride: tl.int64, pass_, stream, threshold,
+    scale, ACTIVATION: tl.constexpr, CONSISTENT: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """out [rows, outputs]: activation, dropout and product of one layer in one pass."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    row, column = _tile(rows, ROWS, COLUMNS)
     counter = row * 0 if CONSISTENT else row
     unit = tl.arange(0, UNITS)
     key = tl.load(seed)
@@ -139,32 +149,32 @@ def _layer(
     for start in range(0, inputs, UNITS):
         at = start + unit
         inside = (row < rows) & (at[None, :] < inputs)
-        value = tl.load(x + row.to(tl.int64) * row_stride + at[None, :] * column_stride, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + row * row_stride + at[None, :].to(tl.int64) * column_stride, mask=inside, other=0.0).to(tl.float32)
         value = _activate(value, ACTIVATION)
         if threshold > 0:
             value = tl.where(_bits(key, counter, at[None, :], pass_, stream) >= threshold, value * scale, 0.0)
-        weight = tl.load(weights + column.to(tl.int64) * inputs + at[:, None], mask=there & (at[:, None] < inputs), other=0.0)
+        weight = tl.load(weights + column * inputs + at[:, None], mask=there & (at[:, None] < inputs), other=0.0)
         sums = tl.dot(value, weight, sums, input_precision="ieee")
-    tl.store(out + row.to(tl.int64) * outputs + column, sums, mask=(row < rows) & there)
+    tl.store(out + row * outputs + column, sums, mask=(row < rows) & there)
 
 
 @triton.jit
 def _logits(source, key, row, column, rows, classes, pass_, stream, threshold, scale, CONSISTENT: tl.constexpr):
     inside = (row < rows) & (column < classes)
-    logits = tl.load(source + row.to(tl.int64) * classes + column, mask=inside, other=0.0)
+    logits = tl.load(source + row * classes + column, mask=inside, other=0.0)
     if threshold > 0:
         bits = _bits(key, row * 0 if CONSISTENT else row, column, pass_, stream)
         logits = tl.where(bits >= threshold, logits * scale, 0.0)
     return tl.where(column < classes, logits, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["pass_", "stream"])
+@triton.jit(do_not_specialize=_RUN)
 def _accumulate(
-    source, seed, mean_out, entropy_out, moment_out, rows, classes, pass_, stream, threshold, scale,
+    source, seed, mean_out, entropy_out, moment_out, rows: tl.int64, classes, pass_, stream, threshold, scale,
     CONSISTENT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Adds the pass with these logits [rows, classes] to the statistics."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     lane = tl.arange(0, COLUMNS)[None, :]
     key = tl.load(seed)
     most = tl.full((ROWS, 1), float("-inf"), tl.float32)
@@ -183,7 +193,7 @@ def _accumulate(
         column = start + lane
         logits = _logits(source, key, row, column, rows, classes, pass_, stream, threshold, scale, CONSISTENT)
         probs = tl.exp(logits - most) / total
-        place = row.to(tl.int64) * classes + column
+        place = row * classes + column
         inside = (row < rows) & (column < classes)
         mean = tl.load(mean_out + place, mask=inside, other=0.0)
         deviation = probs - mean
@@ -197,7 +207,7 @@ def dropout_mask(seed: torch.Tensor, rows: int, columns: int, pass_: int, stream
     """bool ``[rows, columns]``, the contract of ``reference.dropout_mask``."""
     keep = torch.empty(rows, columns, dtype=torch.bool, device=seed.device)
     if keep.numel() > 0:
-        grid = (triton.cdiv(rows, _ROWS), triton.cdiv(columns, _UNITS))
+        grid = (triton.cdiv(rows, _ROWS) * triton.cdiv(columns, _UNITS),)
         with torch.cuda.device_of(seed):
             _mask[grid](seed, keep, rows, columns, pass_, stream, reference.threshold(p), consistent, _ROWS, _UNITS, **_PROGRAMS)
     return keep
@@ -271,7 +281,7 @@ def _by_layers(
     for t in range(passes if rows > 0 else 0):
         with torch.cuda.device_of(x):
             for i, (weight, bias) in enumerate(tail):
-                _layer[(blocks, triton.cdiv(len(bias), _COLUMNS))](
+                _layer[(blocks * triton.cdiv(len(bias), _COLUMNS),)](
                     hidden[i], weight, bias, seed, hidden[i + 1], rows, *weight.shape[::-1], *hidden[i].stride(), t, i,
                     reference.threshold(p[i]), reference.scale(p[i]), activation if i > 0 else "none", consistent,
                     _ROWS, _UNITS, _COLUMNS, **_PROGRAMS,

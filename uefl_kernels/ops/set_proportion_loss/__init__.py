@@ -59,7 +59,7 @@ def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions
         NaN; a class with a positive proportion that is -inf in all rows of its set makes the loss +inf and the gradient NaN.
 
     Raises:
-        TypeError, ValueError: dtypes, shapes or devices that do not fit.
+        TypeError, ValueError: dtypes, shapes or devices that do not fit; more than 16384 classes in Triton.
         RuntimeError: on the CPU: offsets that do not cover the rows, an empty set, a proportion that is negative or not
             finite, proportions of a set that do not sum to 1 within 1e-3. On a GPU, where a check would stall the device, an empty
             set gives NaN, and proportions are taken as they are.

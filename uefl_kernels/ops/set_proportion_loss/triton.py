@@ -13,6 +13,7 @@ import triton.language as tl
 from ..transition_nll.reference import loss_dtype
 
 _ELEMENTS = 2048  # of a tile of rows and all classes
+_MOST_CLASSES = 1 << 14  # a tile has all of them: beyond, registers are far too few
 
 
 @triton.jit
@@ -67,6 +68,8 @@ def set_proportion_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The contract of ``reference.py``, without its errors; rows that belong to no set have gradient 0."""
     n, k = logits.shape
+    if k > _MOST_CLASSES:
+        raise ValueError(f"set_proportion_loss: the Triton kernel takes at most {_MOST_CLASSES} classes, got {k}; use backend 'reference'")
     wide = loss_dtype(logits)
     loss = logits.new_empty(proportions.shape[0], dtype=wide)
     gradient = torch.zeros(logits.shape if with_gradient else (0,), dtype=logits.dtype, device=logits.device)

@@ -305,13 +305,17 @@ def _device(index: int | None) -> tuple[tuple[int, int], int]:
     return (properties.major, properties.minor), int(properties.multi_processor_count)
 
 
-def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """x as [1, outputs / books, books * d] and True where a view can be that, else as [A, B, D] (copied where two strides do not do)."""
+def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool, tuple[int, ...]]:
+    """x as [1, outputs / books, books * d] and True where a view can be that, else as [A, B, D] (copied where two strides do not do).
+
+    And its strides, 0 for a first dimension that is made here: it would be N * D, and another kernel where that is divisible by 16.
+    """
     width = codebook.shape[-1] if codebook.dim() == 2 else x.shape[-1]
     try:
-        return x.view(1, -1, width), True
+        rows, flat = x.view(1, -1, width), True
     except RuntimeError:
-        return x.flatten(1, -2) if x.dim() > 2 else x.reshape(1, -1, x.shape[-1]), False
+        rows, flat = x.flatten(1, -2) if x.dim() > 2 else x.reshape(1, -1, x.shape[-1]), False
+    return rows, flat, (0 if flat or x.dim() <= 2 else rows.stride(0), *rows.stride()[1:])
 
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
@@ -329,7 +333,7 @@ def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, ta
         return indices, x.new_zeros(0, dtype=torch.float64)
     if k >= (1 << 31) - _PADDING or d > 1 << 16:
         raise ValueError(f"vq_assign: codebook {list(codebook.shape)} is too large for Triton, expected K < 2^31 - 128 and d <= 2^16")
-    rows, flat = _rows(x, codebook)
+    rows, flat, strides = _rows(x, codebook)
     l2, width = metric == "l2", _width(d)
     capability, processors = _device(x.device.index)
     first, second = config(capability, width), config_listed(width)
@@ -337,7 +341,7 @@ def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, ta
         packed = _packed(codebook, l2)
         books = packed.mu.shape[0]
         listed = torch.empty(outputs, dtype=torch.int64, device=x.device)
-        shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, k, *rows.stride())
+        shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, k, *strides)
         arrays = (rows, packed.mu, packed.codes, packed.half_norms, packed.header, indices, listed)
         programs, wanted = triton.cdiv(outputs // books, first.rows) * books, tail.counts is not None
         later = triton.cdiv(outputs, _OPEN_ROWS) if wanted else 0

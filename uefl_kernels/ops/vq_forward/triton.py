@@ -60,8 +60,8 @@ def add(x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: 
     outputs = indices.numel()
     if outputs == 0:
         return
-    rows, flat = _rows(x, codebook)
-    shape = (outputs, rows.shape[1], indices.shape[-1], len(fixed) // k, k, *rows.stride())
+    rows, flat, strides = _rows(x, codebook)
+    shape = (outputs, rows.shape[1], indices.shape[-1], len(fixed) // k, k, *strides)
     with torch.cuda.device_of(x):
         _add[(triton.cdiv(outputs, _ROWS),)](
             rows, indices, scales, (scales > 0).any().int(), fixed, *shape, flat, d, _ROWS, min(_ELEMENTS, 1 << (d - 1).bit_length())
