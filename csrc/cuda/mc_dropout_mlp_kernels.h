@@ -86,9 +86,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 3 : 2) head(Problem p
     float logits[kPasses][kBlocks][4] = {};
     for (int block = 0; block < problem.unit_blocks; ++block) {
       Units kept[kPasses];
-      kept[0] = kept[1] = load_units(rows + block * kVectors, lane);
+      kept[0] = kept[1] = load_units(rows + int64_t{block} * kVectors, lane);
       masks.drop(kept, problem.thresholds[0], static_cast<uint32_t>(4 * block + t));
-      multiply_block<kBlocks>(kept, layer.weights + block * (4 * kBlocks * kWarp), lane, logits);
+      multiply_block<kBlocks>(kept, layer.weights + int64_t{block} * (4 * kBlocks * kWarp), lane, logits);
     }
     UEFL_UNROLL
     for (int p = 0; p < kPasses; ++p) {
@@ -133,21 +133,21 @@ __device__ inline void add_pass(const Problem& problem, const float4* logits, in
   };
   Softmax softmax[2];
   for (int block = 0; block < blocks; ++block) {
-    const Units units = load_units(logits + block * kVectors, lane);
+    const Units units = load_units(logits + int64_t{block} * kVectors, lane);
     UEFL_UNROLL
     for (int i = 0; i < 16; ++i) softmax[i / 8].most = fmaxf(softmax[i / 8].most, logit(units, block, i / 8, i % 8));
   }
   UEFL_UNROLL
   for (int h = 0; h < 2; ++h) softmax[h].most = row_max(softmax[h].most);
   for (int block = 0; block < blocks; ++block) {
-    const Units units = load_units(logits + block * kVectors, lane);
+    const Units units = load_units(logits + int64_t{block} * kVectors, lane);
     UEFL_UNROLL
     for (int i = 0; i < 16; ++i) softmax[i / 8].add(logit(units, block, i / 8, i % 8));
   }
   UEFL_UNROLL
   for (int h = 0; h < 2; ++h) softmax[h].sum_up();
   for (int block = 0; block < blocks; ++block) {
-    Units units = load_units(logits + block * kVectors, lane);
+    Units units = load_units(logits + int64_t{block} * kVectors, lane);
     UEFL_UNROLL
     for (int h = 0; h < 2; ++h) {
       UEFL_UNROLL

@@ -92,7 +92,7 @@ __global__ void pack_weights(const float* weights, int inputs, int outputs, int 
     const auto at = [&](int j) { return output < outputs && unit + j < inputs ? weights[output * inputs + unit + j] * scale : 0.0f; };
     const float first = at(0), second = at(1), head0 = first_bits(first), head1 = first_bits(second);
     // Half of the last of the 11 bits of a rest more, so that cutting rounds.
-    const auto rounded = [](float rest) { return __int_as_float(__float_as_int(rest) + 0x1000); };
+    const auto rounded = [](float rest) { return __int_as_float(static_cast<int>(bits(rest) + 0x1000)); };
     packed[i] = {head0, head1, first_bits(rounded(first - head0)), first_bits(rounded(second - head1))};
   }
 }

@@ -2,13 +2,13 @@
 // comes first.
 #include <algorithm>
 #include <cmath>
-#include <memory>
+#include <cstring>
 
 #include "check.h"
 #include "cpu/mc_dropout_mlp.h"
 #include "cuda/emulation.h"
 #include "cuda/emulation_mma.h"
-#include "cuda/mc_dropout_mlp_kernels.h"
+#include "cuda/mc_dropout_mlp_plan.h"
 
 namespace cuda = uefl::cuda::mc_dropout;
 namespace cpu = uefl::cpu;
@@ -27,7 +27,6 @@ struct Case {
   McActivation activation = McActivation::gelu;
   bool consistent = false;
   bool transposed = false;  // x is stored [widths[0], rows]
-  int64_t first_row = 0;    // of the rows that the GPU is given, a multiple of 16
 
   int64_t inputs() const { return widths[0]; }
   int64_t classes() const { return widths.back(); }
@@ -45,63 +44,50 @@ static Stats on_cpu(const Case& c, const std::vector<float>& x, const std::vecto
   return found;
 }
 
-// What cuda/mc_dropout_mlp.cu does, for the rows from first_row on, with few blocks, so that the loops over the grid turn.
-static Stats on_gpu(const Case& c, const std::vector<float>& x, const std::vector<float>& parameters) {
-  const int64_t rows = c.rows - c.first_row;
-  const auto problem = std::make_unique<cuda::Problem>();
-  problem->depth = static_cast<int>(c.widths.size()) - 1;
-  const bool small = problem->depth == 1 && c.classes() <= 32;
-  const int n = small && c.classes() <= 16 ? 2 : 4;
-  problem->tiles = static_cast<int>((rows + 15) / 16), problem->first_row = c.first_row;
-  problem->unit_blocks = static_cast<int>((c.inputs() + 31) / 32);
-  problem->classes = static_cast<int>(c.classes()), problem->padded_classes = (problem->classes + 8 * n - 1) / (8 * n) * 8 * n;
-  problem->slots = static_cast<int>(std::min<int64_t>(cuda::kMostSlots, (c.passes + 1) / 2));
-  problem->passes = static_cast<uint32_t>(c.passes), problem->activation = c.activation, problem->consistent = c.consistent,
-  problem->seed = &kSeed;
-  problem->logit_scale = uefl::dropout_scale(c.thresholds.back());
-  for (size_t i = 0; i < c.thresholds.size(); ++i) problem->thresholds[i] = c.thresholds[i] << 16;
+// Few blocks of one warp where a kernel loops, so that the loop turns; a warp too many where it does not.
+struct Launch {
+  template <class Kernel, class... Arguments>
+  void over(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
+    emulation::launch(static_cast<unsigned>(std::min<int64_t>((threads + 31) / 32, 2)), 32, kernel, arguments...);
+  }
+  template <class Kernel, class... Arguments>
+  void all(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
+    emulation::launch(static_cast<unsigned>((threads + 31) / 32 + 1), 32, kernel, arguments...);
+  }
+};
 
-  const auto nothing = [](int64_t count) { return std::vector<float>(count, NAN); };  // NaN: what is not written must not be read
-  std::vector<float4> packed_x(problem->tiles * problem->unit_blocks * cuda::kVectors);
-  emulation::launch(2, 32, cuda::pack_rows<float>, x.data() + c.first_row * c.row_stride(), rows, static_cast<int>(c.inputs()),
-                    c.row_stride(), c.stride(), problem->unit_blocks, static_cast<int64_t>(packed_x.size()), packed_x.data());
-  problem->x = packed_x.data();
-  std::vector<std::vector<float4>> packed(problem->depth);
-  const float* next = parameters.data();
-  int width = problem->unit_blocks;
-  for (int i = 0; i < problem->depth; ++i) {
-    const int inputs = static_cast<int>(c.widths[i]), outputs = static_cast<int>(c.widths[i + 1]);
-    cuda::Layer& layer = problem->layers[i];
-    layer = {inputs, outputs, (inputs + 31) / 32, (outputs + 8 * n - 1) / (8 * n), nullptr, next + inputs * outputs};
-    packed[i].resize(layer.output_blocks * layer.unit_blocks * 4 * n * 32);
-    emulation::launch(2, 32, cuda::pack_weights, next, inputs, outputs, n, uefl::dropout_scale(c.thresholds[i]), layer.unit_blocks,
-                      static_cast<int64_t>(packed[i].size()), packed[i].data());
-    layer.weights = packed[i].data();
-    next += outputs * (inputs + 1);
-    width = std::max(width, layer.output_blocks);
+// Memory of a size of the plan: what is not written must not be read, and nothing behind it be written.
+template <class T>
+struct Memory {
+  static constexpr int kBehind = 32;
+  std::vector<T> all;
+
+  explicit Memory(int64_t size) : all(size + kBehind) { std::memset(static_cast<void*>(all.data()), 0xff, all.size() * sizeof(T)); }  // NaN
+  ~Memory() {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(all.data() + all.size() - kBehind);
+    CHECK(std::all_of(bytes, bytes + kBehind * sizeof(T), [](unsigned char byte) { return byte == 0xff; }), "written behind the end");
   }
-  const int64_t slot_rows = problem->slots * problem->rows();
-  auto mean = nothing(slot_rows * problem->padded_classes), moment = mean, entropy = nothing(slot_rows);
-  problem->mean = mean.data(), problem->moment = moment.data(), problem->entropy = entropy.data();
-  if (small) {
-    const auto kernel = c.consistent ? (n == 2 ? cuda::head<2, true> : cuda::head<4, true>)
-                        : n == 2     ? cuda::head<2, false>
-                                     : cuda::head<4, false>;
-    emulation::launch(static_cast<unsigned>(problem->tiles * problem->slots + 1), 32, kernel, *problem);
-  } else {
-    std::vector<float4> buffers(2 * 2 * cuda::kPasses * width * cuda::kVectors, float4{NAN, NAN, NAN, NAN});
-    emulation::launch(2, 32, c.consistent ? cuda::tail<true> : cuda::tail<false>, *problem, buffers.data(), width);
-  }
-  Stats found(rows, c.classes());
-  emulation::launch(2, 32, cuda::combine, *problem, rows, found.mean.data(), found.entropy.data(), found.variance.data());
+  T* data() { return all.data(); }
+};
+
+// What cuda/mc_dropout_mlp.cu does, for the rows from first_row on.
+static Stats on_gpu(const Case& c, const std::vector<float>& x, const std::vector<float>& parameters, int64_t slab_bytes = 1 << 28) {
+  const cuda::Call call{c.widths, c.thresholds, c.rows, c.passes, c.activation, c.consistent};
+  const cuda::Plan plan(call, slab_bytes);
+  Memory<float4> weights(plan.weight_vectors), rows(plan.row_vectors), buffers(plan.buffer_vectors);
+  Memory<float> moments(plan.moments);
+  Stats found(c.rows, c.classes());
+  const cuda::Arrays arrays{parameters.data(),    &kSeed,         weights.data(),    rows.data(),
+                            buffers.data(),       moments.data(), found.mean.data(), found.entropy.data(),
+                            found.variance.data()};
+  cuda::run(plan, arrays, x.data(), c.row_stride(), c.stride(), Launch{});
   return found;
 }
 
 static int64_t wrong(const std::vector<float>& found, const std::vector<float>& expected, double tolerance) {
   const auto same = [&](float a, float b) { return std::fabs(a - b) <= tolerance || (std::isnan(a) && std::isnan(b)); };
-  const std::vector<float> last(expected.end() - found.size(), expected.end());
   int64_t count = 0;
-  for (size_t i = 0; i < found.size(); ++i) count += !same(found[i], last[i]);
+  for (size_t i = 0; i < found.size(); ++i) count += !same(found[i], expected[i]);
   return count;
 }
 
@@ -132,7 +118,6 @@ static void heads() {
   compare("one mask for all rows", {{40, 10}, {kHalf, kTenth}, 17, 3, McActivation::gelu, true});
   compare("more passes than slots take at once", {{20, 3}, {kHalf, 0}, 4, 21});
   compare("columns first", {{33, 4}, {kHalf, 0}, 6, 2, McActivation::gelu, false, true});
-  compare("the second slab", {{33, 4}, {kHalf, kTenth}, 21, 3, McActivation::gelu, false, false, 16});
   compare("large logits", {{64, 10}, {kHalf, 0}, 16, 4}, 10, 1e-5);
   compare("an infinity stays in its row", {{40, 10}, {kTenth, 0}, 5, 2}, 1, 2e-6, INFINITY);
   compare("a NaN stays in its row", {{40, 10}, {kTenth, kTenth}, 5, 2}, 1, 2e-6, NAN);
@@ -156,18 +141,37 @@ static void one_pass_has_no_variance() {
   }
 }
 
-// A row's results depend neither on how many rows follow nor on the slab that it is in.
+// A row's results depend neither on how many rows there are nor on how many are taken at once.
 static void rows_are_alone() {
-  Case c{{40, 10}, {kHalf, kTenth}, 40, 7};
   std::mt19937 random(3);
-  const auto x = normal<float>(c.rows * c.inputs(), random), parameters = normal<float>(c.inputs() * 10 + 10, random);
-  const Stats whole = on_gpu(c, x, parameters);
-  c.first_row = 16;
-  const Stats last = on_gpu(c, x, parameters);
-  CHECK(std::equal(last.mean.begin(), last.mean.end(), whole.mean.begin() + 160), "the second slab");
-  c.first_row = 0, c.rows = 19;
-  const Stats first = on_gpu(c, x, parameters);
-  CHECK(std::equal(first.variance.begin(), first.variance.end(), whole.variance.begin()), "fewer rows");
+  for (const auto& widths : {std::vector<int64_t>{40, 10}, std::vector<int64_t>{20, 40, 3}}) {
+    Case c{widths, std::vector<uint32_t>(widths.size(), kTenth), 40, 7};
+    int64_t count = 0;
+    for (size_t i = 1; i < widths.size(); ++i) count += widths[i] * (widths[i - 1] + 1);
+    const auto x = normal<float>(c.rows * c.inputs(), random), parameters = normal<float>(count, random);
+    const Stats whole = on_gpu(c, x, parameters), slabs = on_gpu(c, x, parameters, 1);
+    CHECK(slabs.mean == whole.mean && slabs.entropy == whole.entropy && slabs.variance == whole.variance, "three slabs");
+    c.rows = 19;
+    const Stats first = on_gpu(c, x, parameters);
+    CHECK(std::equal(first.variance.begin(), first.variance.end(), whole.variance.begin()), "fewer rows");
+  }
+}
+
+// Sizes beyond 32 bits; nothing is run.
+static void sizes() {
+  const auto plan = [](std::vector<int64_t> widths, int64_t rows, int64_t passes) {
+    const std::vector<uint32_t> thresholds(widths.size(), kHalf);
+    return cuda::Plan({std::move(widths), thresholds, rows, passes, McActivation::gelu, false});
+  };
+  const cuda::Plan many = plan({64, 10}, (int64_t{1} << 32) - 1, 20);
+  CHECK(many.slab % 16 == 0 && many.slab * 4 * (64 + 8 * 33) <= 1 << 28 && many.slab > 100000, "%ld rows", static_cast<long>(many.slab));
+  CHECK(many.row_vectors * 4 == many.slab * 64 && many.moments == many.slab * 8 * 33, "of many rows");
+  const cuda::Plan wide = plan({1 << 28, 1 << 30}, 5, 2);
+  CHECK(wide.slab == 16 && wide.moments == 16 * ((int64_t{1} << 31) + 1), "of many classes");
+  CHECK(wide.weight_vectors == int64_t{1} << 57 && wide.row_vectors == int64_t{1} << 30, "of wide layers");
+  CHECK(wide.tail_warps == 4 && wide.buffer_vectors == int64_t{1} << 36, "between wide layers");
+  const cuda::Plan deep = plan({512, 512, 10}, 100000, 20);
+  CHECK(deep.buffer_vectors * 16 == 1 << 26 && deep.tail_warps == 512, "%ld warps", static_cast<long>(deep.tail_warps));
 }
 
 static void masks() {
@@ -186,4 +190,5 @@ void run() {
   tails();
   one_pass_has_no_variance();
   rows_are_alone();
+  sizes();
 }
