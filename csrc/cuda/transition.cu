@@ -45,7 +45,7 @@ void with_type(ScalarType type, const Body& body) {
   }
 }
 
-// The arguments that the transition ops share; holds the tensors whose memory the kernels read.
+// The arguments that the transition ops share; holds the tensors whose memory the kernels read, and keeps their device current.
 struct Input {
   Input(const char* op, const Tensor& logits, const Tensor& log_transition, const Tensor& log_marginal,
         const std::optional<Tensor>& groups_given)
@@ -55,10 +55,11 @@ struct Input {
     check.values(log_marginal, {log_transition.size(0), logits.size(1)});
     if (groups_given) {
       check.index(*groups_given, logits.size(0));
-      groups = torch::stable::contiguous(*groups_given);
     } else {
       check.require(log_transition.size(0) == 1, "without groups log_transition must have shape [1, M, K]");
     }
+    guard.emplace(logits.get_device_index());  // after the checks: logits may be on the CPU
+    if (groups_given) groups = torch::stable::contiguous(*groups_given);
     matrix = dense(log_transition, wide(logits));
     marginal = dense(log_marginal, wide(logits));
   }
@@ -78,6 +79,7 @@ struct Input {
   }
 
   CheckInputs check;
+  std::optional<DeviceGuard> guard;
   const Tensor& logits;
   Tensor matrix, marginal;
   std::optional<Tensor> groups;
@@ -86,7 +88,6 @@ struct Input {
 std::tuple<Tensor, Tensor> transition_nll(const Tensor& logits, const Tensor& targets, const Tensor& log_transition,
                                           const Tensor& log_marginal, std::optional<Tensor> groups, int64_t ignore_index,
                                           bool with_gradient) {
-  const DeviceGuard guard(logits.get_device_index());
   const Input input("transition_nll", logits, log_transition, log_marginal, groups);
   input.check.index(targets, logits.size(0));
   const Tensor sets = torch::stable::contiguous(targets);
@@ -115,13 +116,11 @@ Tensor probs_of(const Input& input) {
 }
 
 Tensor log_transition_probs(const Tensor& logits, const Tensor& log_transition, const Tensor& log_marginal, std::optional<Tensor> groups) {
-  const DeviceGuard guard(logits.get_device_index());
   return probs_of(Input("log_transition_probs", logits, log_transition, log_marginal, groups));
 }
 
 Tensor log_transition_probs_backward(const Tensor& grad, const Tensor& logits, const Tensor& log_transition, const Tensor& log_marginal,
                                      std::optional<Tensor> groups) {
-  const DeviceGuard guard(logits.get_device_index());
   const Input input("log_transition_probs_backward", logits, log_transition, log_marginal, groups);
   input.check.values(grad, {logits.size(0), input.matrix.size(1)});
   const Tensor weight = dense(grad, wide(logits)), log_g = probs_of(input);
@@ -138,11 +137,11 @@ Tensor log_transition_probs_backward(const Tensor& grad, const Tensor& logits, c
 }
 
 std::tuple<Tensor, Tensor> set_proportion_loss(const Tensor& logits, const Tensor& offsets, const Tensor& proportions, bool with_gradient) {
-  const DeviceGuard guard(logits.get_device_index());
   const CheckInputs check("set_proportion_loss", logits);
   check.require(proportions.dim() == 2 && proportions.size(0) > 0, "proportions must have shape [S, K]");
   check.values(proportions, {proportions.size(0), logits.size(1)});
   check.index(offsets, proportions.size(0) + 1);
+  const DeviceGuard guard(logits.get_device_index());
   const Tensor bounds = torch::stable::contiguous(offsets), shares = dense(proportions, wide(logits));
   const int64_t n = logits.size(0), k = logits.size(1), sets = proportions.size(0);
   Tensor loss = torch::stable::new_empty(logits, {sets}, wide(logits));

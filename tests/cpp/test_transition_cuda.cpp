@@ -71,6 +71,33 @@ static void transition(int64_t b, int64_t k, int64_t m, double scale, double tol
   near("gradient of probs", found_back, back, tolerance * static_cast<double>(m) * (1 + scale));
 }
 
+// Logits stored by columns, one matrix for all rows, a gradient that is not asked for; no rows.
+template <class T>
+static void layouts() {
+  const int64_t b = 5, k = 37, m = 3;
+  std::mt19937 random(1);
+  const auto z = normal<T>(b * k, random), matrix = normal<T>(m * k, random), marginal = normal<T>(k, random),
+             grad = normal<T>(b * m, random);
+  std::vector<T> columns(b * k);
+  for (int64_t i = 0; i < b * k; ++i) columns[i % k * b + i / k] = z[i];
+  const std::vector<int64_t> groups(b, 0), targets{0, 2, 1, -100, 0};
+  const cuda::Problem<T> plain{z.data(), b, k, k, 1, matrix.data(), marginal.data(), groups.data(), 1, m},
+      other{columns.data(), b, k, 1, b, matrix.data(), marginal.data(), nullptr, 1, m},
+      none{nullptr, 0, k, k, 1, matrix.data(), marginal.data(), nullptr, 1, m};
+  const auto all = [&](const cuda::Problem<T>& problem, bool with_gradient) {
+    std::vector<T> loss(b, 7), slope(b * k, 7), log_g(b * m, 7), back(b * k, 7);
+    emulation::launch(1, 64, cuda::nll<T>, problem, targets.data(), int64_t{-100}, loss.data(), with_gradient ? slope.data() : nullptr);
+    emulation::launch(1, 64, cuda::probs<T>, problem, log_g.data());
+    emulation::launch(1, 64, cuda::probs_backward<T>, problem, grad.data(), log_g.data(), back.data());
+    for (const auto* part : {&slope, &log_g, &back}) loss.insert(loss.end(), part->begin(), part->end());
+    return loss;
+  };
+  const auto expected = all(plain, true), found = all(other, true), less = all(other, false), untouched = all(none, true);
+  CHECK(found == expected, "stored by columns");
+  CHECK(std::equal(less.begin(), less.begin() + b, expected.begin()) && less[b] == 7, "without a gradient");
+  CHECK(std::count(untouched.begin(), untouched.end(), T(7)) == static_cast<int64_t>(untouched.size()), "no rows");
+}
+
 static void out_of_range() {
   const std::vector<float> z{1, 2, 3, INFINITY, 5, 6, 7, 8}, matrix(4, 0.0f), marginal(2, std::log(2.0f));
   const std::vector<int64_t> targets{0, 0, 2, -1}, groups{0, 0, 0, 1};
@@ -102,7 +129,30 @@ static void proportions(int64_t n, int64_t k, double scale, double tolerance) {
   near("gradient of sets", found_slope, slope, tolerance * (1 + scale));
 }
 
+// What is no range of rows is taken to be one.
+static void ranges() {
+  const int64_t n = 5, k = 3;
+  std::mt19937 random(2);
+  const auto z = normal<float>(n * k, random);
+  const std::vector<float> shares(3 * k, 1.0f / 3);
+  const auto losses = [&](const std::vector<int64_t>& offsets, std::vector<float>& slope) {
+    std::vector<float> totals(n + 3 * k, NAN), loss(3, 0);
+    const cuda::SetProblem<float> problem{z.data(), n, k, k, 1, offsets.data(), shares.data(), 3, totals.data(), totals.data() + n};
+    emulation::launch(1, 64, cuda::row_totals<float>, problem);
+    emulation::launch(1, 64, cuda::class_totals<float>, problem);
+    emulation::launch(1, 64, cuda::proportion<float>, problem, loss.data(), slope.empty() ? nullptr : slope.data());
+    return loss;
+  };
+  std::vector<float> slope(n * k, 0), nothing;
+  const auto proper = losses({0, 2, 5, 5}, slope), loss = losses({-9, 2, INT64_MAX, INT64_MIN}, nothing);
+  CHECK(loss[0] == proper[0] && loss[1] == proper[1] && std::isfinite(loss[1]), "%g %g", loss[0], loss[1]);
+  CHECK(std::isnan(loss[2]) && std::isnan(proper[2]), "a set without rows");
+}
+
 void run() {
+  layouts<float>();
+  layouts<double>();
+  ranges();
   transition<float>(5, 10, 4, 3, 2e-6);
   transition<float>(4, 40, 3, 1e3, 2e-6);
   transition<float>(3, 1, 1, 1, 2e-6);
