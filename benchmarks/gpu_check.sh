@@ -3,7 +3,7 @@
 #
 #   gpu_check.sh [build|tests|sanitize|bench ...]     all four, in this order, when none is named
 #
-# A machine lent by the minute can run the stages in several calls: build (4 minutes at most on 16 cores), tests (8), sanitize (6),
+# A machine lent by the minute can run the stages in several calls: build (4 minutes at most on 16 cores), tests (8), sanitize (8),
 # bench (9). They leave what they built in the tree. A stage that fails does not stop the next ones, and what was found until a limit is
 # kept: the output of each stage in OUT (default: build/gpu-check/out), the numbers of each shape, once measured, in OUT/<gpu>.csv, or in
 # benchmarks/results/ where OUT is not set. OPS=vq_assign,vq measures these ops alone, UEFL_COMMIT names the commit of a tree without git.
@@ -54,12 +54,13 @@ sanitize() {
     return
   fi
   # One case of each kind: a kernel runs some hundred times slower here. The allocator would hide what runs past the end of a tensor.
-  local tool failed=0 cases='small_strides or small_codeword or empty or ties or segment or small_masks'
+  local tool failed=0 cases='small_strides or small_codeword or empty or ties or segment or small_masks or small_set_proportion'
+  cases+=' or (small_transition and (groups or extreme)) or (small_equals and (two or classes))'
   for tool in memcheck racecheck; do
     say "sanitize: $tool"
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 180 compute-sanitizer --tool "$tool" --error-exitcode 1 \
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 240 compute-sanitizer --tool "$tool" --error-exitcode 1 \
       "$python" -m pytest -m cuda -k "$cases" -vv --tb=short -p no:cacheprovider tests/kernels/test_cuda.py \
-      tests/kernels/test_mc_dropout_cuda.py || failed=1
+      tests/kernels/test_mc_dropout_cuda.py tests/kernels/test_transition_cuda.py || failed=1
   done
   return $failed
 }

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
 import torch
 
 from uefl_kernels import backend, vq_assign
+from uefl_kernels._library import cuda_architecture_built, has_kernel
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+T = TypeVar("T")
 
 
 def wrong_indices(x: torch.Tensor, codebook: torch.Tensor, metric: str = "l2") -> int:
@@ -20,3 +26,28 @@ def wrong_indices(x: torch.Tensor, codebook: torch.Tensor, metric: str = "l2") -
 def normal(*shape: int, seed: int = 0, offset: float = 0.0, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale + offset).to(dtype)
+
+
+def cuda_built(op: str) -> bool:
+    """Whether csrc/cuda has the op for the GPU here."""
+    return has_kernel("uefl_cuda", op, "CUDA") and cuda_architecture_built(torch.device("cuda"))
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Inside, to wait for the GPU is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def captured(call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+    """A CUDA graph of a call and what it returned, where a replay puts its results; called once before, so that Triton has compiled."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call()
+    return graph, found

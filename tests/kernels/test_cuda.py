@@ -6,22 +6,23 @@ import pytest
 import torch
 
 from uefl_kernels import backend, kmeans, kmeans_step, vq, vq_assign, vq_with_sums
-from uefl_kernels._library import cuda_architecture_built, has_kernel, triton_available
+from uefl_kernels._library import triton_available
 
+from .conftest import captured, cuda_built, no_waiting
 from .search_cases import CASES, codebook_with
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 
-def cuda_built():
-    return has_kernel("uefl_cuda", "vq_assign", "CUDA") and cuda_architecture_built(torch.device("cuda"))
+def search_built():
+    return cuda_built("vq_assign")
 
 
 def sm_90_built():
-    return cuda_built() and torch.cuda.get_device_capability() == (9, 0)
+    return search_built() and torch.cuda.get_device_capability() == (9, 0)
 
 
-BACKENDS = {"cuda, wgmma": sm_90_built, "cuda, mma": cuda_built, "cuda, float32": cuda_built, "triton": triton_available}
+BACKENDS = {"cuda, wgmma": sm_90_built, "cuda, mma": search_built, "cuda, float32": search_built, "triton": triton_available}
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
@@ -115,11 +116,7 @@ def test_small_wgmma_elsewhere_is_refused(forced, monkeypatch):
 def test_small_graph_replays_with_new_data():
     """Neither a wait for the host nor a launch that depends on the data: the list of open rows is new at every replay."""
     x, codebook = torch.randn(700, 12, device="cuda"), torch.randn(50, 12, device="cuda")
-    vq_assign(x, codebook)  # compiled before the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = vq_assign(x, codebook)
+    graph, found = captured(lambda: vq_assign(x, codebook))
     for scale in (1.0, 1e3):
         x.copy_(torch.randn_like(x) * scale)
         codebook.copy_(torch.randn_like(codebook))
@@ -163,28 +160,11 @@ def test_more_than_2_31_elements():
         assert torch.equal(found[part], reference(x[part], codebook))
 
 
-def test_cuda_graph_replays_on_new_data():
-    x, codebook = torch.randn(500, 16, device="cuda"), torch.randn(40, 16, device="cuda")
-    vq_assign(x, codebook)  # Triton compiles outside the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = vq_assign(x, codebook)
-    for offset in (0.0, 5.0):
-        x.copy_(torch.randn(500, 16) + offset)
-        codebook.copy_(torch.randn(40, 16) + offset)
-        graph.replay()
-        assert torch.equal(found, reference(x, codebook))
-
-
 def test_never_waits_for_the_device():
     x, codebook = torch.randn(500, 16, device="cuda"), torch.randn(40, 16, device="cuda")
     vq_assign(x, codebook)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         vq_assign(x, codebook)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_new_shape_does_not_recompile(forced):
@@ -232,10 +212,7 @@ def test_small_kmeans_equals_the_cpu(init, metric):
 
 def test_small_kmeans_in_a_cuda_graph():
     x = torch.randn(3000, 16, device="cuda")
-    kmeans(x, 8, max_iter=2)  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = kmeans(x, 8, max_iter=40)
+    graph, found = captured(lambda: kmeans(x, 8, max_iter=40))
     x.copy_(torch.randn_like(x))
     graph.replay()
     for one, other in zip(found, kmeans(x, 8, max_iter=40), strict=True):
@@ -274,11 +251,7 @@ def test_small_step_of_k_means_has_the_bits_of_the_reference(weighted):
 
 def test_small_graph_of_vq_replays_on_new_data():
     x, codebook = torch.randn(700, 12, device="cuda"), torch.randn(50, 12, device="cuda")
-    vq_with_sums(x, codebook)  # compiled before the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found, sums = vq_with_sums(x, codebook)
+    graph, (found, sums) = captured(lambda: vq_with_sums(x, codebook))
     for scale in (1.0, 1e3):  # the second time no unit serves that is made for rows like their codeword
         x.copy_(torch.randn_like(x) * scale)
         codebook.copy_(torch.randn_like(codebook))

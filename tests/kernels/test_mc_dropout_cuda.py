@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from uefl_kernels import MCStats, backend, mc_dropout_mlp
-from uefl_kernels._library import cuda_architecture_built, has_kernel, triton_available
+from uefl_kernels._library import triton_available
 
+from .conftest import captured, cuda_built, no_waiting
 from .mc_dropout_cases import FIELDS, SHAPES, loss_of, mlp
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 BACKENDS = {
-    "cuda": lambda: has_kernel("uefl_cuda", "mc_dropout_mlp", "CUDA") and cuda_architecture_built(torch.device("cuda")),
+    "cuda": lambda: cuda_built("mc_dropout_mlp"),
     "triton": triton_available,
 }
 TAILS = {  # B, then the widths from the first dropout on
@@ -74,15 +75,9 @@ def test_small_never_waits_and_replays_in_a_graph(forced):
     x, weights, biases = (part.cuda() if isinstance(part, torch.Tensor) else [t.cuda() for t in part] for part in mlp((70, 40, 33, 10)))
     with backend(forced):
         call = lambda: mc_dropout_mlp(x, weights, biases, p=0.3, seed=1)  # noqa: E731
-        call()  # Triton compiles outside the capture
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        graph, found = captured(call)
+        with no_waiting():
             call()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = call()
         x.mul_(-2)
         graph.replay()
         assert torch.equal(found.mean_probs, call().mean_probs)

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from .conftest import normal
+from .conftest import no_waiting, normal
 from .nn_layers import KINDS, layer, state
 
 # --- precision, compile, determinism, state ----------------------------------------------------------------------------
@@ -220,10 +220,7 @@ def test_a_step_does_not_wait_for_the_gpu(kind):
     vq, mask = layer(threshold_ema_dead_code=1, **KINDS[kind]).cuda(), (torch.arange(20) < 15).expand(3, 20).cuda()
     x = normal(3, 20, 8).cuda().requires_grad_()
     vq(x)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for given in ({}, {"mask": mask}):
             quantized, _, loss = vq(x, **given)
             (quantized.sum() + loss).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

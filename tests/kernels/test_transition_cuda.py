@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from uefl_kernels import backend, log_transition_probs, set_proportion_loss, transition_nll
-from uefl_kernels._library import cuda_architecture_built, has_kernel, triton_available
+from uefl_kernels._library import triton_available
 
-from .conftest import DTYPES, normal
+from .conftest import DTYPES, captured, cuda_built, no_waiting, normal
 from .transition_cases import CASES, assert_near, proportion_case, transition_case
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 BACKENDS = {
-    "cuda": lambda: has_kernel("uefl_cuda", "transition_nll", "CUDA") and cuda_architecture_built(torch.device("cuda")),
+    "cuda": lambda: cuda_built("transition_nll"),
     "triton": triton_available,
 }
 
@@ -61,15 +61,9 @@ def test_small_never_waits_and_replays_in_a_graph(forced):
     marginal = matrix.logsumexp(1)
     with backend(forced):
         call = lambda: transition_nll(logits, targets, matrix, groups=groups, log_marginal=marginal)  # noqa: E731
-        call()  # Triton compiles outside the capture
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        graph, found = captured(call)
+        with no_waiting():
             call()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = call()
         logits.mul_(-2)
         graph.replay()
         assert torch.equal(found, call())
