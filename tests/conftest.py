@@ -1,12 +1,14 @@
 """Fixtures for data: small image folders, .npz files and IDX files made on the spot, and the real data sets where they are.
 
-And one import that must be the first of its kind: Triton decides when it is imported whether its kernels are interpreted.
+Every test begins with the same seeds and the same number of threads, whatever ran before it. And one import must be the first of its
+kind: Triton decides when it is imported whether its kernels are interpreted.
 """
 
 import gzip
 import hashlib
 import os
 import pickle
+import random
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,18 @@ if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/ke
         import uefl_kernels.ops.vq_assign.triton
         import uefl_kernels.ops.vq_backward.triton
         import uefl_kernels.ops.vq_forward.triton  # noqa: F401
+
+
+THREADS = torch.get_num_threads()  # before any test
+
+
+@pytest.fixture(autouse=True)
+def _whatever_ran_before():
+    """A draw without a seed of its own is the same alone, in any order and every time; threads that a run has set do not stay."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  # some libraries draw from it
+    torch.manual_seed(0)
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture

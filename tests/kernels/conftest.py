@@ -5,9 +5,14 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
+from hypothesis import HealthCheck, settings
 
 from uefl_kernels import backend, vq_assign
 from uefl_kernels._library import cuda_architecture_built, has_kernel
+
+# The same examples every time, and none refused because the machine was slow.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("repeatable")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 T = TypeVar("T")

@@ -66,7 +66,6 @@ def test_same_seed_same_bits():
         for step in range(4):
             vq(normal(3000, 8, seed=step))
         states.append(state(vq))
-    torch.set_num_threads(1)
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
