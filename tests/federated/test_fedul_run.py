@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,7 @@ from uefl.progress import watch
 from uefl.report import read_run, spread_table
 
 from .test_own_sets import write
-from .test_run import Watcher, go_on, outcome
+from .test_run import Watcher, go_on, killed, outcome
 
 KEYS = [
     'arms=["fedul-m2", "fedul", "fedllp-vat"]', "clients=2", "train_per_client=120", "test_per_client=30", "sets=4", "labeled=60",
@@ -78,26 +75,8 @@ def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, call
     assert outcome(tmp_path / "run") == outcome(finished[0])
 
 
-_CHILD = """
-import sys
-from pathlib import Path
-from tests.federated.test_fedul_run import Watcher, start
-class Loud(Watcher):
-    def client(self, arm, round, client):
-        print(arm, round, client, flush=True)
-start(Path(sys.argv[1]), observer=Loud())
-"""
-
-
 def test_kill_9_loses_at_most_a_round(finished, tmp_path):
-    root = Path(__file__).parents[2]
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, cwd=root)
-    for line in child.stdout:
-        if line.startswith("fedul-m2 2"):
-            break
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    child.stdout.close()
+    killed(__name__, tmp_path / "run", "fedul-m2", 2, "client-1")
     go_on(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(finished[0])
     for path in tmp_path.joinpath("run").glob("model-*.safetensors"):

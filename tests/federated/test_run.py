@@ -141,25 +141,26 @@ def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, call
 
 
 _CHILD = """
-import sys
+import os, signal, sys
 from pathlib import Path
-from tests.federated.test_run import Watcher, start
-class Loud(Watcher):
-    def client(self, arm, round, client):
-        print(arm, round, client, flush=True)
-start(Path(sys.argv[1]), observer=Loud())
+from {module} import Watcher, start
+class Killer(Watcher):
+    def client(self, *under_way):
+        if under_way == {when}:
+            os.kill(os.getpid(), signal.SIGKILL)
+start(Path(sys.argv[1]), observer=Killer())
 """
 
 
+def killed(module: str, out: Path, *when: object) -> None:
+    """A run of the tests of that module, in a process that ends itself when that client of that round has its turn."""
+    code = _CHILD.format(module=module, when=when)
+    done = subprocess.run([sys.executable, "-c", code, str(out)], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
 def test_kill_9_loses_at_most_a_round(finished, tmp_path):
-    root = Path(__file__).parents[2]
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, cwd=root)
-    for line in child.stdout:
-        if line.startswith("uefl 1"):
-            break
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    child.stdout.close()
+    killed(__name__, tmp_path / "run", "uefl", 1, "silo-1")
     assert not (tmp_path / "run" / "summary.json").exists()
     observer = Watcher()
     go_on(tmp_path / "run", observer)
@@ -318,7 +319,6 @@ _TORCH = torch.__version__
 def test_two_threads_repeat_themselves_too(tmp_path):
     for name in ("a", "b"):
         start(tmp_path / name, "threads=2", 'arms=["uefl"]', "rounds=[1]")
-    torch.set_num_threads(1)
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
 
 
@@ -328,7 +328,6 @@ def test_more_threads_than_cores_are_noted(tmp_path, monkeypatch):
         observer = Watcher()
         start(tmp_path / str(cores), "threads=2", 'arms=["fedavg"]', "rounds=[1]", observer=observer)
         assert [notice for notice in observer.notices if "threads" in notice] == said
-    torch.set_num_threads(1)
 
 
 def test_the_number_of_threads_is_set(tmp_path):
