@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +13,9 @@ from uefl_kernels import COMPILED, backend, kmeans, kmeans_batched, vq_assign
 from uefl_kernels.ops.kmeans import reference
 from uefl_kernels.ops.kmeans_step import reference as steps
 
+from . import variants
 from .conftest import DTYPES, normal
+from .variants import VARIANTS
 
 compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 INITS = ("k-means++", "k-means||", "random")
@@ -59,7 +57,7 @@ def test_more_trials_than_fit_in_a_group():
 
 
 @compiled
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     n=st.integers(1, 60),
     d=st.integers(1, 20),
@@ -378,25 +376,7 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
 
 
 @compiled
-@pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(variant):
-    """UEFL_CPU is read once per process: the tests of equality again, in one that is forced to a variant."""
-    environment = {**os.environ, "UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"}
-    probe = subprocess.run([sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True)
-    if probe.returncode != 0:
-        pytest.skip(f"this CPU has no {variant}")
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            __file__,
-            "-k",
-            "anything or trials or strides or (equals_the_reference and l2 and not random)",
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout[-3000:]
+    """The tests of equality."""
+    variants.run(__file__, "anything or trials or strides or (equals_the_reference and l2 and not random)", variant)

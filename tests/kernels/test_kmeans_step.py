@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +10,9 @@ from hypothesis import strategies as st
 from uefl_kernels import COMPILED, KMeansUnits, backend, kmeans, kmeans_step
 from uefl_kernels._library import triton_available
 
+from . import variants
 from .conftest import DTYPES, normal
+from .variants import VARIANTS
 
 compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 
@@ -67,7 +65,7 @@ def test_equals_the_reference(dtype):
 
 
 @compiled
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 90), st.integers(1, 20), st.integers(1, 40), st.sampled_from([1e-300, 1e-30, 1.0, 1e30]),
     st.integers(-3, 3), st.booleans(), st.integers(0, 99),
@@ -250,13 +248,7 @@ def test_autocast():
 
 
 @compiled
-@pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(variant):
-    """UEFL_CPU is read once per process: the tests of equality again, in one that is forced to a variant."""
-    environment = {**os.environ, "UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"}
-    probe = subprocess.run([sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True)
-    if probe.returncode != 0:
-        pytest.skip(f"this CPU has no {variant}")
-    command = [sys.executable, "-m", "pytest", "-x", __file__, "-k", "equals_the_reference or odd_values"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:]
+    """The tests of equality on the CPU."""
+    variants.run(__file__, "(equals_the_reference or odd_values) and not triton", variant)

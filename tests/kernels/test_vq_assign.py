@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from uefl_kernels import COMPILED, backend, vq_assign
 
+from . import variants
 from .conftest import DTYPES, normal, wrong_indices
+from .variants import VARIANTS
 
 METRICS = ("l2", "cosine")
 compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
@@ -271,7 +269,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=300)
 @given(data=st.data(), n=st.integers(1, 30), k=st.integers(1, 40), d=st.integers(1, 9), metric=st.sampled_from(METRICS))
 def test_fuzz(data, n, k, d, metric):
     pool = torch.tensor(data.draw(st.lists(VALUES, min_size=1, max_size=8)))
@@ -283,18 +281,7 @@ def test_fuzz(data, n, k, d, metric):
 
 
 @compiled
-@pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(variant):
-    """UEFL_CPU is read once per process: the rest of this file again, in one that is forced to a variant."""
-    environment = {**os.environ, "UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"}
-    probe = subprocess.run([sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True)
-    if probe.returncode:
-        assert b"needs instructions that this CPU lacks" in probe.stderr
-        pytest.skip(f"this CPU cannot run {variant}")
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", __file__, "-k", "not variants and not compile and not opcheck and not threads"],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout[-3000:]
+    """All of this file that the search decides."""
+    variants.run(__file__, "not variants and not compile and not opcheck and not threads", variant)

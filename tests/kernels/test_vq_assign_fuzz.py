@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uefl_kernels import COMPILED, vq_assign
 
+from . import variants
 from .conftest import DTYPES, wrong_indices
+from .variants import VARIANTS
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 
@@ -116,7 +114,7 @@ LAYOUTS = {
 }
 
 
-@settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=2000)
 @given(
     seed=st.integers(0, 1 << 30),
     n=st.sampled_from(ROWS),
@@ -143,17 +141,10 @@ def test_fuzz(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     assert wrong_indices(x, codebook.clamp(-limit, limit).to(dtypes[1]), metric) == 0
 
 
-@pytest.mark.parametrize("variant", ["amx", "avx512vnni", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_fuzz_of_every_variant(variant):
-    """UEFL_CPU is read once per process."""
-    environment = {**os.environ, "UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"}
-    probe = subprocess.run([sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True)
-    if probe.returncode:
-        assert b"needs instructions that this CPU lacks" in probe.stderr
-        pytest.skip(f"this CPU cannot run {variant}")
-    command = [sys.executable, "-m", "pytest", "-x", f"{__file__}::test_fuzz"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:]
+    """The same searches."""
+    variants.run(__file__, "test_fuzz and not variant", variant)
 
 
 def test_more_than_2_to_the_31_elements():
