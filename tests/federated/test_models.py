@@ -49,7 +49,9 @@ def test_a_one_token_model_tells_at_most_as_many_images_apart_as_it_has_codeword
     net, images = Net(settings(segments=1), (1, 8, 8), 3).eval(), torch.randn(200, 1, 8, 8)
     codebook = net.tokens(images[:5]).detach().reshape(5, 16)
     logits, _ = net(images, codebook, 0.25)
-    assert len(logits.unique(dim=0)) == 5
+    known, _ = net(images[:5], codebook, 0.25)  # the rows of a batch are multiplied in blocks, which round each in its own way
+    assert (torch.cdist(logits, known) < 1e-5).sum(1).tolist() == [1] * 200
+    assert float(torch.nn.functional.pdist(known).min()) > 1e-3
 
 
 def test_flat_module_is_the_module():
