@@ -19,8 +19,6 @@ pytest.importorskip("triton")
 
 from uefl_kernels.ops.kmeans import triton, triton_seeding
 
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
-
 
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch):

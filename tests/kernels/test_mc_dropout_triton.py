@@ -13,7 +13,6 @@ from .mc_dropout_cases import FIELDS, mlp
 if torch.cuda.is_available():
     pytest.skip("the interpreter is for machines without a GPU", allow_module_level=True)
 pytest.importorskip("triton")
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # in lanes beyond the classes
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,6 @@ if torch.cuda.is_available():
     pytest.skip("the kernels run natively here (test_cuda.py)", allow_module_level=True)
 pytest.importorskip("triton")
 
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
-
 CUT = 3  # units in the last place: the interpreter cuts bfloat16 off where hardware rounds, twice for a gradient
 
 

@@ -21,8 +21,6 @@ pytest.importorskip("triton")
 import triton.language as tl
 from triton.runtime import interpreter
 
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
-
 
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch):
