@@ -1,6 +1,6 @@
 """The layers in two, three and four gloo processes with batches of different sizes: nobody hangs, and all end with the same codewords.
 
-A process that waits for one that does not come fails after a minute. The processes are forked off one that has imported torch.
+A process that waits for one that does not come fails after five minutes. The processes are forked off one that has imported torch.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def jobs(world):
 def work(rank, folder, world):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=datetime.timedelta(minutes=5)
     )
     plain, dist.all_reduce = dist.all_reduce, counted(dist.all_reduce)
     found = {}
