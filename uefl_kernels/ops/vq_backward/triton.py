@@ -78,6 +78,8 @@ def _backward(
             if ROTATION:
                 gradient = gradient * scale + (value * along + code * towards)
             result = gradient + result
+        if out.dtype.element_ty.primitive_bitwidth == 16:
+            result = result.to(tl.float32)  # as torch rounds float64
         tl.store(out + at_out + j * out_d, result.to(out.dtype.element_ty), mask=inside)
 
 
