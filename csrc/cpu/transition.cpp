@@ -34,6 +34,18 @@ bool is_empty(const T* log_weight, int64_t k) {
   return std::all_of(log_weight, log_weight + k, [](T value) { return value == -kInfinity; });
 }
 
+// Whether a row is shares of the classes instead of their logarithms: nothing below 0, and the sum is 1, with room for half precision.
+// Logarithms of priors have that for no set (it would be likelier than it can be for every class at once), those of counts for no counts.
+template <class T>
+bool is_shares(const T* row, int64_t k) {
+  double total = 0;
+  for (int64_t j = 0; j < k; ++j) {
+    if (!(row[j] >= 0)) return false;
+    total += row[j];
+  }
+  return std::fabs(total - 1) <= 0.01;
+}
+
 // Calls body with a null pointer of the type of the matrix.
 template <class Body>
 void with_precision(Dtype logits, const Body& body) {
@@ -73,6 +85,7 @@ Transition::Transition(const char* op, const Rows& logits, const int64_t* target
   require_groups();
   // A matrix with more sets than the batch has rows costs no more than the rows that are used.
   const std::vector<bool> used = targets ? require_targets() : std::vector<bool>(log.g * log.m, true);
+  for (int64_t set = 0; !targets && set < log.g * log.m; ++set) require_logarithms(set);
   if (logits.dtype != Dtype::f64) linearise(used);
 }
 
@@ -94,6 +107,7 @@ std::vector<bool> Transition::require_targets() const {
     const int64_t set = group(n) * log_.m + targets_[n];
     if (used[set]) continue;
     used[set] = true;
+    require_logarithms(set);
     with_precision(logits_.dtype, [&]<class T>(const T*) {
       if (!is_empty(static_cast<const T*>(log_.matrix) + set * log_.k, log_.k)) return;
       throw std::runtime_error(op_ + at("targets", n, targets_[n]) + ", but that set of group " + std::to_string(group(n)) +
@@ -101,6 +115,15 @@ std::vector<bool> Transition::require_targets() const {
     });
   }
   return used;
+}
+
+void Transition::require_logarithms(int64_t set) const {
+  with_precision(logits_.dtype, [&]<class T>(const T*) {
+    if (!is_shares(static_cast<const T*>(log_.matrix) + set * log_.k, log_.k)) return;
+    throw std::runtime_error(op_ + std::string(": log_transition of group ") + std::to_string(set / log_.m) +
+                             " has shares that sum to 1 for set " + std::to_string(set % log_.m) +
+                             ", expected their logarithms; make it by log_transition_matrix");
+  });
 }
 
 void Transition::linearise(const std::vector<bool>& used) {

@@ -28,7 +28,7 @@ struct LogTransition {
 class Transition {
  public:
   // targets: for nll, else null; groups: null when g = 1. Throws std::runtime_error, which names the op, when the marginal has NaN or
-  // +inf, a group has no class, a group or a target is out of range or a target is a set whose row is -inf throughout.
+  // +inf, a group has no class, a group or a target is out of range, a target is a set whose row is -inf throughout or a row has shares.
   Transition(const char* op, const Rows& logits, const int64_t* targets, const int64_t* groups, const LogTransition& log,
              int64_t ignore_index = 0);
 
@@ -42,6 +42,7 @@ class Transition {
  private:
   void require_groups() const;
   std::vector<bool> require_targets() const;
+  void require_logarithms(int64_t set) const;
   void linearise(const std::vector<bool>& used);
   template <class Kernel, class Define>
   void each_row(int64_t lo, int64_t hi, TransitionRun run, const Kernel& kernel, const Define& define) const;

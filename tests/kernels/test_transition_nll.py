@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from uefl_kernels import backend, log_transition_matrix, transition_nll
+from uefl_kernels import backend, log_transition_matrix, log_transition_probs, transition_double_softmax, transition_nll
 
 from .conftest import DTYPES, normal
 from .transition_cases import CASES, LOGITS, PRIORS, SETS, TARGET, TARGETS, assert_near, equal, transition_case
@@ -352,6 +352,37 @@ WRONG_VALUES = {
         r"targets\[1\] is 1, but that set of group 0 has a row of -inf throughout in log_transition; a set with samples needs a class",
     ),
 }  # fmt: skip
+
+SHARES = "log_transition of group {} has shares that sum to 1 for set {}, expected their logarithms; make it by log_transition_matrix"
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_shares_instead_of_their_logarithms(name):
+    shares = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
+    with backend(name):
+        for matrix in (shares, shares.double(), torch.full((2, 4), 0.2501).bfloat16().float()):
+            for call in (transition_nll, transition_double_softmax):
+                with pytest.raises(RuntimeError, match=f"^{call.__name__}: {SHARES.format(0, 1)}"):
+                    call(Z[:2].to(matrix.dtype), Y[1:], matrix)
+            with pytest.raises(RuntimeError, match=f"^log_transition_probs: {SHARES.format(0, 0)}"):
+                log_transition_probs(Z.to(matrix.dtype), matrix)
+        with pytest.raises(RuntimeError, match=f"^transition_nll: {SHARES.format(1, 0)}"):
+            transition_nll(Z, Y * 0, torch.stack([A, shares]), groups=Y)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_logarithms_may_be_above_zero(name):
+    """A prior of a set may be more than that of the target, counts are as good as shares, and a constant changes nothing."""
+    counts = torch.tensor([[2.0, 1.0, 1.0], [1.0, 3.0, 1.0]], dtype=torch.float64)
+    shares = torch.tensor([[0.85, 0.1, 0.05], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    with backend(name):
+        above = log_transition_matrix(shares), log_transition_matrix(shares, torch.tensor([0.9, 0.1]))
+        for matrix in (*above, shares.log() + 7, counts.log()):
+            assert (matrix[0] > 0).any()
+            log_g = log_transition_probs(LOGITS[:2], matrix)
+            torch.testing.assert_close(transition_nll(LOGITS[:2], TARGETS[:2].clamp(max=1), matrix), -log_g[[0, 1], [0, 1]])
+        one = log_transition_matrix(torch.full((1, 7), 1 / 7))  # zeros but for rounding
+        assert transition_nll(LOGITS[:, [0] * 7], torch.zeros(3, dtype=torch.int64), one).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..transition_nll.reference import loss_dtype, require_groups, require_matrix
+from ..transition_nll.reference import loss_dtype, require_groups, require_logarithms, require_matrix
 
 
 def log_transition_probs(
@@ -17,6 +17,7 @@ def log_transition_probs(
     z, matrix = logits.detach().double(), log_transition.double()
     require_matrix("log_transition_probs", log_marginal)
     group = require_groups("log_transition_probs", groups, logits.shape[0], log_transition)
+    require_logarithms("log_transition_probs", log_transition)
     scores = [(z + matrix[:, m][group]).logsumexp(1) for m in range(matrix.shape[1])]
     log_g = torch.stack(scores, 1) - (z + log_marginal.double()[group]).logsumexp(1, keepdim=True)
     return log_g.to(loss_dtype(logits))

@@ -86,7 +86,8 @@ def transition_nll(
     Raises:
         TypeError, ValueError: dtypes, shapes or devices that do not fit.
         RuntimeError: on the CPU: a target or group out of range, a target whose row of log_transition is -inf throughout,
-            NaN or +inf in log_transition. On a GPU, where a check would stall the device, a target out of range, like a
+            NaN or +inf in log_transition, or a row of it without entries below 0 that sums to 1: shares whose logarithm was
+            forgotten. On a GPU, where a check would stall the device, a target out of range, like a
             matrix with NaN, gives NaN, and a row of -inf gives a loss of +inf.
 
     Source: Lu et al. 2022, "Federated Learning from Only Unlabeled Data with Class-Conditional-Sharing Clients" (FedUL), Theorem 1.

@@ -46,13 +46,18 @@ def require_rows(
         if bool(wrong.any()):
             b = int(wrong.nonzero()[0])
             raise RuntimeError(f"{op}: targets[{b}] is {int(targets[b])}, expected the index of a set, 0 to {m - 1}")
-        empty = inside & (log_transition[group, rows] == -torch.inf).all(1)
+        mine = log_transition[group, rows]
+        empty = inside & (mine == -torch.inf).all(1)
         if bool(empty.any()):
             b = int(empty.nonzero()[0])
             raise RuntimeError(
                 f"{op}: targets[{b}] is {int(targets[b])}, but that set of group {int(group[b])} has a row of -inf throughout in "
                 "log_transition; a set with samples needs a class with a positive prior"
             )
+        shares = inside & are_shares(mine)
+        if bool(shares.any()):
+            b = int(shares.nonzero()[0])
+            raise RuntimeError(_shares(op, int(group[b]), int(targets[b])))
     return rows, inside
 
 
@@ -81,6 +86,27 @@ def require_matrix(op: str, log_marginal: torch.Tensor) -> None:
     if bool(empty.any()):
         g = int(empty.nonzero()[0])
         raise RuntimeError(f"{op}: log_transition of group {g} is -inf throughout; at least one class needs a positive prior")
+
+
+def require_logarithms(op: str, log_transition: torch.Tensor) -> None:
+    """Shares in the place of their logarithms would give plausible numbers; on the CPU only."""
+    if log_transition.device.type == "cpu" and bool((shares := are_shares(log_transition)).any()):
+        raise RuntimeError(_shares(op, *shares.nonzero()[0].tolist()))
+
+
+def are_shares(rows: torch.Tensor) -> torch.Tensor:
+    """[..., K] -> [...]: nothing below 0, and the sum is 1, with room for half precision.
+
+    Logarithms of priors have that for no set (it would be likelier than it can be for every class at once), those of counts for no counts.
+    """
+    return (rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= 0.01)
+
+
+def _shares(op: str, group: int, of_set: int) -> str:
+    return (
+        f"{op}: log_transition of group {group} has shares that sum to 1 for set {of_set}, expected their logarithms; make it by "
+        "log_transition_matrix"
+    )
 
 
 def loss_dtype(logits: torch.Tensor) -> torch.dtype:
