@@ -165,6 +165,8 @@ def test_tables_that_do_not_fit(tmp_path, rows, message):
         ("", "expected the header client,set,CLASS,CLASS,...; got nothing"),
         ("a,b,c,d\n", "expected the header client,set,CLASS,CLASS,...; got a,b,c,d"),
         ("client,set,cat,dog\nberlin,a,1,0\nberlin,a,1,0\n", "line 3: client 'berlin', set 'a' is there twice"),
+        ('client,set,cat,dog\nberlin,"a\nb",1,0\n\nberlin,c,x,0\n', "line 5: 'x' is not a number"),
+        ('client,set,"cat\n",dog\nberlin,"a\n\nb",1\n', "line 5: 3 cells, expected 4"),
         ("client,set,cat,cat\nberlin,a,1,0\n", "the header names a class twice: cat,cat"),
         ("client;set;cat;dog\nberlin;a;1;0\n", "got client;set;cat;dog; separate the cells by commas, not semicolons"),
         ("client,set,cat,\nberlin,a,1,0\n", "column 4 of the header has no class name"),

@@ -228,24 +228,25 @@ def _read_table(root: Path) -> Table:
             raise InvalidPriors(f"{path} is not UTF-8 text ({error}); save it as CSV UTF-8") from None
         reader = csv.reader(io.StringIO(text))
         try:
-            rows = [[cell.strip() for cell in row] for row in reader]
+            numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]  # a row ends in this line
         except csv.Error as error:
             raise InvalidPriors(f"{path}, line {reader.line_num}: {error}; look for a quotation mark that is not closed") from None
-        if not rows or rows[0][:2] != ["client", "set"] or len(rows[0]) < 4:
-            found = ",".join(rows[0]) if rows else "nothing"
+        header = numbered[0][1] if numbered else []
+        if header[:2] != ["client", "set"] or len(header) < 4:
+            found = ",".join(header) if numbered else "nothing"
             hint = "; separate the cells by commas, not semicolons" if ";" in found else ""
             raise InvalidPriors(f"{path}: expected the header client,set,CLASS,CLASS,...; got {found}{hint}")
-        classes = tuple(rows[0][2:])
+        classes = tuple(header[2:])
         if "" in classes:
             raise InvalidPriors(f"{path}: column {classes.index('') + 3} of the header has no class name")
         if len(set(classes)) < len(classes):
             raise InvalidPriors(f"{path}: the header names a class twice: {','.join(classes)}")
         table: dict[str, dict[str, Row]] = {}
-        for line, row in enumerate(rows[1:], 2):
+        for line, row in numbered[1:]:
             if not any(row):
                 continue
-            if len(row) != len(rows[0]):
-                raise InvalidPriors(f"{path}, line {line}: {len(row)} cells, expected {len(rows[0])}")
+            if len(row) != len(header):
+                raise InvalidPriors(f"{path}, line {line}: {len(row)} cells, expected {len(header)}")
             if row[1] in table.setdefault(row[0], {}):
                 raise InvalidPriors(f"{path}, line {line}: client {row[0]!r}, set {row[1]!r} is there twice")
             shares = [_number(cell, f"{path}, line {line}") for cell in row[2:]]
