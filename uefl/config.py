@@ -220,23 +220,38 @@ def load_whole(path: Path) -> Config:
     missing = [field.name for field in dataclasses.fields(Config) if field.name not in table and field.name not in unsaid]
     if missing:
         raise UserError(f"{path} lacks the key {missing[0]!r}: it is cut off, or of another version; restore it, or start a new run")
-    return from_table(table)
+    try:
+        return from_table(table)
+    except UserError as error:
+        raise UserError(f"{path}: {error}. It was changed, or is of another version; restore it, or start a new run") from None
+
+
+def load_past(path: Path) -> Config:
+    """Read the configuration of a run folder to look at its results; see :func:`from_toml`."""
+    return _build(_read(str(path)))
 
 
 def from_toml(text: str) -> Config:
-    """The opposite of :meth:`Config.to_toml`."""
-    return from_table(tomllib.loads(text))
+    """The opposite of :meth:`Config.to_toml`, for what a run has left: its values held when it began, and are not checked again.
+
+    Versions refuse ever more keys that say nothing, and the user's own data may be elsewhere by now.
+    """
+    return _build(tomllib.loads(text))
 
 
 def from_table(table: dict[str, Any]) -> Config:
     """Build and check a configuration from plain values."""
+    config = _build(table)
+    rules.check(config)
+    return config
+
+
+def _build(table: dict[str, Any]) -> Config:
     hints = get_type_hints(Config)
     unknown = sorted(set(table) - set(hints))
     if unknown:
         raise UserError(f"unknown key {unknown[0]!r}{_nearest(unknown[0], list(hints))}; the keys are listed in docs/configuration.md")
-    config = Config(**{key: _convert(key, value, hints[key]) for key, value in table.items()})
-    rules.check(config)
-    return config
+    return Config(**{key: _convert(key, value, hints[key]) for key, value in table.items()})
 
 
 def _read(source: str) -> dict[str, Any]:

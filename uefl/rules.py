@@ -211,7 +211,8 @@ def _of_silos(c: Config) -> Rules:
 
 def _of_sets(c: Config) -> Rules:
     """Rules of the arms on unlabeled sets."""
-    dealt = c.path is None or not c.path.is_dir()  # the user's own sets bring their own sizes
+    own = c.path is not None and c.path.is_dir()  # the user's own sets bring their own sizes
+    dealt = c.path is None or c.path.is_file()
     needs_labels = [arm for arm in c.arms if arm in SERVER_ARMS]
     template = "fedul-demo" if c.path is None or c.path.suffix == ".npz" else "own-sets"
     begin = f"write rounds = [20] and rotations = [], or begin the file with base = {template!r}"
@@ -220,7 +221,7 @@ def _of_sets(c: Config) -> Rules:
         ("rounds", len(c.rounds) == 1, f"one number: FedUL has one iteration; {begin}"),
         ("max_iterations", c.max_iterations in (0, 1), "0: FedUL has one iteration"),
         ("rotations", not c.rotations, f"an empty list: images of one class must look alike at all clients; {begin}"),
-        *(_unused(c, key, "a folder of sets brings its own") for key in DEALT_ONLY if not dealt),
+        *(_unused(c, key, "a folder of sets brings its own") for key in DEALT_ONLY if own),
         ("sets", c.sets >= 2, "2 or more"),
         ("batch_size", c.batch_size >= 2, "2 or more, for batch norm"),
         ("labeled", c.labeled >= 0, "0 or more"),

@@ -86,6 +86,11 @@ def test_the_configuration_of_an_older_run_names_the_key_it_lacks(tmp_path):
         UserError, match=r"config.toml lacks the key 'uncertainty': it is cut off, or of another version; .* start a new run"
     ):
         config.load_whole(path)
+    path.write_text(Config().to_toml().replace('encoder = "cnn"', 'encoder = "resnet18"').replace("width = 128", "width = 64"))
+    refused = r"config.toml: key 'width': .* does not use it; got 64. It was changed, or is of another version; restore it, or start a new"
+    with pytest.raises(UserError, match=refused):
+        config.load_whole(path)
+    assert config.load_past(path).width == 64
 
 
 def test_toml_holds_every_key():

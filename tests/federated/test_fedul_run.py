@@ -92,6 +92,12 @@ def test_own_sets_through_the_command(tmp_path):
     path = tmp_path / "run" / "config.toml"
     assert not [key for key in ("clients", "sets", "labeled") if f"\n{key} = " in path.read_text()]  # the folder brings its own
     assert config.load_whole(path) == cfg
+    (tmp_path / "sets").rename(tmp_path / "elsewhere")  # what a run has left is good without its data
+    assert set(read_run(tmp_path / "run").arms) == {"fedul", "fedul-m1"}
+    assert saved.load(tmp_path / "run" / "model-fedul-m1.safetensors").classes == ("cat", "dog")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"sets' is none of digits.*"):
+        go_on(tmp_path / "run")
 
 
 def test_without_test_images_a_run_measures_no_accuracy(tmp_path):

@@ -39,6 +39,12 @@ def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
     assert np.isnan(run.series("fedavg", "perplexity")).all()
 
 
+def test_a_key_that_is_refused_by_now_does_not_keep_a_run_from_being_read(tmp_path):
+    config = run_folder.write(tmp_path) / "config.toml"
+    config.write_text(config.read_text().replace('encoder = "cnn"', 'encoder = "resnet18"').replace("width = 128", "width = 64"))
+    assert read_run(tmp_path).config.width == 64
+
+
 def test_summarize_means_the_last_round_over_clients_and_four_rounds_over_time():
     lines = run_folder.records()
     for line in lines:  # a fifth round before the others must not count

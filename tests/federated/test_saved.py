@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.federated.tiny import arm, federation, settings
+from uefl import rules
 from uefl.data.rotate import resize
 from uefl.errors import UserError
-from uefl.models import saved
+from uefl.models import net, saved
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +108,6 @@ def test_a_folder_stands_for_its_only_model(folder, tmp_path):
 
 
 def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
-    from uefl.models import net
-
     seen = []
     build = net.encoders.resnet18
     monkeypatch.setattr(net.encoders, "resnet18", lambda channels, pretrained: (seen.append(pretrained), build(channels, False))[1])
@@ -118,3 +117,12 @@ def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
     saved.save(folder / "pretrained.safetensors", cfg, federation(), [(floats, {})])
     saved.load(folder / "pretrained.safetensors")
     assert seen == [False, False]
+
+
+def test_what_a_run_of_an_older_version_could_say_does_not_matter_to_its_model(folder, tmp_path):
+    cfg = settings(arms=["fedavg"], encoder="resnet18", width=128)
+    older = dataclasses.replace(cfg, width=64)
+    with pytest.raises(UserError, match="key 'width': expected its default"):
+        rules.check(older)
+    saved.save(tmp_path / "model-fedavg.safetensors", older, federation(), [(net.Net(cfg, (1, 8, 8), 3).state_dict(), {})])
+    assert saved.load(tmp_path).predict(IMAGES).shape == (12, 3)

@@ -76,7 +76,7 @@ def read_run(path: Path) -> Run:
     if not records:
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet; continue with `uefl train --resume {path}`")
     arms = _read_summary(path / "summary.json") if finished else summarize(records)
-    return Run(path, configuration.load(str(path / "config.toml")), records, arms, finished)
+    return Run(path, configuration.load_past(path / "config.toml"), records, arms, finished)
 
 
 def summarize(records: list[Record]) -> dict[str, Record]:
