@@ -12,7 +12,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
     """Raise TypeError for what is no dense tensor of one of the dtypes, ValueError for one on a device without float64."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        kind = type(tensor).__name__
+        todo = {"ndarray": "; torch.from_numpy makes it one", "list": "; torch.tensor makes it one"}.get(kind, "")
+        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {kind}{todo}")
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         todo = "give its rows as one tensor" if tensor.is_nested else "call to_dense() on it"
@@ -20,7 +22,7 @@ def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.d
     if tensor.dtype not in dtypes:
         *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
         expected = f"{', '.join(others)} or {last}" if others else last
-        raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {expected}")
+        raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {expected}; convert it, as by .to({dtypes[0]})")
     if tensor.device.type == "mps":
         raise ValueError(f"{op}: {name} is on {tensor.device}, which has no float64; move it to the CPU")
 
@@ -96,7 +98,9 @@ def check_sets(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.T
         raise ValueError(f"{op}: offsets must have shape [S + 1] with at least one set, got {list(offsets.shape)}")
     expected = [offsets.shape[0] - 1, logits.shape[1]]
     if list(proportions.shape) != expected:
-        raise ValueError(f"{op}: proportions must have shape {expected}, sets by classes, got {list(proportions.shape)}")
+        sizes = proportions.dim() == 2 and len(proportions) == len(offsets)
+        todo = "; offsets are where the sets begin and the last one ends, not their sizes" if sizes else ""
+        raise ValueError(f"{op}: proportions must have shape {expected}, sets by classes, got {list(proportions.shape)}{todo}")
 
 
 def _check_logits(op: str, logits: torch.Tensor, rows: str) -> None:

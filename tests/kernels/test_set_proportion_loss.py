@@ -145,11 +145,13 @@ def test_autocast():
 Z, BOUNDS, T = torch.zeros(5, 3), torch.tensor([0, 2, 5]), torch.full((2, 3), 1 / 3)
 PERCENT = torch.tensor([[1.0], [100.0]])
 WRONG = {
-    "offsets dtype": ((Z, BOUNDS.int(), T), TypeError, "offsets has dtype torch.int32, expected int64"),
+    "offsets dtype": ((Z, BOUNDS.int(), T), TypeError, "offsets has dtype torch.int32, expected int64; convert it, as by .to.torch.int64"),
     "proportions dtype": ((Z, BOUNDS, T.bfloat16()), TypeError, "proportions has dtype torch.bfloat16, expected float32 or float64"),
     "logits shape": ((Z[0], BOUNDS, T), ValueError, r"logits must have shape \[N, K\] with at least one class, got \[3\]"),
     "offsets shape": ((Z, BOUNDS[:1], T), ValueError, r"offsets must have shape \[S \+ 1\] with at least one set, got \[1\]"),
     "sets differ": ((Z, BOUNDS, T[:1]), ValueError, r"proportions must have shape \[2, 3\], sets by classes, got \[1, 3\]"),
+    "sizes": ((Z, BOUNDS.diff(), T), ValueError, ".*; offsets are where the sets begin and the last one ends, not their sizes"),
+    "list": ((Z.tolist(), BOUNDS, T), TypeError, "logits must be a torch.Tensor, got list; torch.tensor makes it one"),
     "learns": ((Z, BOUNDS, T.clone().requires_grad_()), ValueError, "proportions requires a gradient, but it is a constant here"),
     "start": ((Z, BOUNDS + 1, T), RuntimeError, "offsets run from 1 to 6, expected from 0 to the 5 rows of logits"),
     "end": ((Z[:4], BOUNDS, T), RuntimeError, "offsets run from 0 to 5, expected from 0 to the 4 rows of logits"),

@@ -146,6 +146,12 @@ def mc_dropout_mlp(
         entropy, expected_entropy = torch.special.entr(mean).sum(-1), torch.special.entr(probs).sum(-1).mean(0)
         MCStats(mean, entropy, expected_entropy, entropy - expected_entropy, probs.var(0, correction=0))
     """
+    for name, given in (("weights", weights), ("biases", biases)):
+        if isinstance(given, torch.Tensor) or not (hasattr(given, "__getitem__") or (given is None and name == "biases")):
+            raise TypeError(f"mc_dropout_mlp: {name} must be a list of tensors, one for each layer, got {type(given).__name__}")
+    for name, flag in (("input_dropout", input_dropout), ("logit_dropout", logit_dropout), ("consistent", consistent)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"mc_dropout_mlp: {name} must be True or False, got {flag!r}")
     biases = [None] * len(weights) if biases is None else biases
     rates = _check(x, weights, biases, p, passes, activation, input_dropout, logit_dropout, seed)
     act = reference.ACTIVATIONS[activation]
