@@ -1,0 +1,234 @@
+"""What drops in a model, how it is switched on, and the cut of the model before the first of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
+
+_F = nn.functional
+_FUNCTIONS: dict[Any, str] = dict.fromkeys(  # and their argument that switches them on
+    (_F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout), "training"
+) | dict.fromkeys((torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout), "train")
+_ACTIVATIONS: dict[Any, str] = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh"} | {
+    _F.gelu: "gelu",
+    _F.relu: "relu",
+    torch.relu: "relu",
+    _F.silu: "silu",
+    torch.tanh: "tanh",
+}
+
+
+class Functional(TorchFunctionMode):
+    """Switches functional dropouts on, and counts them."""
+
+    training, calls = True, 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in _FUNCTIONS:
+            self.calls += 1
+            switch = _FUNCTIONS[function]
+            bound = dict(zip(("input", "p", switch, "inplace"), args, strict=False)) | kwargs
+            _require_rate(function, bound.get("p"))
+            return function(**bound | {switch: self.training})
+        return function(*args, **kwargs)
+
+
+def _require_rate(dropout: Any, rate: Any) -> None:
+    if isinstance(rate, (int, float)) and rate == 1:
+        raise ValueError(f"MCDropout: {dropout.__name__} drops everything (p = 1); use a rate in [0, 1)")
+
+
+def drops(module: nn.Module) -> bool:
+    """A dropout that drops, or a module of torch.nn with one built in."""
+    rate: Any = 0.0
+    if isinstance(module, _DropoutNd):
+        rate = module.p
+    elif isinstance(module, nn.MultiheadAttention) or (isinstance(module, nn.RNNBase) and module.num_layers > 1):
+        rate = module.dropout
+    _require_rate(type(module), rate)
+    return bool(rate > 0)
+
+
+@contextmanager
+def dropouts_on(model: nn.Module) -> Iterator[Functional]:
+    """Evaluation mode but for what drops; all modes as before at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    functional = Functional()
+    try:
+        model.eval()
+        for module, _ in modes:
+            # A transformer layer in evaluation mode takes a fast path without its dropouts.
+            transformer = isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer))
+            module.training = drops(module) or (transformer and any(map(drops, module.modules())))
+        with functional:
+            yield functional
+    finally:
+        restore(modes)
+
+
+def restore(modes: list[tuple[nn.Module, bool]]) -> None:
+    """Give modules their modes back."""
+    for module, mode in modes:
+        module.training = mode
+
+
+def no_dropout(model: nn.Module) -> str:
+    """Why a model whose output no dropout reaches has none."""
+    for name, module in model.named_modules():
+        if drops(module):
+            kind = type(module).__name__
+            return (
+                f"MCDropout: {kind} {name!r} is not reached in evaluation mode; call it whatever self.training is, it is switched on here"
+            )
+    return (
+        "MCDropout: the model has no dropout with p > 0; add nn.Dropout (dropout_p of F.scaled_dot_product_attention is not switched on), "
+        "or use the model as it is"
+    )
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A tail that mc_dropout_mlp can run: dropout, Linear, activation, dropout, ..., Linear, and perhaps a dropout."""
+
+    linears: list[nn.Linear]
+    dropouts: list[nn.Dropout | None]  # before each Linear and after the last one
+    activation: str
+
+    def run(self, hidden: torch.Tensor, passes: int, consistent: bool, seed: int | None) -> MCStats:
+        """The statistics of the passes."""
+        return mc_dropout_mlp(
+            hidden,
+            [linear.weight for linear in self.linears],
+            [linear.bias for linear in self.linears],
+            p=[0.0 if dropout is None else dropout.p for dropout in self.dropouts],  # as they are now
+            passes=passes,
+            activation=self.activation,
+            input_dropout=True,
+            logit_dropout=True,
+            consistent=consistent,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model in two: what no dropout reaches, and the rest."""
+
+    prefix: fx.GraphModule  # arguments -> the values that the suffix takes
+    suffix: fx.GraphModule
+    chain: Chain | None
+    tensors: dict[str, Any]  # that the model's own forward reads, by name: prefix and suffix hold these very ones
+
+    def reads_from(self, model: nn.Module) -> bool:
+        """Whether they still are the model's."""
+        return all(_attribute(model, name) is tensor for name, tensor in self.tensors.items())
+
+
+class _Tracer(fx.Tracer):
+    """Reads parameters and buffers where the graph runs; what a forward computes from them must be no constant."""
+
+    proxy_buffer_attributes = True
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        for name, parameter in self.root.named_parameters() if type(attr_val) is torch.Tensor else ():
+            if parameter is attr_val:  # functional_call puts plain tensors in their places
+                return self.create_proxy("get_attr", name, (), {})
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def cut_model(model: nn.Module) -> tuple[Parts | None, str]:
+    """The parts, or None and why there are none. Raises ValueError for a model without dropout."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        graph = _Tracer().trace(model.eval())
+    except Exception as error:  # whatever the model's forward raises when it meets a proxy
+        return None, f"{type(model).__name__} cannot be traced ({str(error).strip().splitlines()[0]})"
+    finally:
+        restore(modes)
+    random: set[fx.Node] = set()
+    for node in graph.nodes:
+        if _draws(node, model) or (node.op != "output" and any(source in random for source in node.all_input_nodes)):
+            random.add(node)
+    output = next(node for node in graph.nodes if node.op == "output")
+    if not any(source in random for source in output.all_input_nodes):
+        raise ValueError(no_dropout(model))
+    taken = {source: None for node in (*random, output) for source in node.all_input_nodes if source not in random}
+    boundary = [node for node in graph.nodes if node in taken and node.op != "get_attr"]
+
+    prefix, suffix = fx.Graph(), fx.Graph()
+    first: dict[fx.Node, fx.Node] = {}
+    second = {node: suffix.placeholder(node.name) for node in boundary}
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        if node in random or (node in taken and node.op == "get_attr"):
+            second[node] = suffix.node_copy(node, second.__getitem__)
+        if node not in random:
+            first[node] = prefix.node_copy(node, first.__getitem__)
+    prefix.output(tuple(first[node] for node in boundary))
+    suffix.node_copy(output, second.__getitem__)
+    chain = _chain([node for node in graph.nodes if node in random], boundary, output, model)
+    tensors = {name: _attribute(model, name) for name in (str(node.target) for node in graph.nodes if node.op == "get_attr")}
+    return Parts(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
+
+
+def _attribute(model: nn.Module, name: str) -> Any:
+    """What the model has under a dotted name, or None."""
+    owner: Any = model
+    for part in name.split("."):
+        owner = getattr(owner, part, None)
+    return owner
+
+
+def _draws(node: fx.Node, model: nn.Module) -> bool:
+    """Whether the node itself is a dropout."""
+    if node.op == "call_module":
+        return any(map(drops, model.get_submodule(str(node.target)).modules()))
+    if node.op != "call_function" or node.target not in _FUNCTIONS:
+        return False
+    rate: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    _require_rate(node.target, rate)
+    return bool(rate != 0)
+
+
+def _chain(nodes: list[fx.Node], boundary: list[fx.Node], output: fx.Node, model: nn.Module) -> Chain | None:
+    """The nodes as a chain for mc_dropout_mlp, or None."""
+    linears: list[nn.Linear] = []
+    dropouts: list[nn.Dropout | None] = []
+    activations: set[str] = set()
+    pending: nn.Dropout | None = None
+    activated, previous = True, boundary[0]
+    for node in nodes:
+        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        kind = node.target if module is None else type(module)
+        if node.args != (previous,) or any(value not in (False, "none") for value in node.kwargs.values()):
+            return None
+        previous = node
+        if module is not None and (module._forward_pre_hooks or module._forward_hooks):
+            return None  # a hook may see or change what passes, or make the weight, as spectral_norm does
+        if isinstance(module, nn.Identity):
+            continue
+        if type(module) is nn.Dropout and pending is None and (activated or node is nodes[-1]):
+            pending = module
+        elif type(module) is nn.Linear and activated:
+            linears.append(module)
+            dropouts.append(pending)
+            pending, activated = None, False
+        elif kind in _ACTIVATIONS and not activated and pending is None and getattr(module, "approximate", "none") == "none":
+            activations.add(_ACTIVATIONS[kind])
+            activated = True
+        else:
+            return None
+    if len(boundary) > 1 or not linears or activated or len(activations) > 1 or output.args != (previous,):
+        return None
+    return Chain(linears, [*dropouts, pending], *(activations or {"gelu"}))
