@@ -1,4 +1,5 @@
-"""Monte-Carlo dropout of a classifier's head (``mc_dropout_mlp``), and of a whole classifier (``MCDropout``), beside the loops.
+"""Monte-Carlo dropout of a classifier's head (``mc_dropout_mlp``), and of a whole classifier (``MCDropout``), beside the loops; and
+the product before a head's first dropout (``linear``).
 
 No two providers draw the same masks, so the gate compares ours with the definition in float64 on the same seed, and each peer's
 figure is how far its mean probabilities are from the definition's: sampling noise, of order 1 / sqrt(passes).
@@ -17,6 +18,7 @@ from torchvision.models import resnet18
 
 from uefl_kernels import MCStats, backend, mc_dropout_mlp
 from uefl_kernels.nn import MCDropout
+from uefl_kernels.ops.linear import linear
 
 from ..registry import Call, Case, Gate, Op, needs
 
@@ -198,7 +200,51 @@ def every_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
     return call
 
 
+@dataclass(frozen=True)
+class Product(Case):
+    """N rows of D inputs to M units: what comes before the first dropout of a head."""
+
+    rows: int
+    inputs: int
+    units: int
+
+
+def operands(case: Product, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows, weights and bias, the same numbers on every device."""
+    _, x, (weight, _), (bias, _) = gaussian(Head(case.rows, case.inputs, case.units, 1, 1), device)
+    return x, weight, bias
+
+
+def by_our_product(inputs: tuple[torch.Tensor, ...]) -> Call:
+    """Ours, on the tile unit."""
+    x, weight, bias = inputs
+    needs("cpu", x)
+    return lambda: linear(x, weight, bias)
+
+
+def by_torch(inputs: tuple[torch.Tensor, ...]) -> Call:
+    """torch's product in float32."""
+    return lambda: F.linear(*inputs)
+
+
+def against_float64(inputs: tuple[torch.Tensor, ...]) -> Callable[[torch.Tensor], float]:
+    """Largest error of the first rows, as a share of the sum of the magnitudes of the terms."""
+    x, weight, bias = (operand.double() for operand in inputs)
+    truth = F.linear(x[:CHECKED_ROWS], weight, bias)
+    size = F.linear(x[:CHECKED_ROWS].abs(), weight.abs(), bias.abs())
+    return lambda found: float(((found[:CHECKED_ROWS] - truth).abs() / size).max())
+
+
 OPS = {
+    "linear": Op(
+        cases=(Product(10_000, 512, 512), Product(2_000, 4_608, 512)),
+        smoke=Product(520, 130, 65),
+        inputs=operands,
+        providers={"uefl": by_our_product, "torch": by_torch},
+        gate=Gate("largest error by the size of the terms", limit=1e-6, against=against_float64),
+        bytes=lambda case: 4 * (case.rows * case.inputs + case.units * (case.inputs + 1) + case.rows * case.units),
+        flops=lambda case: 2 * case.rows * case.inputs * case.units,
+    ),
     "mc_dropout": Op(
         cases=(Images(64, 64, 20),),
         smoke=Images(2, 32, 3),

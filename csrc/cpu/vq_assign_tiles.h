@@ -49,16 +49,26 @@ struct Split {
   __m512 rest[2];  // value - first
 };
 
+// The bfloat16 nearest to each value, in the high half of its word; what is below is of no meaning.
+inline __attribute__((always_inline)) __m512i nearest(__m512 value) {
+  return _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000));
+}
+
+// What nearest() leaves of a value.
+inline __attribute__((always_inline)) __m512 rest_of(__m512 value, __m512i rounded) {
+  return _mm512_sub_ps(value, _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000)))));
+}
+
+// Words of two bfloat16: the low half from low, the high half from high.
+inline __attribute__((always_inline)) __m512i words(__m512i low, __m512i high) {
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, _mm512_set1_epi32(static_cast<int>(0xffff0000)), 0xf8);
+}
+
 inline __attribute__((always_inline)) void split(const __m512 (&value)[2], Split& out) {
-  const __m512i half = _mm512_set1_epi32(0x8000), high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-  const auto round = [&](__m512 v) __attribute__((always_inline)) { return _mm512_add_epi32(_mm512_castps_si512(v), half); };
-  // low half of the word from a, high half from b
-  const auto pair = [&](__m512i a, __m512i b)
-                        __attribute__((always_inline)) { return _mm512_ternarylogic_epi32(_mm512_srli_epi32(a, 16), b, high, 0xf8); };
-  const __m512i nearest[2] = {round(value[0]), round(value[1])};
-  for (int i = 0; i < 2; ++i) out.rest[i] = _mm512_sub_ps(value[i], _mm512_castsi512_ps(_mm512_and_si512(nearest[i], high)));
-  out.first = pair(nearest[0], nearest[1]);
-  out.second = pair(round(out.rest[0]), round(out.rest[1]));
+  const __m512i first[2] = {nearest(value[0]), nearest(value[1])};
+  for (int i = 0; i < 2; ++i) out.rest[i] = rest_of(value[i], first[i]);
+  out.first = words(first[0], first[1]);
+  out.second = words(nearest(out.rest[0]), nearest(out.rest[1]));
 }
 
 // Codewords lie in a tile as they are: [16][16 words].

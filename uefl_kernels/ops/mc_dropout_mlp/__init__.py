@@ -12,6 +12,7 @@ import torch
 from ..._checks import check_tensor
 from ..._library import define, define_autograd, define_triton, once_differentiable, resolve
 from ..._numbers import as_integer, is_count, is_seed
+from ..linear import linear
 from . import backward, reference
 
 _NUMBER = (int, float, np.integer, np.floating)
@@ -112,7 +113,7 @@ def mc_dropout_mlp(
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64. A row's masks depend on its position, so splitting a batch
             changes the draws. Given the values before the first dropout, the bits of a row do not depend on how many rows there are;
-            those values are torch's ``linear``, whose last bits may.
+            those values come from torch's product, or from one on AMX of the same accuracy, and their last bits may.
         weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C logits.
         biases: ``[out]`` or None for each layer; None for none at all.
         p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if there is one, the
@@ -155,9 +156,9 @@ def mc_dropout_mlp(
     biases = [None] * len(weights) if biases is None else biases
     rates = _check(x, weights, biases, p, passes, activation, input_dropout, logit_dropout, seed)
     act = reference.ACTIVATIONS[activation]
-    hidden, first = x, 0
+    hidden, first = x.reshape(x.shape[:-1].numel(), x.shape[-1]), 0
     while first < len(weights) and rates[first] == 0:  # no dropout before this layer
-        hidden = torch.nn.functional.linear(act(hidden) if first > 0 else hidden, weights[first], biases[first])
+        hidden = linear(act(hidden) if first > 0 else hidden, weights[first], biases[first])
         first += 1
     if 0 < first < len(weights):
         hidden = act(hidden)
@@ -168,7 +169,7 @@ def mc_dropout_mlp(
         for part in (weight.flatten(), weight.new_zeros(len(weight)) if bias is None else bias)
     ]
     mean, expected, variance = _overload(hidden)(
-        hidden.reshape(x.shape[:-1].numel(), hidden.shape[-1]),
+        hidden,
         torch.cat(parameters) if parameters else hidden.new_zeros(0, dtype=dtype),
         [hidden.shape[-1], *(len(weight) for weight in weights[first:])],
         rates[first:],

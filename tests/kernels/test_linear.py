@@ -1,0 +1,108 @@
+"""``linear``: torch's product where AMX does not serve, and one of the same accuracy where it does (tests/cpp/test_linear.cpp: values)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from uefl_kernels import COMPILED, backend, mc_dropout_mlp
+from uefl_kernels.ops.linear import linear
+
+from .conftest import normal
+
+compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+N, D, M = 700, 300, 100  # enough rows for the tiles
+
+
+def operands(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return normal(N, D, dtype=dtype), normal(M, D, seed=1, dtype=dtype), normal(M, seed=2, dtype=dtype)
+
+
+def test_against_the_definition():
+    x, weight, bias = operands()
+    expected = F.linear(x.double(), weight.double(), bias.double())
+    size = F.linear(x.double().abs(), weight.double().abs(), bias.double().abs())
+    assert bool(((linear(x, weight, bias) - expected).abs() <= size * 1e-6).all())
+    assert bool(((linear(x, weight, None) - (expected - bias)).abs() <= size * 1e-6).all())
+    torch.testing.assert_close(torch.ops.uefl_reference.linear(x, weight, bias), expected.float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3), (3, 5, 0), (3, 0, 4), (1, 1, 1), (600, 1, 1)], ids=str)
+def test_odd_sizes(shape):
+    rows, inputs, outputs = shape
+    x, weight, bias = normal(rows, inputs), normal(outputs, inputs, seed=1), normal(outputs, seed=2)
+    torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
+def test_strided_operands():
+    x, weight, bias = operands()
+    turned = x.T.contiguous().T, weight.T.contiguous().T, bias.repeat_interleave(2)[::2]
+    torch.testing.assert_close(linear(*turned), linear(x, weight, bias))
+    wide = normal(2 * N, 2 * D)[::2, ::2]
+    torch.testing.assert_close(linear(wide, weight, bias), linear(wide.contiguous(), weight, bias))
+
+
+@compiled
+def test_number_of_threads_does_not_matter():
+    x, weight, bias = operands()
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            results.append(linear(x, weight, bias))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_gradients_are_those_of_torch():
+    ours = [operand.requires_grad_() for operand in operands()]
+    theirs = [operand.detach().clone().requires_grad_() for operand in ours]
+    grad = normal(N, M, seed=3)
+    for operand, expected in zip(
+        torch.autograd.grad(linear(*ours), ours, grad), torch.autograd.grad(F.linear(*theirs), theirs, grad), strict=True
+    ):
+        torch.testing.assert_close(operand, expected)
+    assert torch.autograd.grad(linear(ours[0], *operands()[1:]).sum(), ours[0])[0].shape == (N, D)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_are_torch(dtype):
+    assert torch.equal(linear(*operands(dtype)), F.linear(*operands(dtype)))
+
+
+def test_autocast_and_forced_backends_are_torch():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(*operands()).dtype == torch.bfloat16
+    with backend("reference"):
+        assert torch.equal(linear(*operands()), F.linear(*operands()))
+
+
+@compiled
+def test_errors_of_a_direct_call():
+    x, weight, bias = operands()
+    with pytest.raises(RuntimeError, match=r"linear: x must have shape \[N, D\], weight \[M, D\] and bias \[M\]"):
+        torch.ops.uefl.linear(x, weight[:, 1:], bias)
+    with pytest.raises(RuntimeError, match="linear: x, weight and bias must be float32 on the CPU"):
+        torch.ops.uefl.linear(x, weight, bias.double())
+
+
+def test_opcheck():
+    torch.library.opcheck(torch.ops.uefl.linear.default, tuple(operand.requires_grad_() for operand in operands()))
+
+
+def test_head_with_a_layer_before_its_first_dropout():
+    """The hidden layer by ``linear`` and by torch: the same masks, so the same statistics but for rounding."""
+    x, weights = normal(N, D), [normal(M, D, seed=1, scale=D**-0.5), normal(5, M, seed=2, scale=0.1)]
+    found = mc_dropout_mlp(x, weights, p=0.3, seed=1)
+    hidden = F.gelu(F.linear(x, weights[0]))
+    torch.testing.assert_close(found.mean_probs, mc_dropout_mlp(hidden, weights[1:], p=0.3, input_dropout=True, seed=1).mean_probs)
+
+
+def test_head_under_compile():
+    x, weights = normal(N, D), [normal(M, D, seed=1, scale=D**-0.5), normal(5, M, seed=2, scale=0.1)]
+    run = torch.compile(lambda x: mc_dropout_mlp(x, weights, p=0.3, seed=1).entropy, fullgraph=True, backend="aot_eager")
+    assert torch.equal(run(x), mc_dropout_mlp(x, weights, p=0.3, seed=1).entropy)

@@ -1,0 +1,44 @@
+"""``linear``: a product in float32 at twice the speed on a CPU with AMX; ``mc_dropout_mlp`` calls it, users have no need to.
+
+x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. AMX multiplies bfloat16, so each value is
+taken as the sum of three, whose six larger products hold what a float32 holds: the error is that of torch's product, or
+less. Without AMX, and where there are too few rows to pay for it, this is torch's product.
+
+Bytes that must move: each operand once. Operations: 6 x 2 N D M on the tile unit, which has 16 times the rate of float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..._library import COMPILED, define, define_autograd, forced
+from . import reference
+
+
+def _setup(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    return grad @ weight if needs[0] else None, grad.T @ x if needs[1] else None, grad.sum(0) if needs[2] else None
+
+
+define(
+    "linear(Tensor x, Tensor weight, Tensor bias) -> Tensor",
+    reference=reference.linear,
+    fake=lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0]),
+)
+define_autograd("linear", _backward, _setup)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``torch.nn.functional.linear`` of x ``[N, D]`` for any device, dtype and autocast; by the op above where that serves."""
+    serves = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if not serves or forced() not in ("auto", "cpu") or not COMPILED:
+        return torch.nn.functional.linear(x, weight, bias)
+    result: torch.Tensor = torch.ops.uefl.linear(x, weight, weight.new_zeros(len(weight)) if bias is None else bias)
+    return result
