@@ -1,34 +1,49 @@
 """csrc/cuda compiles for every generation of GPU that the package promises; needs nvcc and no GPU."""
 
+import os
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")  # the one that takes longest
+ARCHITECTURES = ("80", "90a", "100")
 NVCC = shutil.which("nvcc")
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")]
 
 
-@pytest.fixture(scope="module", params=["80", "90a", "100"], ids="sm_{}".format)
-def build(request, tmp_path_factory):
-    """What nvcc and ptxas said of all sources for one architecture, and the machine code of each."""
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Every source for every architecture, one at a time on each core: those of the next are compiled while one is looked at."""
     folder = tmp_path_factory.mktemp("cuda")
-    log, code = "", {}
-    for source in SOURCES:
-        target = folder / f"{source.stem}.cubin"
-        flags = ["-cubin", f"-arch=sm_{request.param}", "-std=c++20", "-O3", "-Xptxas=-v", "-Werror=all-warnings"]
+
+    def compiled(source, architecture):
+        flags = ["-cubin", f"-arch=sm_{architecture}", "-std=c++20", "-O3", "-Xptxas=-v", "-Werror=all-warnings"]
         paths = [f"-I{ROOT / 'csrc'}", "-isystem", Path(torch.__file__).parent / "include"]
         defines = ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"]
-        done = subprocess.run([NVCC, *flags, *paths, *defines, source, "-o", target], capture_output=True, text=True)
+        target = folder / f"{source.stem}_{architecture}.cubin"
+        return target, subprocess.run([NVCC, *flags, *paths, *defines, source, "-o", target], capture_output=True, text=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as processes:
+        yield {name: {source.stem: processes.submit(compiled, source, name) for source in SOURCES} for name in ARCHITECTURES}
+        processes.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES, ids="sm_{}".format)
+def build(request, begun):
+    """What nvcc and ptxas said of all sources for one architecture, and the machine code of each."""
+    log, code = "", {}
+    for stem, future in begun[request.param].items():
+        target, done = future.result()
         assert done.returncode == 0, done.stderr[-3000:]
         log += done.stderr
-        code[source.stem] = target
+        code[stem] = target
     return request.param, log, code
 
 
