@@ -21,6 +21,8 @@ runner = CliRunner()
 def fake_run(monkeypatch, tmp_path):
     """A module ``uefl.run`` that writes a folder by hand and keeps what it was asked; its ``fails`` is raised instead."""
     monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # with either, rich takes anything for a terminal
+        monkeypatch.delenv(name, raising=False)
     calls = []
 
     def go(name, out, observer, **asked):
