@@ -1,6 +1,5 @@
 """Everything public that needs torch; ``uefl_kernels`` hands it out on first use."""
 
-from . import _vector_math
 from ._library import COMPILED, backend
 from .estimator import KMeans
 from .ops.kmeans import KMeansResult, kmeans, kmeans_batched
@@ -12,8 +11,6 @@ from .ops.transition_nll import transition_nll
 from .ops.vq import VQOutput, vq, vq_with_sums
 from .ops.vq_assign import vq_assign
 from .transition import log_transition_matrix
-
-_vector_math.settle()
 
 __all__ = [
     "COMPILED",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 METRICS = ("l2", "cosine")
 PRECISIONS = ("exact", "fast")
@@ -25,6 +26,14 @@ def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.d
         raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {expected}; convert it, as by .to({dtypes[0]})")
     if tensor.device.type == "mps":
         raise ValueError(f"{op}: {name} is on {tensor.device}, which has no float64; move it to the CPU")
+
+
+def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
+    """Raise RuntimeError for a dual tensor of forward-mode differentiation, whose derivative would be lost without a word."""
+    if torch.compiler.is_compiling():
+        return
+    if any(tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise RuntimeError(f"{op}: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch")
 
 
 def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, precision: str) -> None:
@@ -105,6 +114,7 @@ def check_sets(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.T
 
 def _check_logits(op: str, logits: torch.Tensor, rows: str) -> None:
     check_tensor(op, "logits", logits)
+    check_reverse_mode(op, logits)
     if logits.dim() != 2 or logits.shape[1] == 0:
         raise ValueError(f"{op}: logits must have shape [{rows}, K] with at least one class, got {list(logits.shape)}")
 

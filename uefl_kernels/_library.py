@@ -29,6 +29,10 @@ from typing import Any
 
 import torch
 
+from . import _vector_math
+
+_vector_math.settle()  # every op passes here
+
 BACKENDS = ("auto", "reference", "triton", "cuda", "cpu")
 _NAMESPACE = {"auto": "uefl", "cpu": "uefl", "reference": "uefl_reference", "triton": "uefl_triton", "cuda": "uefl_cuda"}
 _libraries = {name: torch.library.Library(name, "DEF") for name in sorted(set(_NAMESPACE.values()))}

@@ -1,8 +1,6 @@
 #include "cpu/linear.h"
 
 #include <algorithm>
-#include <iterator>
-#include <numeric>
 #include <vector>
 
 #include "cpu/features.h"
@@ -12,15 +10,11 @@ namespace uefl::cpu {
 #if defined(__x86_64__)
 namespace {
 
-// Where the largest magnitude is in [2^-40, 2^40), or nothing but zero: no part overflows, and what falls among the subnormal numbers,
-// which AMX takes for zero, is below 2^-86 of it.
-bool holds(uint32_t largest) { return largest == 0 || (largest >= 0x2b800000u && largest < 0x53800000u); }
+constexpr int64_t kPanel = 32;
 
-// What the three parts do not hold: values that are not finite, and rows and units of extreme size.
-float multiply(const float* x, const float* unit, int64_t inputs, float bias) {
-  double sum = bias;
-  for (int64_t j = 0; j < inputs; ++j) sum += static_cast<double>(x[j]) * unit[j];
-  return static_cast<float>(sum);
+bool holds(const std::vector<uint32_t>& largest) {
+  constexpr uint32_t kLeast = 0x2b800000u, kBeyond = 0x53800000u;  // 2^-40 and 2^40
+  return std::all_of(largest.begin(), largest.end(), [](uint32_t bits) { return bits == 0 || (bits >= kLeast && bits < kBeyond); });
 }
 
 }  // namespace
@@ -32,35 +26,30 @@ bool linear_pays(int64_t rows, int64_t inputs, int64_t outputs) {
 
 Linear::Linear(const float* weight, const float* bias, int64_t inputs, int64_t outputs)
     : weight_(weight),
-      bias_(bias),
       inputs_(inputs),
       outputs_(outputs),
       packed_(lines(panels() * linear_amx.panel_bytes(inputs))),
-      base_(new float[panels() * kLinearPanel]()),
-      largest_(new uint32_t[outputs]()) {
-  std::copy_n(bias, outputs, base_.get());
+      bias_(new float[panels() * kPanel]()) {
+  std::copy_n(bias, outputs, bias_.get());
 }
 
-int64_t Linear::panels() const { return (outputs_ + kLinearPanel - 1) / kLinearPanel; }
+int64_t Linear::panels() const { return (outputs_ + kPanel - 1) / kPanel; }
 
-void Linear::pack(int64_t lo, int64_t hi) {
+bool Linear::pack(int64_t lo, int64_t hi) {
+  std::vector<uint32_t> largest(kPanel);
   for (int64_t panel = lo; panel < hi; ++panel) {
-    linear_amx.pack(weight_, inputs_, outputs_, panel, packed_[0].bytes + panel * linear_amx.panel_bytes(inputs_), largest_.get());
+    linear_amx.pack(weight_, inputs_, outputs_, panel, packed_[0].bytes + panel * linear_amx.panel_bytes(inputs_), largest.data());
+    if (!holds(largest)) return false;
+    std::fill(largest.begin(), largest.end(), 0);
   }
+  return true;
 }
 
-void Linear::run(const float* x, int64_t lo, int64_t hi, float* y) const {
+bool Linear::run(const float* x, int64_t lo, int64_t hi, float* y) const {
   const std::unique_ptr<Line[]> work = lines(linear_amx.work_bytes);
   std::vector<uint32_t> largest(hi - lo);
-  linear_amx.run(x, lo, hi, inputs_, packed_[0].bytes, base_.get(), outputs_, work[0].bytes, y, largest.data());
-  std::vector<int64_t> all(outputs_), extreme;
-  std::iota(all.begin(), all.end(), 0);
-  std::copy_if(all.begin(), all.end(), std::back_inserter(extreme), [&](int64_t unit) { return !holds(largest_[unit]); });
-  for (int64_t row = lo; row < hi; ++row) {
-    for (const int64_t unit : holds(largest[row - lo]) ? extreme : all) {
-      y[row * outputs_ + unit] = multiply(x + row * inputs_, weight_ + unit * inputs_, inputs_, bias_[unit]);
-    }
-  }
+  linear_amx.run(x, lo, hi, inputs_, packed_[0].bytes, bias_.get(), outputs_, work[0].bytes, y, largest.data());
+  return holds(largest);
 }
 #else
 bool linear_pays(int64_t, int64_t, int64_t) { return false; }

@@ -170,3 +170,19 @@ def test_public_names():
     for name in uefl_kernels.__all__:
         assert getattr(uefl_kernels, name).__doc__ or not callable(getattr(uefl_kernels, name))
     assert torch.ops.uefl.vq_assign.default._schema.name == "uefl::vq_assign"
+
+
+Z, LOG = normal(8, 3), torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.3, 0.2]]).log()
+DIFFERENTIABLE = {
+    "mc_dropout_mlp": lambda z: uefl_kernels.mc_dropout_mlp(z, [normal(4, 3)], p=0.5, input_dropout=True, seed=0).entropy,
+    "transition_nll": lambda z: uefl_kernels.transition_nll(z, torch.zeros(8, dtype=torch.int64), LOG),
+    "log_transition_probs": lambda z: uefl_kernels.log_transition_probs(z, LOG),
+    "transition_double_softmax": lambda z: uefl_kernels.transition_double_softmax(z, torch.zeros(8, dtype=torch.int64), LOG),
+    "set_proportion_loss": lambda z: uefl_kernels.set_proportion_loss(z, torch.tensor([0, 4, 8]), LOG.exp()),
+}
+
+
+@pytest.mark.parametrize("op", DIFFERENTIABLE)
+def test_forward_mode_is_an_error_and_not_a_zero(op):
+    with pytest.raises(RuntimeError, match=f"^{op}: has no forward-mode derivative; use reverse mode, or compose the op"):
+        torch.func.jvp(DIFFERENTIABLE[op], (Z,), (Z,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,17 +79,40 @@ def test_other_dtypes_are_torch(dtype):
 def test_autocast_and_forced_backends_are_torch():
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(*operands()).dtype == torch.bfloat16
+        if COMPILED:  # the op itself computes in float32, by either product
+            assert {torch.ops.uefl.linear(operands()[0][:rows], *operands()[1:]).dtype for rows in (3, N)} == {torch.float32}
     with backend("reference"):
         assert torch.equal(linear(*operands()), F.linear(*operands()))
 
 
 @compiled
+def test_tiles_are_used():
+    """Otherwise the tests above compare torch with itself."""
+    if import_module("uefl_kernels._host").variant() != "amx":
+        pytest.skip("this CPU has no AMX, or is told not to use it")
+    assert not torch.equal(linear(*operands()), F.linear(*operands()))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38, 1e-45])
+@pytest.mark.parametrize("position", [0, 1])
+def test_extremes_are_torch(position, value):
+    given = list(operands())
+    if value < 1:
+        given[position][7] = 0
+    given[position][7, 3] = value
+    torch.testing.assert_close(linear(*given), F.linear(*given), equal_nan=True)
+
+
+@compiled
 def test_errors_of_a_direct_call():
     x, weight, bias = operands()
-    with pytest.raises(RuntimeError, match=r"linear: x must have shape \[N, D\], weight \[M, D\] and bias \[M\]"):
+    message = r"linear: expected x \[N, D\], weight \[M, D\] and bias \[M\], got x \[700, 300\] weight \[100, 299\] bias \[100\]"
+    with pytest.raises(RuntimeError, match=message):
         torch.ops.uefl.linear(x, weight[:, 1:], bias)
-    with pytest.raises(RuntimeError, match="linear: x, weight and bias must be float32 on the CPU"):
+    with pytest.raises(RuntimeError, match=r"linear: bias is not float32 on the CPU; torch\.nn\.functional\.linear takes others"):
         torch.ops.uefl.linear(x, weight, bias.double())
+    with pytest.raises(RuntimeError):
+        torch.ops.uefl.linear(x.to("meta"), weight[:, 1:].to("meta"), bias.to("meta"))
 
 
 def test_opcheck():

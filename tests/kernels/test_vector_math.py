@@ -3,20 +3,23 @@
 import subprocess
 import sys
 
+import pytest
+
 from uefl_kernels._vector_math import FUNCTIONS
 
 TRACE = """
 import torch
 with torch.profiler.profile(record_shapes=True) as trace:
-    from uefl_kernels import vq_assign
+    {}
 calls = [event for event in trace.events() if event.input_shapes and event.name.startswith("aten::")]
 assert all(shape == [1] for event in calls for shape in event.input_shapes if shape), calls
 print(*sorted(event.name.removeprefix("aten::") for event in calls))
 """
 
 
-def test_first_use_of_the_package_calls_each_function_in_either_precision():
-    done = subprocess.run([sys.executable, "-c", TRACE], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("use", ["from uefl_kernels import vq_assign", "import uefl_kernels.ops.vq_assign", "import uefl.models.saved"])
+def test_first_use_calls_each_function_in_either_precision(use):
+    done = subprocess.run([sys.executable, "-c", TRACE.format(use)], capture_output=True, text=True, check=True)
     called = done.stdout.split()
     for name in FUNCTIONS:
         assert called.count(name) == 2, name

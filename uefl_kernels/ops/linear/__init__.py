@@ -1,8 +1,9 @@
-"""``linear``: a product in float32 at twice the speed on a CPU with AMX; ``mc_dropout_mlp`` calls it, users have no need to.
+"""``linear``: a product in float32, 1.2 to 1.7 times as fast on a CPU with AMX; ``mc_dropout_mlp`` calls it, users have no need to.
 
 x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. AMX multiplies bfloat16, so each value is
-taken as the sum of three, whose six larger products hold what a float32 holds: the error is that of torch's product, or
-less. Without AMX, and where there are too few rows to pay for it, this is torch's product.
+taken as the sum of three, whose six larger products hold what a float32 holds: the error is about that of torch's product (0.4 to 1.1 of
+it in what was tried). torch's product it is without AMX, where there are too few rows to pay for it, and where a value is not finite or
+a row or unit is nothing but extremely large or small.
 
 Bytes that must move: each operand once. Operations: 6 x 2 N D M on the tile unit, which has 16 times the rate of float32.
 """
@@ -30,9 +31,10 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 define(
     "linear(Tensor x, Tensor weight, Tensor bias) -> Tensor",
     reference=reference.linear,
-    fake=lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0]),
+    fake=lambda x, weight, bias: torch.nn.functional.linear(x, weight, bias),
 )
 define_autograd("linear", _backward, _setup)
+torch.library.register_autocast("uefl::linear", "cpu", torch.float32)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

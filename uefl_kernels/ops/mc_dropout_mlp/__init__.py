@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..._checks import check_tensor
+from ..._checks import check_reverse_mode, check_tensor
 from ..._library import define, define_autograd, define_triton, once_differentiable, resolve
 from ..._numbers import as_integer, is_count, is_seed
 from ..linear import linear
@@ -134,7 +134,7 @@ def mc_dropout_mlp(
 
     Raises:
         TypeError, ValueError: dtypes, shapes, devices, p, passes, activation or seed that do not fit.
-        RuntimeError: a forced backend is absent.
+        RuntimeError: a forced backend is absent; forward-mode differentiation.
 
     Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation"; mutual information: Houlsby et al. 2011 (BALD);
     consistent masks: Kirsch et al. 2019 (BatchBALD).
@@ -151,10 +151,11 @@ def mc_dropout_mlp(
         if isinstance(given, torch.Tensor) or not (hasattr(given, "__getitem__") or (given is None and name == "biases")):
             raise TypeError(f"mc_dropout_mlp: {name} must be a list of tensors, one for each layer, got {type(given).__name__}")
     for name, flag in (("input_dropout", input_dropout), ("logit_dropout", logit_dropout), ("consistent", consistent)):
-        if not isinstance(flag, bool):
+        if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"mc_dropout_mlp: {name} must be True or False, got {flag!r}")
     biases = [None] * len(weights) if biases is None else biases
     rates = _check(x, weights, biases, p, passes, activation, input_dropout, logit_dropout, seed)
+    check_reverse_mode("mc_dropout_mlp", x, *weights, *biases)
     act = reference.ACTIVATIONS[activation]
     hidden, first = x.reshape(x.shape[:-1].numel(), x.shape[-1]), 0
     while first < len(weights) and rates[first] == 0:  # no dropout before this layer
@@ -175,7 +176,7 @@ def mc_dropout_mlp(
         rates[first:],
         as_integer(passes) if any(rates) else 1,
         activation,
-        consistent,
+        bool(consistent),
         _seed(None if seed is None else as_integer(seed), x.device),
     )
     shape = x.shape[:-1]

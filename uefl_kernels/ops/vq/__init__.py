@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.forward_ad import unpack_dual
 
-from ..._checks import check_search
+from ..._checks import check_reverse_mode, check_search
 from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
 from .. import vq_backward as _defined_first  # noqa: F401
 from .. import vq_forward as _defined_before  # noqa: F401
@@ -205,8 +204,7 @@ def _call(
         with_sums = codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled()
     if estimator not in ESTIMATORS:
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
-    if not torch.compiler.is_compiling() and any(unpack_dual(t).tangent is not None for t in (x, codebook)):
-        raise RuntimeError("vq: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch")
+    check_reverse_mode("vq", x, codebook)
     for name, weight in (("codebook_weight", codebook_weight), ("commitment_weight", commitment_weight)):
         if not isinstance(weight, (int, float, torch.SymFloat)) or not -torch.inf < weight < torch.inf:
             raise ValueError(f"vq: {name} must be a finite number, got {weight!r}")
