@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -165,7 +166,7 @@ class Config:
     @property
     def path(self) -> Path | None:
         """Of the user's own data; None for a data set that goes by its name, whatever lies in the working folder."""
-        return None if self.data in DATA_SETS else Path(self.data).expanduser()
+        return None if self.data in DATA_SETS else Path(os.path.expanduser(self.data))
 
     @property
     def on_sets(self) -> bool:
@@ -227,22 +228,40 @@ def load_whole(path: Path) -> Config:
 
 
 def load_past(path: Path) -> Config:
-    """Read the configuration of a run folder to look at its results; see :func:`from_toml`."""
-    return _build(_read(str(path)))
+    """Read the configuration of a run folder to look at its results, as :func:`from_toml` does; the message of an error names the file."""
+    table = _read(str(path))
+    try:
+        return _build_past(table)
+    except UserError as error:
+        raise UserError(f"{path}: {error}. It was changed, is cut off, or is of another version; restore it") from None
 
 
 def from_toml(text: str) -> Config:
-    """The opposite of :meth:`Config.to_toml`, for what a run has left: its values held when it began, and are not checked again.
+    """The opposite of :meth:`Config.to_toml`, for what a run has left: every value is checked, but not as for a new run.
 
-    Versions refuse ever more keys that say nothing, and the user's own data may be elsewhere by now.
+    Versions refuse ever more keys that say nothing, and the user's own data may be elsewhere by now. Keys that are missing, because an
+    older version did not have them, are at their defaults; only ``arms`` and ``max_update_norm``, the first and the last key of the first
+    version, must be there, or the text is cut off.
     """
-    return _build(tomllib.loads(text))
+    try:
+        return _build_past(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"its configuration is not valid TOML: {error}") from None
 
 
 def from_table(table: dict[str, Any]) -> Config:
     """Build and check a configuration from plain values."""
     config = _build(table)
     rules.check(config)
+    return config
+
+
+def _build_past(table: dict[str, Any]) -> Config:
+    for key in ("arms", "max_update_norm"):
+        if key not in table:
+            raise UserError(f"the key {key!r} is missing, which every run writes")
+    config = _build(table)
+    rules.check_values(config)
     return config
 
 

@@ -115,16 +115,38 @@ Rules = list[tuple[str, bool, str]]
 
 
 def check(c: Config) -> None:
-    """Raises:
-    UserError: the first key whose value is out of its range, or does not go with the others.
+    """What a new run must satisfy: :func:`check_values`, no key that would say nothing, and data of which there is enough.
+
+    Raises:
+        UserError: the first key whose value is out of its range, or does not go with the others.
     """
-    for key, choices in _CHOICES.items():
-        if getattr(c, key) not in choices:
-            raise UserError(f"key {key!r}: {getattr(c, key)!r} is not one of {', '.join(choices)}")
     for key, value in vars(c).items():
         numbers = value if isinstance(value, tuple) else (value,)
         if not all(math.isfinite(x) for x in numbers if isinstance(x, float)):
             raise UserError(f"key {key!r}: expected {'finite numbers' if isinstance(value, tuple) else 'a finite number'}; got {value!r}")
+    check_values(c)
+    rules: Rules = [
+        ("threads", c.threads <= _MOST_THREADS, f"0 to {_MOST_THREADS}"),
+        (
+            "pretrained",
+            not c.pretrained or "cnn" not in c.encoder,
+            "false with encoder = 'cnn' and 'cnn5x5', which have no pretrained weights",
+        ),
+        *(_unused(c, key, "legacy mode does not use it") for key in _PAPER_ONLY if c.mode == "legacy"),
+        *(_unused(c, key, f"{c.encoder} does not use it") for key in _UNUSED_BY_ENCODER.get(c.encoder, ())),
+    ]
+    _require(c, rules + (_of_new_sets(c) if c.on_sets else _of_new_silos(c)))
+
+
+def check_values(c: Config) -> None:
+    """What has held for the runs of every version, wherever their data are: choices, ranges, and values that go together.
+
+    Raises:
+        UserError: the first key whose value does not satisfy it.
+    """
+    for key, choices in _CHOICES.items():
+        if getattr(c, key) not in choices:
+            raise UserError(f"key {key!r}: {getattr(c, key)!r} is not one of {', '.join(choices)}")
     for key in _AT_LEAST_ONE:
         if getattr(c, key) < 1:
             raise UserError(f"key {key!r}: must be at least 1, got {getattr(c, key)}")
@@ -147,21 +169,15 @@ def check(c: Config) -> None:
         ("gamma", c.gamma >= 0, "0 or more"),
         ("lr", c.lr > 0, "positive and finite"),
         ("deadline", c.deadline >= 0, "0 or more"),
-        (
-            "pretrained",
-            not c.pretrained or "cnn" not in c.encoder,
-            "false with encoder = 'cnn' and 'cnn5x5', which have no pretrained weights",
-        ),
-        *(_unused(c, key, "legacy mode does not use it") for key in _PAPER_ONLY if c.mode == "legacy"),
-        *(_unused(c, key, f"{c.encoder} does not use it") for key in _UNUSED_BY_ENCODER.get(c.encoder, ())),
+        ("members", c.members >= 2, "2 or more"),
         ("commitment", c.commitment >= 0, "0 or more"),
         ("quorum", 0 < c.quorum <= 1, "in (0, 1]"),
         ("max_update_norm", c.max_update_norm >= 0, "0 or more"),
-        ("threads", 0 <= c.threads <= _MOST_THREADS, f"0 to {_MOST_THREADS}"),
+        ("threads", c.threads >= 0, f"0 to {_MOST_THREADS}"),
         ("seed", 0 <= c.seed < 2**31, "in [0, 2^31)"),
         ("image_size", c.image_size >= 0, "0 or more"),
     ]
-    _require(c, rules + (_of_sets(c) if set(c.arms) <= set(SET_ARMS) else _of_silos(c)))
+    _require(c, rules + (_of_sets(c) if c.on_sets else _of_silos(c)))
 
 
 def check_silos(c: Config, *, own: bool) -> None:
@@ -200,20 +216,22 @@ def _of_silos(c: Config) -> Rules:
         *(_of_dealing(c) if c.path is None else []),  # of the user's own data the files say whether they are dealt
         ("encoder", c.encoder in ("cnn", "vgg16_bn", "resnet18"), "cnn, vgg16_bn or resnet18 with these arms"),
         ("segments", c.encoder != "cnn" or (4 * c.width) % c.segments == 0, f"a divisor of the {4 * c.width} channels (4 x width)"),
+        ("segments", c.encoder == "cnn" or 512 % c.segments == 0, "a divisor of the 512 channels"),
+    ]
+
+
+def _of_new_silos(c: Config) -> Rules:
+    """Rules of a new run with arms on silos."""
+    return [
         _unused(c, "passes", "an ensemble has members, not passes")
         if c.uncertainty == "ensemble"
         else _unused(c, "members", "it is for uncertainty = 'ensemble'"),
-        ("members", c.members >= 2, "2 or more"),
-        ("segments", c.encoder == "cnn" or 512 % c.segments == 0, "a divisor of the 512 channels"),
         *(_unused(c, key, "it is for arms on unlabeled sets") for key in _SET_ONLY),
     ]
 
 
 def _of_sets(c: Config) -> Rules:
     """Rules of the arms on unlabeled sets."""
-    own = c.path is not None and c.path.is_dir()  # the user's own sets bring their own sizes
-    dealt = c.path is None or c.path.is_file()
-    needs_labels = [arm for arm in c.arms if arm in SERVER_ARMS]
     template = "fedul-demo" if c.path is None or c.path.suffix == ".npz" else "own-sets"
     begin = f"write rounds = [20] and rotations = [], or begin the file with base = {template!r}"
     return [
@@ -221,23 +239,32 @@ def _of_sets(c: Config) -> Rules:
         ("rounds", len(c.rounds) == 1, f"one number: FedUL has one iteration; {begin}"),
         ("max_iterations", c.max_iterations in (0, 1), "0: FedUL has one iteration"),
         ("rotations", not c.rotations, f"an empty list: images of one class must look alike at all clients; {begin}"),
-        *(_unused(c, key, "a folder of sets brings its own") for key in DEALT_ONLY if own),
         ("sets", c.sets >= 2, "2 or more"),
         ("batch_size", c.batch_size >= 2, "2 or more, for batch norm"),
         ("labeled", c.labeled >= 0, "0 or more"),
-        ("labeled", not (dealt and needs_labels and c.labeled < 2), f"2 or more for {', '.join(needs_labels)}"),
-        ("labeled", not (dealt and c.priors == "estimated" and c.labeled < 10), "5 images of every class for estimated priors"),
         ("validation", c.validation >= 0, "0 or more"),
-        ("validation", not (dealt and c.select == "validation" and c.validation == 0), "1 or more with select = 'validation'"),
         ("legacy_column_norm", not c.legacy_column_norm or (c.overlap and c.split == "iid"), "false without overlap = true, split = 'iid'"),
         ("prior_noise", 0 <= c.prior_noise < 1, "in [0, 1)"),
         ("prior_smoothing", 0 <= c.prior_smoothing < 1, "in [0, 1)"),
         ("test_prior", not c.test_prior or min(c.test_prior) > 0, "positive numbers"),
         ("test_prior", not c.test_prior or abs(sum(c.test_prior) - 1) <= 1e-4, "numbers that sum to 1"),
         ("h", 0 <= c.h <= 1, "in [0, 1]"),
-        *(_unused(c, key, "it is for arms on silos") for key in _SILO_ONLY),
         ("penalty", c.penalty >= 0, "0 or more"),
         ("vat_weight", c.vat_weight >= 0, "0 or more"),
         ("vat_xi", c.vat_xi > 0, "positive"),
         ("vat_epsilon", c.vat_epsilon > 0, "positive"),
+    ]
+
+
+def _of_new_sets(c: Config) -> Rules:
+    """Rules of a new run with arms on unlabeled sets; its data are looked for."""
+    own = c.path is not None and c.path.is_dir()  # the user's own sets bring their own sizes
+    dealt = c.path is None or c.path.is_file()
+    needs_labels = [arm for arm in c.arms if arm in SERVER_ARMS]
+    return [
+        *(_unused(c, key, "a folder of sets brings its own") for key in DEALT_ONLY if own),
+        ("labeled", not (dealt and needs_labels and c.labeled < 2), f"2 or more for {', '.join(needs_labels)}"),
+        ("labeled", not (dealt and c.priors == "estimated" and c.labeled < 10), "5 images of every class for estimated priors"),
+        ("validation", not (dealt and c.select == "validation" and c.validation == 0), "1 or more with select = 'validation'"),
+        *(_unused(c, key, "it is for arms on silos") for key in _SILO_ONLY),
     ]

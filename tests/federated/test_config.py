@@ -93,6 +93,39 @@ def test_the_configuration_of_an_older_run_names_the_key_it_lacks(tmp_path):
     assert config.load_past(path).width == 64
 
 
+def test_keys_that_came_later_need_not_be_in_a_past_run(tmp_path):
+    path = tmp_path / "config.toml"
+    past = Config(gamma=float("inf"), threads=2000)  # refused by now
+    path.write_text(re.sub("(?m)^(uncertainty|members|deadline|sets) = .*\n", "", past.to_toml()))
+    assert config.load_past(path) == past
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("width = 128", "width = -3"), "key 'width': must be at least 1, got -3"),
+        (('normalize = "standard"', 'normalize = "Raw"'), "key 'normalize': 'Raw' is not one of standard, imagenet, raw"),
+        (("members = 5", "members = 0"), "key 'members': expected 2 or more; got 0"),
+        (("dropout = 0.1", "dropout = nan"), "key 'dropout': expected in [0, 1); got nan"),
+        (("width = 128", "widht = 128"), "unknown key 'widht' (did you mean 'width'?)"),
+        (("width = 128", 'width = "128"'), "key 'width': expected int, got '128'"),
+        ((Config().to_toml(), "seed = 3"), "the key 'arms' is missing, which every run writes"),
+        ((Config().to_toml().partition("quorum = ")[2], "1.0"), "the key 'max_update_norm' is missing, which every run writes"),
+    ],
+    ids=["range", "choice", "members", "nan", "unknown", "type", "cut-to-a-line", "cut-at-the-end"],
+)
+def test_values_of_a_past_run_are_checked_and_its_file_is_named(tmp_path, change, message):
+    path = tmp_path / "config.toml"
+    path.write_text(Config().to_toml().replace(*change, 1))
+    named = re.escape(f"{path}: {message}")
+    with pytest.raises(UserError, match=rf"^{named}.*\. It was changed, is cut off, or is of another version; restore it$"):
+        config.load_past(path)
+
+
+def test_a_home_that_nobody_has_is_a_path_like_others():
+    assert config.from_table({"data": "~nobody-of-this-name/silos"}).path == Path("~nobody-of-this-name/silos")
+
+
 def test_toml_holds_every_key():
     assert list(tomllib.loads(Config().to_toml())) == [f.name for f in dataclasses.fields(Config)]
 

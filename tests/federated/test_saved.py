@@ -1,14 +1,17 @@
 """Saved models: what goes in, what is refused."""
 
 import dataclasses
+import json
 import re
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from tests.federated.tiny import arm, federation, settings
-from uefl import rules
+from uefl import checkpoint, rules
 from uefl.data.rotate import resize
 from uefl.errors import UserError
 from uefl.models import net, saved
@@ -126,3 +129,49 @@ def test_what_a_run_of_an_older_version_could_say_does_not_matter_to_its_model(f
         rules.check(older)
     saved.save(tmp_path / "model-fedavg.safetensors", older, federation(), [(net.Net(cfg, (1, 8, 8), 3).state_dict(), {})])
     assert saved.load(tmp_path).predict(IMAGES).shape == (12, 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"normalize": "Raw"}, "key 'normalize': 'Raw' is not one of standard, imagenet, raw"),
+        ({"normalize": "imagenet"}, "key 'normalize': 'imagenet' is for images of 3 channels, these have 1; use 'standard'"),
+        ({"uncertainty": "laplace"}, "key 'uncertainty': 'laplace' is not one of mc_dropout, ensemble"),
+        ({"encoder": "resnet50"}, "key 'encoder': 'resnet50' is not one of cnn, vgg16_bn"),
+        ({"width": -3}, "key 'width': must be at least 1, got -3"),
+        ({"members": 0}, "key 'members': expected 2 or more; got 0"),
+        ({"members": 2}, "key 'members': the file holds other networks than those of 2 members"),
+        ({"members": 4}, "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none"),
+        ({"uncertainty": "mc_dropout"}, "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none"),
+        ({"width": 8}, "weights 'encoder.0.weight': the network of its configuration has [8, 1, 3, 3], the file [4, 1, 3, 3]"),
+    ],
+    ids=["raw", "imagenet", "laplace", "resnet50", "width", "none", "fewer", "more", "single", "wider"],
+)
+def test_a_model_whose_configuration_was_changed_is_refused_by_name(tmp_path, keys, message):
+    cfg = settings(arms=["fedavg"], uncertainty="ensemble", members=3, passes=20)
+    weights = net.Net(cfg, (1, 8, 8), 3).state_dict()
+    floats = {name: value for name, value in weights.items() if value.is_floating_point()}
+    path = tmp_path / "model-fedavg.safetensors"
+    saved.save(path, cfg, federation(), [(floats, {})] * 3)
+    assert len(saved.load(path).members) == 3
+    with safe_open(path, "pt") as file:
+        description = file.metadata()["uefl-model-1"]
+    changed = json.loads(description) | {"config": dataclasses.replace(cfg, **keys).to_toml()}
+    checkpoint.save_tensors(path, load_file(path), {"uefl-model-1": json.dumps(changed)})
+    with pytest.raises(UserError, match=f"^{re.escape(f'{path}: {message}')}.*of another version of uefl; restore it$"):
+        saved.load(path)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ("{", "Expecting property name"),
+        ('{"config": "width"}', "its configuration is not valid TOML: "),
+        ('{"config": "seed = 3"}', "the key 'arms'"),
+    ],
+    ids=["json", "toml", "cut-off"],
+)
+def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, description, message):
+    checkpoint.save_tensors(tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-1": description})
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'model-uefl.safetensors'}: {message}")):
+        saved.load(tmp_path)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -139,7 +139,8 @@ def load(path: str | Path) -> SavedModel:
         path: the file; or the run folder, where it holds one model.
 
     Raises:
-        UserError: no such file, or not a model that this version wrote; a folder that holds several models, or none.
+        UserError: no such file, or not a model as a run writes it, with values or weights that do not go together; a folder that holds
+            several models, or none. The message names the file.
     """
     path = _file(Path(path))
     try:
@@ -150,9 +151,17 @@ def load(path: str | Path) -> SavedModel:
         raise UserError(f"{path} cannot be read: {error}") from None
     if _FORMAT not in metadata:
         raise UserError(f"{path} is no model of this version of uefl (expected {_FORMAT!r}, found {', '.join(metadata) or 'nothing'})")
-    about = json.loads(metadata[_FORMAT])
+    try:
+        return _model(json.loads(metadata[_FORMAT]), tensors)
+    except (UserError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: {error}. The file was changed, or is of another version of uefl; restore it") from None
+
+
+def _model(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> SavedModel:
     cfg, shape, classes = config.from_toml(about["config"]), tuple(about["image_shape"]), tuple(about["classes"])
     parts = [member(tensors, i) for i in range(cfg.members)] if cfg.uncertainty == "ensemble" else [tensors]
+    if sum(map(len, parts)) != len(tensors):
+        raise UserError(f"key 'members': the file holds other networks than those of {cfg.members} members")
     mean, std = normalization(cfg, about["mean"], about["std"])
     return SavedModel(tuple(_member(cfg, shape, len(classes), part) for part in parts), classes, shape, cfg.image_size, mean, std)
 
@@ -172,8 +181,19 @@ def _file(path: Path) -> Path:
 def _member(cfg: Config, image_shape: tuple[int, int, int], classes: int, tensors: dict[str, torch.Tensor]) -> Member:
     net = Net(replace(cfg, pretrained=False), image_shape, classes).eval()
     codebooks = {name.removeprefix("codebook."): tensors.pop(name) for name in list(tensors) if name.startswith("codebook.")}
-    net.load_state_dict(tensors, strict=False)  # the file leaves out the integer counters of batch norm
+    expected, found = _shapes(net.state_dict()), _shapes(tensors)
+    if found != expected:
+        name = next(name for name in (*expected, *found) if found.get(name) != expected.get(name))
+        raise UserError(
+            f"weights {name!r}: the network of its configuration has {expected.get(name, 'none')}, the file {found.get(name, 'none')}"
+        )
+    net.load_state_dict(tensors, strict=False)
     return Member(net, codebooks)
+
+
+def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+    """Without the integer counters of batch norm, which a file leaves out."""
+    return {name: list(value.shape) for name, value in weights.items() if value.is_floating_point()}
 
 
 def normalization(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
