@@ -34,10 +34,12 @@ bool is_empty(const T* log_weight, int64_t k) {
   return std::all_of(log_weight, log_weight + k, [](T value) { return value == -kInfinity; });
 }
 
-// Whether a row is shares of the classes instead of their logarithms: nothing below 0, and the sum is 1, with room for half precision.
-// Logarithms of priors have that for no set (it would be likelier than it can be for every class at once), those of counts for no counts.
+// Whether a row looks like shares of the classes instead of their logarithms: nothing below 0, and the sum is 1, with room for half
+// precision. Logarithms of priors do for no set (it would be likelier than it can be for every class at once), those of counts for no
+// counts, those of other weights (1 to e) may. With one class it is all the same: a constant changes nothing.
 template <class T>
 bool is_shares(const T* row, int64_t k) {
+  if (k == 1) return false;
   double total = 0;
   for (int64_t j = 0; j < k; ++j) {
     if (!(row[j] >= 0)) return false;

@@ -386,6 +386,21 @@ def test_logarithms_may_be_above_zero(name):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+def test_weights_whose_logarithms_look_like_shares(name):
+    """They pass with a constant added; one class passes as it is, as a constant changes nothing."""
+    weights, first = torch.tensor([[1.0, torch.e]], dtype=torch.float64).log(), torch.zeros(3, dtype=torch.int64)
+    with backend(name):
+        with pytest.raises(RuntimeError, match=f"^transition_nll: {SHARES.format(0, 0)}"):
+            transition_nll(LOGITS[:, :2], first, weights)
+        assert transition_nll(LOGITS[:, :2], first, weights + 1).abs().max() < 1e-12  # the only set
+        for matrix in (torch.tensor([[1.0], [0.0]]), torch.tensor([[0.995], [-0.005]])):
+            log_g = torch.tensor([1.0, 0.0]).log_softmax(0).expand(3, 2)
+            torch.testing.assert_close(log_transition_probs(Z[:, :1], matrix), log_g)
+            torch.testing.assert_close(transition_nll(Z[:, :1], first, matrix), -log_g[:, 0])
+            torch.testing.assert_close(transition_double_softmax(Z[:, :1], first, matrix), -log_g.exp().log_softmax(1)[:, 0])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("case", WRONG_VALUES)
 def test_wrong_values(case, name):
     arguments, options, message = WRONG_VALUES[case]

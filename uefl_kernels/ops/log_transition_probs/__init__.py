@@ -71,7 +71,7 @@ def log_transition_probs(
         is -inf throughout, as of a group with fewer sets than M, has -inf and passes no gradient. Logits of -inf throughout give NaN.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`transition_nll`.
+        TypeError, ValueError, RuntimeError: as :func:`transition_nll`; shares are refused in any row of log_transition.
 
     Source: Lu et al. 2022 (FedUL), Theorem 1.
 

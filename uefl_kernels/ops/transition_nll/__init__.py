@@ -86,9 +86,10 @@ def transition_nll(
     Raises:
         TypeError, ValueError: dtypes, shapes or devices that do not fit.
         RuntimeError: on the CPU: a target or group out of range, a target whose row of log_transition is -inf throughout,
-            NaN or +inf in log_transition, or a row of it without entries below 0 that sums to 1: shares whose logarithm was
-            forgotten. On a GPU, where a check would stall the device, a target out of range, like a
-            matrix with NaN, gives NaN, and a row of -inf gives a loss of +inf.
+            NaN or +inf in log_transition, or the row of a target (of more than one class) that lies in [0, 1] and sums to 1
+            within 0.01: shares whose logarithm was forgotten. Logarithms of weights can look so too (those of 1 and e): a
+            constant added to the whole matrix lets them pass and changes no result. On a GPU, where a check would stall the
+            device, a target out of range, like a matrix with NaN, gives NaN, and a row of -inf gives a loss of +inf.
 
     Source: Lu et al. 2022, "Federated Learning from Only Unlabeled Data with Class-Conditional-Sharing Clients" (FedUL), Theorem 1.
 

@@ -95,11 +95,12 @@ def require_logarithms(op: str, log_transition: torch.Tensor) -> None:
 
 
 def are_shares(rows: torch.Tensor) -> torch.Tensor:
-    """[..., K] -> [...]: nothing below 0, and the sum is 1, with room for half precision.
+    """[..., K] -> [...]: nothing below 0, and the sum is 1, with room for half precision; more than one class.
 
-    Logarithms of priors have that for no set (it would be likelier than it can be for every class at once), those of counts for no counts.
+    Logarithms of priors have that for no set (it would be likelier than it can be for every class at once), those of counts for no counts,
+    those of other weights (1 to e) may. With one class it is all the same: a constant changes nothing.
     """
-    return (rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= 0.01)
+    return (rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= 0.01) & (rows.shape[-1] > 1)
 
 
 def _shares(op: str, group: int, of_set: int) -> str:
