@@ -58,19 +58,19 @@ for rows, codes, number, seed in ((100, 7, 5, 3), (1, 16, 1, 1), (16, 1, 16, 16)
         for layers in (1, 2):
             ops.mc_dropout_mlp(x, weights[:layers], p=0.1 + seed / 40, passes=number, seed=seed, **options)
         torch.ops.uefl_triton.dropout_mask(torch.tensor(seed), rows, 33, number, number, 0.5, False)
-        logits, shares = torch.randn(rows, 10).requires_grad_(), torch.full((number, 3, 10), 0.1).log()
+        logits, shares = torch.randn(rows, 10).requires_grad_(), torch.full((number, number, 10), 0.1).log()
         groups, zero = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
         ops.transition_nll(logits, zero, shares, groups=groups).sum().backward()
         ops.log_transition_probs(logits, shares, groups=groups).sum().backward()
-        ops.set_proportion_loss(logits, torch.tensor([0, rows]), torch.full((1, 10), 0.1)).sum().backward()
+        ops.set_proportion_loss(logits, torch.arange(number + 1) * rows // number, torch.full((number, 10), 0.1)).sum().backward()
     report.append({name: len(keys) for name, keys in compiled.items()})
 print(json.dumps([report, sorted(grids)]))
 """
 
 
-def test_another_number_of_rows_or_passes_compiles_nothing_anew(tmp_path):
-    """Nor does another seed or matrix, be it 1 or divisible by 16, which Triton takes for something else. And every grid has one
-    dimension: the others end at 65535."""
+def test_another_number_of_rows_passes_or_sets_compiles_nothing_anew(tmp_path):
+    """Nor does another seed or matrix, be it 1 or divisible by 16, which Triton takes for something else, where rows follow one another.
+    And every grid has one dimension: the others end at 65535."""
     report, grids = ahead.report(SCRIPT, tmp_path)
     first, *others = report
     assert len(first) > 20
