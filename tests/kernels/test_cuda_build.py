@@ -19,8 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(NVCC is None, reason="nvcc is
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """Every source for every architecture, one at a time on each core: those of the next are compiled while one is looked at."""
+def begun(request, tmp_path_factory):
+    """Every source for every architecture asked for, one at a time on each core: those of the next are compiled while one is looked at."""
+    asked = {item.callspec.params["build"] for item in request.session.items if item.module is request.module}
     folder = tmp_path_factory.mktemp("cuda")
 
     def compiled(source, architecture):
@@ -31,7 +32,8 @@ def begun(tmp_path_factory):
         return target, subprocess.run([NVCC, *flags, *paths, *defines, source, "-o", target], capture_output=True, text=True)
 
     with ThreadPoolExecutor(os.cpu_count()) as processes:
-        yield {name: {source.stem: processes.submit(compiled, source, name) for source in SOURCES} for name in ARCHITECTURES}
+        architectures = [name for name in ARCHITECTURES if name in asked]
+        yield {name: {source.stem: processes.submit(compiled, source, name) for source in SOURCES} for name in architectures}
         processes.shutdown(cancel_futures=True)
 
 

@@ -377,6 +377,6 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
 
 @compiled
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(variant):
+def test_variants(request, variant):
     """The tests of equality."""
-    variants.run(__file__, "anything or trials or strides or (equals_the_reference and l2 and not random)", variant)
+    variants.run(request, "anything or trials or strides or (equals_the_reference and l2 and not random)", variant)

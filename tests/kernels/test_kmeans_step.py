@@ -249,6 +249,6 @@ def test_autocast():
 
 @compiled
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(variant):
+def test_variants(request, variant):
     """The tests of equality on the CPU."""
-    variants.run(__file__, "(equals_the_reference or odd_values) and not triton", variant)
+    variants.run(request, "(equals_the_reference or odd_values) and not triton", variant)

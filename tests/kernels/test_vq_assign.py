@@ -282,6 +282,6 @@ def test_fuzz(data, n, k, d, metric):
 
 @compiled
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(variant):
+def test_variants(request, variant):
     """All of this file that the search decides."""
-    variants.run(__file__, "not variants and not compile and not opcheck and not threads", variant)
+    variants.run(request, "not variants and not compile and not opcheck and not threads", variant)

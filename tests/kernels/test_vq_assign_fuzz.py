@@ -142,9 +142,9 @@ def test_fuzz(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fuzz_of_every_variant(variant):
+def test_fuzz_of_every_variant(request, variant):
     """The same searches."""
-    variants.run(__file__, "test_fuzz and not variant", variant)
+    variants.run(request, "test_fuzz and not variant", variant)
 
 
 def test_more_than_2_to_the_31_elements():

@@ -23,19 +23,23 @@ def _runs_here(variant: str) -> bool:
 
 
 @functools.cache
-def _begin(path: str, selected: str) -> dict[str, Future[subprocess.CompletedProcess[str]]]:
-    """The tests of all variants, so that the later ones run while the first is waited for."""
+def _begin(
+    session: pytest.Session, path: str, selected: str, variants: tuple[str, ...]
+) -> dict[str, Future[subprocess.CompletedProcess[str]]]:
+    """The tests of all variants that are asked for, so that the later ones run while the first is waited for."""
+    session.config.add_cleanup(functools.partial(_processes.shutdown, cancel_futures=True))
     command = [sys.executable, "-m", "pytest", "-x", path, "-k", selected]
     begun = {}
-    for variant in filter(_runs_here, VARIANTS):
+    for variant in filter(_runs_here, variants):
         environment = os.environ | {"UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1", "OMP_WAIT_POLICY": "passive"}
         begun[variant] = _processes.submit(subprocess.run, command, env=environment, capture_output=True, text=True)
     return begun
 
 
-def run(path: str, selected: str, variant: str) -> None:
-    """The tests ``selected`` (as by pytest -k) of a file, in a process that is forced to a variant; skips where the CPU lacks it."""
+def run(request: pytest.FixtureRequest, selected: str, variant: str) -> None:
+    """The tests ``selected`` (as by pytest -k) of the file of a test, in a process forced to a variant; skips where the CPU lacks it."""
     if not _runs_here(variant):
         pytest.skip(f"this CPU cannot run {variant}")
-    done = _begin(path, selected)[variant].result()
+    asked = tuple(item.callspec.params["variant"] for item in request.session.items if getattr(item, "function", None) is request.function)
+    done = _begin(request.session, str(request.path), selected, asked)[variant].result()
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
