@@ -114,12 +114,13 @@ def test_small_wgmma_elsewhere_is_refused(forced, monkeypatch):
 
 
 def test_small_graph_replays_with_new_data():
-    """Neither a wait for the host nor a launch that depends on the data: the list of open rows is new at every replay."""
+    """Neither a wait for the host nor a launch that depends on the data: the list of open rows and the middle of the codebook are new at
+    every replay."""
     x, codebook = torch.randn(700, 12, device="cuda"), torch.randn(50, 12, device="cuda")
     graph, found = captured(lambda: vq_assign(x, codebook))
-    for scale in (1.0, 1e3):
-        x.copy_(torch.randn_like(x) * scale)
-        codebook.copy_(torch.randn_like(codebook))
+    for scale, offset in ((1.0, 0.0), (1e3, 0.0), (1.0, 5.0)):
+        x.copy_(torch.randn_like(x) * scale + offset)
+        codebook.copy_(torch.randn_like(codebook) + offset)
         graph.replay()
         assert torch.equal(found, reference(x, codebook))
 
