@@ -1,7 +1,8 @@
 """Fixtures for data: small image folders, .npz files and IDX files made on the spot, and the real data sets where they are.
 
-Every test begins with the same seeds and the same number of threads, whatever ran before it. And one import must be the first of its
-kind: Triton decides when it is imported whether its kernels are interpreted.
+Every test begins with the same seeds and the same number of threads, whatever ran before it; a fixture that a module shares is made
+before that, so that it must seed what it draws. And one import must be the first of its kind: Triton decides when it is imported
+whether its kernels are interpreted.
 """
 
 import gzip
