@@ -68,11 +68,14 @@ def test_a_run_that_the_readme_names_can_be_configured(command):
 
 def test_targets_modules_presets_and_links_are_there():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)) <= targets
+    made = re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)
     modules = re.findall(r"python -m ([a-z_.]+)", README)
-    assert modules
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    named = re.findall(r"presets? `([a-z0-9-]+)`|`([a-z]+-[59])`", README)
+    assert all([made, modules, links, named])
+    assert set(made) <= targets
     assert all(importlib.util.find_spec(module) for module in modules)
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
+    for link in links:
         assert "://" in link or (ROOT / link).exists(), link
-    for name in re.findall(r"presets? `([a-z0-9-]+)`|`([a-z]+-[59])`", README):
+    for name in named:
         assert "".join(name) in config.presets(), name
