@@ -76,9 +76,9 @@ def transition_nll(
         ignore_index: samples with this target have loss 0 and gradient 0.
 
     Returns:
-        loss ``[B]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second
-        derivative and forward mode raise RuntimeError): softmax(logits + log_marginal) - softmax(logits + log_transition[target]), every entry in [-1, 1]. An entry of -inf
-        is a prior of zero and as good as any other; a class that no set of the group has gets gradient zero. Logits with
+        loss ``[B]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second derivative and forward mode
+        raise RuntimeError): softmax(logits + log_marginal) - softmax(logits + log_transition[target]), every entry in [-1, 1]. An entry of
+        -inf is a prior of zero and as good as any other; a class that no set of the group has gets gradient zero. Logits with
         NaN or +inf, or of -inf throughout, make the loss and the gradient of their sample NaN; a logit of -inf rules its class
         out. Where that leaves no class with a positive prior in the target's set, the loss is +inf (NaN if it leaves none in
         any other set either) and the gradient NaN.
