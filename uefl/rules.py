@@ -124,6 +124,8 @@ def check(c: Config) -> None:
         numbers = value if isinstance(value, tuple) else (value,)
         if not all(math.isfinite(x) for x in numbers if isinstance(x, float)):
             raise UserError(f"key {key!r}: expected {'finite numbers' if isinstance(value, tuple) else 'a finite number'}; got {value!r}")
+    if c.on_sets and c.path is not None and c.path.is_dir():  # told first: to leave a key out helps more than its range
+        _require(c, [_unused(c, key, "a folder of sets brings its own") for key in DEALT_ONLY])
     check_values(c)
     rules: Rules = [
         ("threads", c.threads <= _MOST_THREADS, f"0 to {_MOST_THREADS}"),
@@ -258,11 +260,9 @@ def _of_sets(c: Config) -> Rules:
 
 def _of_new_sets(c: Config) -> Rules:
     """Rules of a new run with arms on unlabeled sets; its data are looked for."""
-    own = c.path is not None and c.path.is_dir()  # the user's own sets bring their own sizes
     dealt = c.path is None or c.path.is_file()
     needs_labels = [arm for arm in c.arms if arm in SERVER_ARMS]
     return [
-        *(_unused(c, key, "a folder of sets brings its own") for key in DEALT_ONLY if own),
         ("labeled", not (dealt and needs_labels and c.labeled < 2), f"2 or more for {', '.join(needs_labels)}"),
         ("labeled", not (dealt and c.priors == "estimated" and c.labeled < 10), "5 images of every class for estimated priors"),
         ("validation", not (dealt and c.select == "validation" and c.validation == 0), "1 or more with select = 'validation'"),

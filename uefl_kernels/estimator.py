@@ -35,7 +35,7 @@ class KMeans:
         metric: ``"l2"``, or ``"cosine"`` for spherical k-means.
 
     Attributes (after ``fit``):
-        cluster_centers_: ``[n_clusters, n_features]``, float64 for float64 data and float32 for all else.
+        cluster_centers_: ``[n_clusters, n_features]``, float32 for float32 and half-precision data, float64 for all else.
         labels_: ``[n_samples]`` int64, the nearest of these centres.
         inertia_: weighted sum of the squared distances to them.
         n_iter_: iterations of the start that was kept.
