@@ -124,6 +124,8 @@ def check(c: Config) -> None:
         numbers = value if isinstance(value, tuple) else (value,)
         if not all(math.isfinite(x) for x in numbers if isinstance(x, float)):
             raise UserError(f"key {key!r}: expected {'finite numbers' if isinstance(value, tuple) else 'a finite number'}; got {value!r}")
+    if not c.data.strip():
+        raise UserError("key 'data': is empty, expected the name of a data set or the path of your own data; '.' is the current folder")
     if c.on_sets and c.path is not None and c.path.is_dir():  # told first: to leave a key out helps more than its range
         _require(c, [_unused(c, key, "a folder of sets brings its own") for key in DEALT_ONLY])
     check_values(c)

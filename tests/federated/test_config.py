@@ -229,6 +229,12 @@ def test_values_out_of_range_are_refused(key, value, more):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("data", ["", " "])
+def test_empty_data_is_not_the_current_folder(data):
+    with pytest.raises(UserError, match=r"^key 'data': is empty, expected the name of a data set or the path of your own data"):
+        config.from_table({"data": data})
+
+
 _NUMBERS = [f.name for f in dataclasses.fields(Config) if "float" in str(f.type)]
 
 
