@@ -10,7 +10,7 @@ namespace uefl::cpu {
 #if defined(__x86_64__)
 namespace {
 
-constexpr int64_t kPanel = 32;
+constexpr int64_t kPanel = 32;  // units: two tiles, as linear.amx.cpp packs them
 
 bool holds(const std::vector<uint32_t>& largest) {
   constexpr uint32_t kLeast = 0x2b800000u, kBeyond = 0x53800000u;  // 2^-40 and 2^40

@@ -46,9 +46,12 @@ def test_equals_the_definition(shape, logit_dropout, consistent):
         torch.testing.assert_close(got, want, rtol=0, atol=3e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_strides_and_half_precision():
-    for logits in (torch.randn(10, 40).T, torch.randn(40, 10).bfloat16()):
-        arguments = (logits, torch.empty(0), [10], [0.3], 3, "gelu", False, torch.tensor(1))
+@pytest.mark.parametrize("consistent", [False, True])
+@pytest.mark.parametrize("classes", [10, 300])
+def test_dropout_of_logits_of_other_strides_and_in_half_precision(classes, consistent):
+    """Also of more classes than one program keeps in registers."""
+    for logits in (torch.randn(classes, 40).T, torch.randn(40, classes).bfloat16()):
+        arguments = (logits, torch.empty(0), [classes], [0.3], 3, "gelu", consistent, torch.tensor(1))
         found, expected = torch.ops.uefl_triton.mc_dropout_mlp(*arguments), torch.ops.uefl_reference.mc_dropout_mlp(*arguments)
         for got, want in zip(found, expected, strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
@@ -67,15 +70,6 @@ def test_deeper_tails_take_every_activation(activation):
     for name, got, want in zip(FIELDS, found, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=3e-6, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
     assert not found.mean_probs[2:].isnan().any()
-
-
-def test_dropout_of_many_logits():
-    """More classes than one program keeps in registers, in half precision and with any strides."""
-    for logits in (torch.randn(300, 40).T, torch.randn(4, 300).bfloat16()):
-        arguments = (logits, torch.empty(0), [300], [0.3], 3, "gelu", True, torch.tensor(1))
-        found, expected = torch.ops.uefl_triton.mc_dropout_mlp(*arguments), torch.ops.uefl_reference.mc_dropout_mlp(*arguments)
-        for got, want in zip(found, expected, strict=True):
-            torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("widths", [(3,), (3, 4), (3, 5, 4)], ids=str)

@@ -113,7 +113,7 @@ def mc_dropout_mlp(
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64. A row's masks depend on its position, so splitting a batch
             changes the draws. Given the values before the first dropout, the bits of a row do not depend on how many rows there are;
-            those values come from torch's product, or from one on AMX of the same accuracy, and their last bits may.
+            those values come from torch's product, or one on AMX of about its accuracy, and their last bits may.
         weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C logits.
         biases: ``[out]`` or None for each layer; None for none at all.
         p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if there is one, the
