@@ -3,7 +3,7 @@
 # make lint     style, types, C++ format
 # make bench    the benchmark suite against its peers       make bench-plot   pictures of its saved results
 # make ctest    C++ tests, without torch                    make clean        remove what was built
-# make gpu-check  correctness and timings on a GPU machine
+# make gpu-check  on a GPU machine: every kernel once, its tests, timings
 # Every target but gpu-check, which runs on a bare machine, first does the set-up it needs: .venv, pinned packages, kernels.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)

@@ -1,93 +1,173 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: build, test on the device, look for memory errors, measure.
+# On a machine with an NVIDIA GPU: does every kernel run, is it right, does it stay within its memory, how fast is it.
 #
-#   gpu_check.sh [build|tests|sanitize|bench ...]     all four, in this order, when none is named
+#   gpu_check.sh [smoke|tests|bench ...]     all three, in this order, when none is named
 #
-# A machine lent by the minute can run the stages in several calls: build (4 minutes at most on 16 cores), tests (8), sanitize (8),
-# bench (9). They leave what they built in the tree. A stage that fails does not stop the next ones, and what was found until a limit is
-# kept: the output of each stage in OUT (default: build/gpu-check/out), the numbers of each shape, once measured, in OUT/<gpu>.csv, or in
-# benchmarks/results/ where OUT is not set. OPS=vq_assign,vq measures these ops alone, UEFL_COMMIT names the commit of a tree without git.
+#   smoke   a tiny case of each kernel in a process of its own, then where the time of the main shapes goes
+#   tests   the tests on the device, path by path, and the small cases again under compute-sanitizer
+#   bench   all timings beside the peers, shape by shape into a CSV
 #
-# Needs no network and makes no environment: python3 (or PYTHON) must have torch, pybind11, torchvision, pytest, hypothesis and threadpoolctl,
-# the build cmake, ninja and a C++ compiler. With pytest-xdist the tests share the cores, with pytest-timeout one that hangs ends alone.
-# Without nvcc only the Triton kernels are checked. Every correctness check runs all paths of the search: CUDA C++ with wgmma (sm_90),
-# mma.sync and float32 (UEFL_CUDA_SEARCH), and Triton.
-set -euo pipefail
+# A machine lent by the minute runs them in a call each: with LIMIT=570 all steps of a call end within 570 seconds. Every step has a
+# limit of its own besides, and neither its failure nor its end there stops the next one. A step writes to OUT/<step>.log while it runs
+# (default: build/gpu-check/out) and leaves a line in OUT/summary.txt; timings go to OUT/<gpu>.csv, or to benchmarks/results/ where OUT is
+# not set. WHEELS=folder installs the peers from wheels, OPS=vq_assign,vq measures these ops alone, ONLY=regex runs these small cases and
+# profiles these shapes alone, UEFL_COMMIT names the commit of a tree without git. DEVICE=cpu rehearses it without a GPU.
+#
+# Needs no network and makes no environment: python3 (or PYTHON) must have torch, torchvision, pytest, hypothesis and threadpoolctl. Kernels
+# built beforehand for this GPU (uefl_kernels/_C.abi3.so) are used as they are; else they are built here with cmake, ninja, pybind11 and
+# nvcc. With pytest-xdist the tests share the cores, with pytest-timeout one that hangs ends alone.
+set -uo pipefail
 cd "$(dirname "$0")/.."
 save=${OUT:-}
 out=${OUT:-build/gpu-check/out}
-python=$("${PYTHON:-python3}" -c "import sys; print(sys.executable)")
+device=${DEVICE:-cuda}
+python=$("${PYTHON:-python3}" -c "import sys; print(sys.executable)") || exit 2
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1
 export PATH=$PATH:$(dirname "$python"):${CUDA_HOME:-/usr/local/cuda}/bin
 unset TRITON_INTERPRET UEFL_BACKEND UEFL_CUDA_SEARCH
+jobs=$(($(nproc) > 16 ? 8 : ($(nproc) + 1) / 2))
+unfinished=()
+compiled=yes
 
-say() { printf '\ngpu_check: %s\n' "$*"; }
+say() { printf 'gpu_check: %s\n' "$*"; }
 has() { "$python" -c "import $1" 2>/dev/null; }
 
-build() {
+# step NAME SECONDS COMMAND...: ends within its seconds and those left of LIMIT. An interrupt first, which leaves Python its summary.
+step() {
+  local name=$1 seconds=$2 begun=$SECONDS code=0 status=ok
+  shift 2
+  if [ -n "${LIMIT:-}" ] && [ $((LIMIT - SECONDS - 15)) -lt "$seconds" ]; then
+    seconds=$((LIMIT - SECONDS - 15))
+  fi
+  if [ "$seconds" -lt 1 ]; then
+    status=skipped
+  else
+    timeout -s INT -k 15 "$seconds" "$@" >"$out/$name.log" 2>&1 </dev/null || code=$?
+    case $code in
+      0) ;;
+      124 | 137) status=timeout ;;
+      *) status=FAILED ;;
+    esac
+    tail -n "${LINES_SHOWN:-25}" "$out/$name.log"
+  fi
+  [ $status = ok ] || unfinished+=("$name")
+  printf '%-7s %4d s  %s\n' $status $((SECONDS - begun)) "$name" | tee -a "$out/summary.txt"
+}
+
+built() {
+  "$python" - <<'END'
+import sys, torch
+from uefl_kernels import _library
+sys.exit(_library.load_error() or not _library.cuda_architecture_built(torch.device("cuda")))
+END
+}
+
+prepare() {
+  if [ -n "${WHEELS:-}" ]; then
+    step wheels 60 "$python" -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu-check/peers "$WHEELS"/*.whl
+    PYTHONPATH+=:$PWD/build/gpu-check/peers
+  fi
+  [ "$device" = cuda ] && ! built || return 0
   if ! command -v nvcc >/dev/null; then
-    say "no nvcc; only the Triton kernels are checked"
+    compiled=no
+    say "no kernels for this GPU and no nvcc; only the Triton kernels are checked"
     return
   fi
   local capability
   capability=$("$python" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')
   [ "$capability" = 90 ] && capability=90a
-  timeout 240 bash -ec "cmake -S . -B build/gpu-check -GNinja -DPython3_EXECUTABLE='$python' -DUEFL_CUDA=ON \
+  step build 300 bash -ec "cmake -S . -B build/gpu-check -GNinja -DPython3_EXECUTABLE='$python' -DUEFL_CUDA=ON \
     -DCMAKE_CUDA_ARCHITECTURES=$capability-real -DCMAKE_LIBRARY_OUTPUT_DIRECTORY='$PWD/uefl_kernels'; cmake --build build/gpu-check"
 }
 
-tests() {
-  # The paths one after the other, the one with most to go wrong last: a kernel that hangs, or leaves the device in an error, spoils what
-  # follows it in its process. Triton compiles at every new shape.
-  local path failed=0 options=(-p no:cacheprovider -vv --tb=short --maxfail=8 -o timeout=90 -o timeout_method=thread)
-  has xdist && options+=(-n "$(($(nproc) < 8 ? $(nproc) : 8))")
-  for path in 'not triton and not mma' triton 'mma and not wgmma' wgmma; do
-    say "tests: $path"
-    timeout 120 "$python" -m pytest -m cuda -k "$path" "${options[@]}" tests/kernels || failed=1
-  done
-  return $failed
+# small NAME SECONDS OPTIONS...: the small cases.
+small() {
+  step "$1" "$2" "$python" -m benchmarks.gpu_smoke --device "$device" --only "${ONLY:-}" --out "$out/$1" "${@:3}"
 }
 
-sanitize() {
-  if ! command -v compute-sanitizer >/dev/null; then
-    say "no compute-sanitizer; memory errors are not looked for"
-    return
+smoke() {
+  [ $compiled = no ] || LINES_SHOWN=150 small smoke 150 --jobs "$jobs" --paths compiled
+  LINES_SHOWN=200 step profile 150 "$python" -m benchmarks.gpu_profile --device "$device" --only "${ONLY:-}" --out "$out"
+  [ "$device" = cuda ] || return 0
+  if command -v ncu >/dev/null; then
+    step ncu 90 ncu --set full --clock-control none -c 16 -k "regex:search|rows|sums|step|tail|head" \
+      "$python" -m benchmarks.gpu_profile --once --only 'vq 1000000x64x1024$|vq_assign 1000000x128x1024xfloat16|mc_dropout_mlp'
   fi
-  # One case of each kind: a kernel runs some hundred times slower here. The allocator would hide what runs past the end of a tensor.
-  local tool failed=0 cases='small_strides or small_codeword or empty or ties or segment or small_masks or small_set_proportion'
-  cases+=' or (small_transition and (groups or extreme)) or (small_equals and (two or classes))'
-  for tool in memcheck racecheck; do
-    say "sanitize: $tool"
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 240 compute-sanitizer --tool "$tool" --error-exitcode 1 \
-      "$python" -m pytest -m cuda -k "$cases" -vv --tb=short -p no:cacheprovider tests/kernels/test_cuda.py \
-      tests/kernels/test_mc_dropout_cuda.py tests/kernels/test_transition_cuda.py || failed=1
-  done
-  return $failed
+  small smoke-triton 200 --jobs "$jobs" --paths triton
+}
+
+# chosen NAME SECONDS SECONDS_EACH EXPRESSION: the tests on the device that the expression chooses.
+chosen() {
+  local options=(-p no:cacheprovider -vv --tb=short --maxfail=8 -o timeout="$3" -o timeout_method=thread)
+  has xdist && options+=(-n "$jobs")
+  step "$1" "$2" "$python" -m pytest -m cuda -k "$4" "${options[@]}" tests/kernels
+}
+
+tests() {
+  if [ $compiled = yes ]; then
+    # The path with most to go wrong last: a kernel that leaves the device in an error spoils what follows it in its process. Tests that
+    # name no path take "auto", the fastest, unless told; so those of the layers run on two.
+    UEFL_CUDA_SEARCH=float32 chosen tests-float32 90 20 'not triton and not mma'
+    UEFL_CUDA_SEARCH=mma chosen tests-mma 90 20 'mma and not wgmma'
+    chosen tests-wgmma 90 20 'wgmma or test_nn_state or test_large'
+  fi
+  if [ $compiled = yes ] && [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
+    # The allocator would hide what runs past the end of a tensor. The race checker does not follow bulk copies, which are wgmma's.
+    local under="compute-sanitizer --error-exitcode 1 --tool"
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    small memcheck 120 --under "$under memcheck" --paths compiled --limit 60 --jobs "$(nproc)"
+    UEFL_CUDA_SEARCH=mma small racecheck 90 --under "$under racecheck" --paths mma,float32,cuda --limit 60 --jobs "$(nproc)"
+    unset PYTORCH_NO_CUDA_MEMORY_CACHING
+  fi
+  # Triton compiles at every new shape: without the many small searches, which the other paths have passed.
+  chosen tests-triton 200 60 'triton and not (test_cuda and small_equals)'
+}
+
+# measure NAME SECONDS OPTIONS...
+measure() {
+  local options=(--save ${save:+"$save"})
+  [ "$device" = cuda ] || options=(--smoke)
+  LINES_SHOWN=80 step "$1" "$2" "$python" -m benchmarks.run "${options[@]}" "${@:3}"
 }
 
 bench() {
-  timeout 540 "$python" -m benchmarks.run --seconds 0.3 ${OPS:+--op "$OPS"} --save ${save:+"$save"}
+  if [ -n "${OPS:-}" ]; then
+    measure bench 540 --op "$OPS"
+    return
+  fi
+  # What has to be compiled at every shape, by Triton or torch, comes after all else.
+  local first=(--without uefl-triton,compiled)
+  measure bench-limits 30 --op limits
+  measure bench-vq_assign 200 --op vq_assign "${first[@]}"
+  measure bench-vq 50 --op vq "${first[@]}"
+  measure bench-kmeans 90 --op kmeans_step,kmeans_lloyd "${first[@]}"
+  measure bench-mc_dropout 60 --op mc_dropout_mlp,mc_dropout "${first[@]}"
+  measure bench-transition 60 --op transition_nll,log_transition_probs,transition_double_softmax,set_proportion_loss "${first[@]}"
+  measure bench-rest 60 --op kmeans,layer,linear "${first[@]}"
+  measure bench-compiled 80 --op transition_nll,log_transition_probs,transition_double_softmax,set_proportion_loss --peers compiled
+  measure bench-triton 120 --op vq,mc_dropout_mlp,vq_assign --peers flash-kmeans
 }
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build tests sanitize bench)
+[ ${#stages[@]} -gt 0 ] || stages=(smoke tests bench)
 for stage in "${stages[@]}"; do
   case $stage in
-    build | tests | sanitize | bench) ;;
+    smoke | tests | bench) ;;
     *)
-      say "no stage '$stage'; there are build, tests, sanitize, bench"
+      say "no stage '$stage'; there are smoke, tests, bench"
       exit 2
       ;;
   esac
 done
-"$python" -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "gpu_check: torch sees no GPU here")'
+if [ "$device" = cuda ]; then
+  "$python" -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "gpu_check: torch sees no GPU here")' || exit 1
+fi
 mkdir -p "$out"
-failed=()
+: >"$out/summary.txt"
+prepare
 for stage in "${stages[@]}"; do
-  say "$stage"
-  set +e  # a stage stops at its first error, the script does not
-  (set -e && "$stage") 2>&1 | tee "$out/$stage.log"
-  [ "${PIPESTATUS[0]}" -eq 0 ] || failed+=("$stage")
-  set -e
+  "$stage"
 done
-[ ${#failed[@]} -eq 0 ] || { say "failed: ${failed[*]}"; exit 1; }
+printf '\n'
+cat "$out/summary.txt"
+[ ${#unfinished[@]} -eq 0 ] || { say "not ok: ${unfinished[*]}"; exit 1; }

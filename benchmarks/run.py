@@ -30,6 +30,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", help="only this shape, named as in the table; with one --op, any sizes of your own")
     parser.add_argument("--list", action="store_true", help="show the ops, their shapes and providers, and measure nothing")
     parser.add_argument("--peers", type=_names, help="only these peers, separated by commas; ours are always measured")
+    parser.add_argument("--without", type=_names, default=[], help="not these providers, separated by commas; of ours, too")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for every provider (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="spent on timing each provider of a shape (default: 1.5, on a GPU 0.3)")
     parser.add_argument("--variants", type=_names, help="of our CPU kernels, beside the best (default: avx512vnni beside amx)")
@@ -46,7 +47,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
     _known(parser, "op", options.op, list(REGISTRY))
     chosen = [REGISTRY[name] for name in options.op]
-    _known(parser, "peer", options.peers or [], list(dict.fromkeys(provider for op in chosen for provider in op.providers)))
+    providers = list(dict.fromkeys(provider for op in chosen for provider in op.providers))
+    _known(parser, "peer", options.peers or [], providers)
+    _known(parser, "provider", options.without, list(dict.fromkeys(provider for op in REGISTRY.values() for provider in op.providers)))
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.smoke and options.shape:
         parser.error("--smoke has a shape of its own; leave out --smoke or --shape")
@@ -135,7 +138,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 2
         table = results.Table([case.name for _, case in options.cases])
         for name, case in options.cases:
-            providers = [p for p in REGISTRY[name].providers if ours(p) or options.peers is None or p in options.peers]
+            wanted = [p for p in REGISTRY[name].providers if ours(p) or options.peers is None or p in options.peers]
+            providers = [p for p in wanted if p not in options.without]
             try:
                 found = measure(name, case, providers, 0 if options.smoke else options.seconds, benches, skipped)
             except Exception as error:  # of ours: a shape that it refuses, or a defect, which leaves the other shapes to be measured

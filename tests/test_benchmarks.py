@@ -1,6 +1,7 @@
 """The benchmark registry is complete and runs; its own timings are taken by ``python -m benchmarks.run``."""
 
 import csv
+import json
 import pkgutil
 import re
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import uefl_kernels.ops
-from benchmarks import measure, results, roofline, run
+from benchmarks import gpu_model, measure, results, roofline, run, sass
 from benchmarks.ops import REGISTRY
 from benchmarks.ops.vq import nearest, wrong_rate
 from benchmarks.registry import case_of
@@ -138,6 +139,14 @@ def test_peer_that_is_not_installed_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "faiss", None)
     assert run.main(["--smoke", "--op", "vq_assign", "--peers", "faiss-cpu"]) == 0
     assert re.search(r"^skipped: faiss-cpu \(.*faiss.*\)$", capsys.readouterr().out, re.M)
+
+
+def test_provider_that_is_left_out_takes_no_part(capsys):
+    assert run.main(["--smoke", "--op", "vq_assign", "--peers", "matmul,cdist+argmin", "--without", "uefl-fast,cdist+argmin"]) == 0
+    printed = capsys.readouterr().out
+    assert "uefl-fast" not in printed
+    assert "cdist" not in printed
+    assert " matmul " in printed
 
 
 def test_unknown_peer_is_an_error(capsys):
@@ -280,3 +289,45 @@ def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         roofline.main([str(tmp_path / "other.csv")])
     assert "other.csv; python -m benchmarks.run --save writes one" in capsys.readouterr().err
+
+
+def test_the_model_of_a_gpu_names_the_walls(tmp_path, capsys):
+    kernels = [{"kernel": "void search_wgmma<float, 3>(float const*)", "launches": 1.0, "us": 231.6}]
+    target = {"target": "vq 1000000x64x256", "events_us": 523.0, "graph_us": 508.7, "kernels": kernels}
+    (tmp_path / "profile.json").write_text(json.dumps({"machine": "NVIDIA H100 80GB HBM3", "targets": [target]}))
+    gpu_model.main(["--constants", "--profile", str(tmp_path / "profile.json")])
+    found = re.split(r"^(\w+): copy", capsys.readouterr().out, flags=re.M)
+    text = dict(zip(found[1::2], found[2::2], strict=True))
+    assert list(text) == [machine.name for machine in gpu_model.MACHINES]
+    for of_machine in text.values():
+        assert all(f"{op} {shape}" in of_machine for op, shape in gpu_model.TARGETS)
+        assert re.search(r"^    gather +[\d.]+  bytes ", of_machine, re.M)
+    search, call = (re.search(pattern, text["H100"], re.M) for pattern in (r"^    search_wgmma .* 231\.6 +(.*)$", r"^vq 1.* 508\.7 +(.*)$"))
+    assert float(search[1]) > 1, "faster than its wall"
+    assert float(call[1]) > 1
+    assert "231.6" not in text["H200"], "measured elsewhere"
+    assert "search_wgmma" not in text["A100"]
+
+
+def test_the_model_follows_the_shape():
+    (machine,) = (machine for machine in gpu_model.MACHINES if machine.name == "H100")
+
+    def us(op, shape):
+        return gpu_model.expected(machine, op, shape, gpu_model.COUNTS)
+
+    few, many = us("vq", "1000000x64x256"), us("vq", "2000000x64x256")
+    assert [row.us * 2 for row in few] == pytest.approx([row.us for row in many], rel=1e-6)
+    assert few[0].wall == "issue"
+    assert us("vq", "1000000x64x8192")[0].us > 10 * few[0].us
+    assert us("vq_assign", "1000000x128x1024xfloat16")[0].wall == "tensor"
+    assert [row.wall for row in us("kmeans_step", "1048576x64x256")[2:]] == ["bytes", "bytes"]
+    assert all(row.apart >= row.us for row in few)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sass.NVCC is None or sass.disassembler() is None, reason="nvcc or nvdisasm is not installed")
+def test_the_constants_of_the_model_are_those_of_the_machine_code():
+    for name, counts in gpu_model.counted().items():
+        known = gpu_model.COUNTS[name]
+        assert counts["issue"] == pytest.approx(known["issue"], rel=0.1), name
+        assert {pipe: counts.get(pipe, 0) for pipe in known} == pytest.approx(known, rel=0.2, abs=0.2), name

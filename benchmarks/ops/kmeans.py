@@ -130,6 +130,16 @@ def lloyd_fastkmeans(inputs: Inputs) -> Call:
     return call
 
 
+def lloyd_flash_kmeans(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
+    """Its Triton kernels, configured by its own tables; like every call of it, it begins with the norms of x."""
+    from flash_kmeans import batch_kmeans_Euclid
+
+    x, centres = inputs
+    needs("cuda", x)
+    settings = {"max_iters": iterations, "tol": 0.0, "init_centroids": centres[None]}
+    return lambda: batch_kmeans_Euclid(x[None], len(centres), **settings)[1][0]
+
+
 def lloyd_superkmeans(inputs: Inputs) -> Call:
     """All rows, all iterations. It begins with rows of its own choice, so its inertia is another one (column ``error``)."""
     from superkmeans import SuperKMeans
@@ -190,6 +200,7 @@ OPS = {
     ),
     "kmeans_lloyd": Op(
         cases=(*CASES, Clusters(262144, 64, 256)),
+        cuda_cases=(*CASES, Clusters(1 << 20, 64, 256)),
         smoke=SMOKE,
         inputs=gaussian,
         providers={
@@ -198,6 +209,7 @@ OPS = {
             "faiss-cpu": lloyd_faiss,
             "superkmeans": lloyd_superkmeans,
             "fastkmeans": lloyd_fastkmeans,
+            "flash-kmeans": lloyd_flash_kmeans,
         },
         gate=Gate("relative error of inertia", limit=1e-4, against=against_float64),
         bytes=lambda case: ITERATIONS * _bytes(case),
@@ -209,7 +221,12 @@ OPS = {
         cuda_cases=(Clusters(1 << 20, 64, 256),),
         smoke=SMOKE,
         inputs=gaussian,
-        providers={"uefl": step, "eager": step_eager, "faiss-cpu": partial(lloyd_faiss, iterations=1)},
+        providers={
+            "uefl": step,
+            "eager": step_eager,
+            "faiss-cpu": partial(lloyd_faiss, iterations=1),
+            "flash-kmeans": partial(lloyd_flash_kmeans, iterations=1),
+        },
         gate=Gate("relative error of inertia", limit=1e-6, against=partial(against_float64, iterations=1)),
         bytes=_bytes,
         flops=lambda case: 2 * case.n * case.d * case.k,

@@ -216,7 +216,7 @@ def operands(case: Product, device: str) -> tuple[torch.Tensor, torch.Tensor, to
 
 
 def by_our_product(inputs: tuple[torch.Tensor, ...]) -> Call:
-    """Ours, on the tile unit."""
+    """Ours, on the tile unit where there is one."""
     x, weight, bias = inputs
     needs("cpu", x)
     return lambda: linear(x, weight, bias)

@@ -44,7 +44,7 @@
 // more and an accumulator: an operation of n products loses at most (n + 2) 2 u of its largest term, a chain of d thus 3 d u of the
 // sum of magnitudes, to which 5 (d + 16) leaves room for the float32 of the scores and the products of the small parts:
 //   accumulated      5.05 (d + 16) u |y| (G + T)
-//   one product      1.01 2^-11 |y| G + 1.01 |y| T
+//   one product      1.01 R G + 1.01 (|y| + R) T, with |y| + R for |y| in the line above; R = |y - y1|, measured or below 1.01 2^-11 |y|
 //   three products   1.02 2^-22 |y| G + 1.01 |y| L + 1.02 2^-11 |y| (T + L)
 // beside E of float32 for inputs, h_k and the definition. Rows shorter than 2^-60 of the codewords are as if they were that long.
 #pragma once
@@ -101,16 +101,24 @@ UEFL_HOST_DEVICE static inline double score_error_i16(int64_t d, double half_squ
          1.01 * (rest_norm * radius + rounded * rest_radius);
 }
 
-// The same for one float16 product on a GPU, and for three; norm: |y|, or more; rest_radius: T; last_radius: L.
+// The same for float16 products on a GPU, for three; norm: |y|, or more; rest_radius: T; last_radius: L.
 UEFL_HOST_DEVICE static inline double score_error_fp16_sum(int64_t d, double half_square, double radius, double rest_radius, double norm,
                                                            bool euclidean) {
   return score_error(d, half_square, radius, norm * norm, euclidean) +
          5.05 * static_cast<double>(d + 16) * 0x1p-24 * norm * (radius + rest_radius);
 }
 
-UEFL_HOST_DEVICE static inline double score_error_fp16(int64_t d, double half_square, double radius, double rest_radius, double norm,
-                                                       bool euclidean) {
-  return score_error_fp16_sum(d, half_square, radius, rest_radius, norm, euclidean) + 1.01 * norm * (0x1p-11 * radius + rest_radius);
+// One product: E = constant + norm |y| + square |y|^2 + rest R, what R = |y - y1| multiplies apart, because each row has its own.
+struct ErrorTerms {
+  double constant, norm, square, rest;
+};
+
+UEFL_HOST_DEVICE static inline ErrorTerms fp16_error(int64_t d, double half_square, double radius, double rest_radius, bool euclidean) {
+  const double elements = static_cast<double>(d + 8), rounding = elements * 1.01 * 0x1p-24, tiny = elements * 0x1p-125;
+  const double accumulated = 5.05 * static_cast<double>(d + 16) * 0x1p-24 * (radius + rest_radius);
+  if (d > (1 << 16)) return {INFINITY, 0, 0, 0};
+  return {rounding * half_square + tiny * (1 + radius), rounding * radius + tiny + accumulated + 1.01 * rest_radius,
+          euclidean ? elements * 0x1p-53 : 0, accumulated + 1.01 * (radius + rest_radius)};
 }
 
 UEFL_HOST_DEVICE static inline double score_error_fp16x3(int64_t d, double half_square, double radius, double rest_radius,

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "common/mc_dropout.h"
+
 #if defined(__AVX2__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // what GCC 12 says of its own _mm512_undefined_epi32
 #include <immintrin.h>
@@ -16,10 +18,16 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
+#define UEFL_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define UEFL_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
+#define UEFL_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define UEFL_HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #else
 constexpr int kLanes = 4;
+#define UEFL_LOW 0, 4, 1, 5
+#define UEFL_HIGH 2, 6, 3, 7
 #endif
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
@@ -37,6 +45,27 @@ UEFL_INLINE void multiply_add(const Floats& x, float factor, Floats& sum) {
 #else
   sum += x * factor;
 #endif
+}
+
+// The lanes of vectors to vectors of the lanes: one perfect shuffle of the whole square moves each of its log2(kLanes) address bits by one.
+UEFL_INLINE void transpose(Floats (&square)[kLanes]) {
+#if defined(__clang__)
+#define UEFL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define UEFL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
+#endif
+#pragma GCC unroll 4
+  for (int size = 1; size < kLanes; size *= 2) {
+    Floats shuffled[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      shuffled[2 * i] = UEFL_SHUFFLE(square[i], square[i + kLanes / 2], UEFL_LOW);
+      shuffled[2 * i + 1] = UEFL_SHUFFLE(square[i], square[i + kLanes / 2], UEFL_HIGH);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) square[i] = shuffled[i];
+  }
+#undef UEFL_SHUFFLE
 }
 
 // Zero where word < threshold, bit by bit, so that what is dropped leaves nothing, not even a NaN.

@@ -1,8 +1,7 @@
 // The product on AMX. Rows are the left operand, which takes them as they lie; units are turned when they are packed. For a block of rows
 // and a slab of inputs, which the second-level cache holds, the panels of units pass by once.
 #if defined(__x86_64__)
-#include "cpu/linear.h"
-
+#include "cpu/linear_kernel.h"
 #include "cpu/vq_assign_tiles.h"
 
 namespace uefl::cpu {

@@ -1,58 +1,88 @@
 #include "cpu/linear.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "cpu/features.h"
 
 namespace uefl::cpu {
-
-#if defined(__x86_64__)
 namespace {
 
-constexpr int64_t kPanel = 32;  // units: two tiles, as linear.amx.cpp packs them
+struct alignas(64) Line {
+  char bytes[64];
+};
 
+std::unique_ptr<Line[]> lines(int64_t bytes) { return std::unique_ptr<Line[]>(new Line[(bytes + sizeof(Line) - 1) / sizeof(Line)]); }
+
+#if defined(__x86_64__)
+constexpr int64_t kPanel = 32;  // units: two tiles, as linear.amx.cpp packs them
+constexpr int64_t kShare = 64;  // rows that are worth a thread's turn
+
+bool tiles_pay(const LinearOperands& op) {
+  if (isa() < Isa::amx || op.inputs == 0) return false;
+  return on_every_shape() || (op.rows >= 512 && op.inputs >= 128 && op.outputs >= 64);
+}
+
+// The largest magnitude of a unit, or of a row, must be zero or in [2^-40, 2^40). Then no part overflows, and what is lost among the
+// subnormal numbers, which AMX takes for zero, is below 2^-46 of the largest of the row times the largest of the unit.
 bool holds(const std::vector<uint32_t>& largest) {
   constexpr uint32_t kLeast = 0x2b800000u, kBeyond = 0x53800000u;  // 2^-40 and 2^40
   return std::all_of(largest.begin(), largest.end(), [](uint32_t bits) { return bits == 0 || (bits >= kLeast && bits < kBeyond); });
 }
 
+// False when three bfloat16 do not hold one of the values; y then has no meaning.
+bool on_tiles(const LinearOperands& op, const Parallel& parallel) {
+  const int64_t panels = (op.outputs + kPanel - 1) / kPanel, panel_bytes = linear_amx.panel_bytes(op.inputs);
+  const std::unique_ptr<Line[]> packed = lines(panels * panel_bytes);
+  std::vector<float> base(panels * kPanel);
+  std::copy_n(op.bias, op.outputs, base.begin());
+  std::atomic<bool> held = true;
+  parallel(panels, [&](int64_t lo, int64_t hi) {
+    for (int64_t panel = lo; panel < hi && held; ++panel) {
+      std::vector<uint32_t> largest(kPanel);
+      linear_amx.pack(op.weight, op.inputs, op.outputs, panel, packed[0].bytes + panel * panel_bytes, largest.data());
+      if (!holds(largest)) held = false;
+    }
+  });
+  if (!held) return false;
+  parallel((op.rows + kShare - 1) / kShare, [&](int64_t lo, int64_t hi) {
+    const int64_t first = lo * kShare, last = std::min(hi * kShare, op.rows);
+    const std::unique_ptr<Line[]> work = lines(linear_amx.work_bytes);
+    std::vector<uint32_t> largest(last - first);
+    linear_amx.run(op.x, first, last, op.inputs, packed[0].bytes, base.data(), op.outputs, work[0].bytes, op.y, largest.data());
+    if (!holds(largest)) held = false;
+  });
+  return held;
+}
+#endif
+
+const LinearKernel& kernel() {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512) return linear_avx512;
+  if (isa() == Isa::avx2) return linear_avx2;
+#endif
+  return linear_portable;
+}
+
 }  // namespace
 
-bool linear_pays(int64_t rows, int64_t inputs, int64_t outputs) {
-  if (isa() < Isa::amx || rows == 0 || inputs == 0 || outputs == 0) return false;
-  return on_every_shape() || (rows >= 512 && inputs >= 128 && outputs >= 64);
-}
-
-Linear::Linear(const float* weight, const float* bias, int64_t inputs, int64_t outputs)
-    : weight_(weight),
-      inputs_(inputs),
-      outputs_(outputs),
-      packed_(lines(panels() * linear_amx.panel_bytes(inputs))),
-      bias_(new float[panels() * kPanel]()) {
-  std::copy_n(bias, outputs, bias_.get());
-}
-
-int64_t Linear::panels() const { return (outputs_ + kPanel - 1) / kPanel; }
-
-bool Linear::pack(int64_t lo, int64_t hi) {
-  std::vector<uint32_t> largest(kPanel);
-  for (int64_t panel = lo; panel < hi; ++panel) {
-    linear_amx.pack(weight_, inputs_, outputs_, panel, packed_[0].bytes + panel * linear_amx.panel_bytes(inputs_), largest.data());
-    if (!holds(largest)) return false;
-    std::fill(largest.begin(), largest.end(), 0);
-  }
-  return true;
-}
-
-bool Linear::run(const float* x, int64_t lo, int64_t hi, float* y) const {
-  const std::unique_ptr<Line[]> work = lines(linear_amx.work_bytes);
-  std::vector<uint32_t> largest(hi - lo);
-  linear_amx.run(x, lo, hi, inputs_, packed_[0].bytes, bias_.get(), outputs_, work[0].bytes, y, largest.data());
-  return holds(largest);
-}
-#else
-bool linear_pays(int64_t, int64_t, int64_t) { return false; }
+void linear(const LinearOperands& op, const Parallel& parallel) {
+  if (op.rows == 0 || op.outputs == 0) return;
+#if defined(__x86_64__)
+  if (tiles_pay(op) && on_tiles(op, parallel)) return;
 #endif
+  constexpr int64_t kFewRows = 512, kFewUnits = 128;    // few rows are shared out by units, so that each of these is packed once
+  constexpr int64_t kLeastProducts = int64_t{1} << 20;  // that are worth a thread's turn
+  const LinearKernel& chosen = kernel();
+  const int64_t group = op.rows < kFewRows ? kFewUnits : chosen.most_units;
+  const int64_t pieces = (op.rows + chosen.tile_rows - 1) / chosen.tile_rows * ((op.outputs + group - 1) / group);
+  const int64_t share = 1 + kLeastProducts / (chosen.tile_rows * std::min(op.outputs, group) * std::max<int64_t>(op.inputs, 1));
+  parallel((pieces + share - 1) / share, [&](int64_t lo, int64_t hi) {
+    const std::unique_ptr<Line[]> work = lines(chosen.work_floats(group) * static_cast<int64_t>(sizeof(float)));
+    chosen.run(op, group, lo * share, std::min(hi * share, pieces), reinterpret_cast<float*>(work.get()));
+  });
+}
 
 }  // namespace uefl::cpu

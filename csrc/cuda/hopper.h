@@ -1,11 +1,12 @@
 // The instructions of sm_90a that a search is made of: barriers in shared memory that count bytes, bulk copies that report to them,
-// and products of a warpgroup, four warps, that read their operands from shared memory while the warps do other work.
+// and products of a warpgroup, four warps, whose right operand is in shared memory, and which run while the warps do other work.
 // tests/cpp/cuda/emulation_hopper.h has the same functions for the CPU, written from the PTX manual.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/mma.h"
+#include "cuda/rows.h"
 
 #if defined(__CUDACC__)
 
@@ -43,11 +44,6 @@ __device__ inline void copy_bulk(void* target, const void* source, unsigned byte
                : "memory");
 }
 
-// What this thread stored in shared memory, for the product units to read.
-__device__ inline void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The four warps of a warpgroup meet; number 0 is the barrier of the block.
-__device__ inline void group_sync(int number) { asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory"); }
-
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until at most kPending of the groups committed are under way.
@@ -57,16 +53,16 @@ __device__ inline void products_wait() {
 }
 
 // c [64, 128] (+)= a [64, 16] b [128, 16]^T, float16 into float32. Thread 32 w + 4 g + t of the warpgroup has of rows 16 w + g and
-// 16 w + g + 8 the columns 8 j + 2 t and 8 j + 2 t + 1, in c[4 j] to c[4 j + 3].
-__device__ inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
+// 16 w + g + 8 the columns 8 j + 2 t and 8 j + 2 t + 1, in c[4 j] to c[4 j + 3], and of a the fragment of multiply_add().
+__device__ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n}"
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]),
         "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
         "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]),
@@ -74,7 +70,23 @@ __device__ inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bo
         "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]),
         "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]),
         "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// Between a wait and what reads or writes these registers, which the compiler would not keep in this order by itself.
+__device__ inline void registers_settled(float (&c)[64]) {
+  UEFL_UNROLL
+  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+// How many registers each thread of a warpgroup may have from here on; all four of its warps call it.
+template <int kRegisters>
+__device__ inline void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 }  // namespace
@@ -85,11 +97,12 @@ namespace uefl::cuda {
 namespace {
 
 // Operands of a product lie in blocks of 8 rows x 128 bytes, one after the other, in which the 16 bytes number i of row r are at place
-// i ^ r: the 128-byte swizzle. Each block begins at a multiple of 1024 bytes; step: 16 elements of the 64 in a row.
-__device__ inline uint64_t operand(const void* first, int step) {
+// i ^ r: the 128-byte swizzle. Each block begins at a multiple of 1024 bytes.
+__device__ inline uint64_t operand(const void* first) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowsApart = uint64_t{1024 >> 4} << 32, kIgnored = uint64_t{1} << 16;
-  return kSwizzle128 | kRowsApart | kIgnored | ((shared_address(first) + 32 * step) & 0x3ffff) >> 4;
+  return kSwizzle128 | kRowsApart | kIgnored | (shared_address(first) & 0x3ffff) >> 4;
 }
+constexpr uint64_t kOperandStep = 32 >> 4;  // to the next 16 elements of the 64 in a row
 
 }  // namespace
 }  // namespace uefl::cuda

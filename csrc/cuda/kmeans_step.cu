@@ -1,4 +1,4 @@
-// kmeans_step on CUDA: the search with a tail that adds each row to its cluster, and inertia where it is asked for. Not run on a GPU yet.
+// kmeans_step on CUDA: the search, then a pass over x that adds each row to its cluster, and one for the inertia where it is asked for.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 
 #include "cuda/kmeans_step_kernels.h"
+#include "cuda/row_sums_launch.h"
 #include "cuda/stream.h"
+#include "cuda/tensors.h"
 #include "cuda/vq_assign.h"
 
 namespace uefl::cuda {
@@ -17,19 +20,22 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-unsigned blocks_of(int64_t threads) { return static_cast<unsigned>(std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, 1 << 30)); }
-
-template <class T>
-void squares_of(const Tensor& x, const Tensor& centres, const Tensor& labels, const double* weights, Tensor& squares, cudaStream_t stream) {
-  Shape shape{};
-  shape.outputs = shape.inner = x.size(0), shape.segments = shape.books = 1, shape.d = x.size(1);
-  shape.inner_stride = x.stride(0), shape.stride = x.stride(1);
-  const auto launch = [&](auto centre) {
-    row_squares<<<std::min(blocks_of(8 * shape.outputs), 1u << 16), kThreads, 0, stream>>>(
-        static_cast<const T*>(x.const_data_ptr()), shape, static_cast<const decltype(centre)*>(centres.const_data_ptr()),
-        static_cast<const int64_t*>(labels.const_data_ptr()), weights, static_cast<double*>(squares.mutable_data_ptr()));
-  };
-  centres.scalar_type() == ScalarType::Double ? launch(double{}) : launch(float{});
+// squares [N] is workspace.
+template <class T, class Centre>
+void launch_inertia(const T* x, const Shape& shape, const Centre* centres, const int64_t* labels, const double* weights, double* squares,
+                    double* inertia, cudaStream_t stream) {
+  const auto blocks = [](int64_t count, int64_t of_block) { return (count + of_block - 1) / of_block; };
+  const int64_t grid = std::min<int64_t>(blocks(shape.outputs, kThreads / kSquareLanes), 1 << 16);
+  row_squares<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(x, shape, centres, labels, weights, squares);
+  int64_t n = shape.outputs, size = 1;
+  while (size < n) size *= 2;
+  while (true) {
+    const int64_t left = std::max<int64_t>(size / kFolded, 1), grid = blocks(left, kFoldThreads);
+    fold<<<static_cast<unsigned>(grid), kFoldThreads, 0, stream>>>(squares, n, left, inertia);
+    if (grid == 1) break;
+    n = size = left;
+  }
+  check_launch("kmeans_step");
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centres_given, std::optional<Tensor> weights_given,
@@ -52,47 +58,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
     require(is(*weights, x.size(0)), "weights must be float64 [N], on the device of x");
   }
   const Tensor centres = torch::stable::contiguous(centres_given);
-  const double* mass = weights ? static_cast<const double*>(weights->const_data_ptr()) : nullptr;
-  Tensor sums = torch::stable::new_zeros(x, centres.sizes(), ScalarType::Long);
-  Tensor masses = torch::stable::new_zeros(x, {centres.size(0)}, ScalarType::Long);
-  Tensor inertia = torch::stable::new_zeros(x, {}, ScalarType::Double);
-
-  const Tensor indices = assign("kmeans_step", x, centres, "l2", true, [&](const Shape&) {
-    Tail tail{};
-    tail.counts = static_cast<long long*>(masses.mutable_data_ptr());
-    tail.weights = mass;
-    tail.mass_scale = static_cast<const double*>(mass_scale.const_data_ptr());
-    tail.sums = static_cast<long long*>(sums.mutable_data_ptr());
-    tail.scales = static_cast<const double*>(scale.const_data_ptr());
-    tail.middle = static_cast<const double*>(middle.const_data_ptr());
-    return tail;
-  });
-  const Tensor labels = torch::stable::reshape(indices, {x.size(0)});
-  const int64_t n = x.size(0);
-  if (!with_inertia || n == 0) return {labels, sums, masses, inertia};
-
   const cudaStream_t stream = current_stream(x);
-  Tensor squares = torch::stable::new_empty(x, {n}, ScalarType::Double);
-  switch (type) {
-    case ScalarType::Float:
-      squares_of<float>(x, centres, labels, mass, squares, stream);
-      break;
-    case ScalarType::Double:
-      squares_of<double>(x, centres, labels, mass, squares, stream);
-      break;
-    case ScalarType::Half:
-      squares_of<__half>(x, centres, labels, mass, squares, stream);
-      break;
-    default:  // the search has seen the others off
-      squares_of<__nv_bfloat16>(x, centres, labels, mass, squares, stream);
-  }
-  int64_t half = 1;
-  while (2 * half < n) half *= 2;
-  for (int64_t left = n; half > 0; left = half, half /= 2) {
-    add_halves<<<blocks_of(half), kThreads, 0, stream>>>(static_cast<double*>(squares.mutable_data_ptr()), left, half);
-  }
-  check_launch("kmeans_step");
-  torch::stable::copy_(inertia, torch::stable::reshape(torch::stable::narrow(squares, 0, 0, 1), {}));
+  const Tensor labels = torch::stable::reshape(assign("kmeans_step", x, centres, "l2", true), {x.size(0)});
+  Tensor sums = torch::stable::new_empty(x, centres.sizes(), ScalarType::Long);
+  Tensor masses = torch::stable::new_empty(x, {centres.size(0)}, ScalarType::Long);
+  Tensor inertia = torch::stable::new_empty(x, {}, ScalarType::Double);
+  clear_all("kmeans_step", {&sums, &masses, &inertia}, stream);
+  Tensor rows = x;
+  const Shape shape = shape_of(rows, {1, centres.size(0), x.size(1), 1});
+  if (shape.outputs == 0) return {labels, sums, masses, inertia};
+
+  const auto doubles = [](const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); };
+  const int64_t* chosen = static_cast<const int64_t*>(labels.const_data_ptr());
+  const double* mass = weights ? doubles(*weights) : nullptr;
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    using Centre = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    const T* data = static_cast<const T*>(rows.const_data_ptr());
+    RowSums<T, Centre> wanted{};
+    wanted.indices = chosen, wanted.weights = mass;
+    wanted.counts = static_cast<long long*>(masses.mutable_data_ptr()), wanted.sums = static_cast<long long*>(sums.mutable_data_ptr());
+    wanted.scales = doubles(scale), wanted.middle = doubles(middle), wanted.mass_scale = doubles(mass_scale);
+    launch_row_sums<false>("kmeans_step", data, shape, wanted, [](int64_t) { return nullptr; }, stream);
+    if (!with_inertia) return;
+    Tensor squares = torch::stable::new_empty(x, {shape.outputs}, ScalarType::Double);
+    launch_inertia(data, shape, static_cast<const Centre*>(centres.const_data_ptr()), chosen, mass,
+                   static_cast<double*>(squares.mutable_data_ptr()), static_cast<double*>(inertia.mutable_data_ptr()), stream);
+  });
   return {labels, sums, masses, inertia};
 }
 

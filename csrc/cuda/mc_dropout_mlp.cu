@@ -1,4 +1,4 @@
-// What torch sees of mc_dropout_mlp_plan.h. Not run on a GPU yet.
+// What torch sees of mc_dropout_mlp_plan.h.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -1,51 +1,24 @@
-// mc_dropout_mlp on CUDA, for sm_80 and later: a share of the passes of 16 rows in a warp, masks in registers. Not run on a GPU yet.
+// mc_dropout_mlp on CUDA, for sm_80 and later: a share of the passes of 16 rows in a warp, masks in registers.
 //
-//   pack_rows, pack_weights   float32, padded with zeros, in the order in which lanes take them; once per call
-//   head                      tails of one layer with at most 32 outputs: nothing but the statistics leaves the registers
-//   tail                      any number of layers and classes: what a pass hands from layer to layer lies in memory of the warp's own,
-//                             which is the same for all passes, so that each mask is drawn once
-//   combine                   the statistics of the slots
+//   pack_...   rows and weights, padded with zeros, in the order in which lanes take them; once per call
+//   head       tails of one layer with at most 32 outputs: nothing but the statistics leaves the registers (mc_dropout_mlp_head.h)
+//   tail       any number of layers and classes: what a pass hands from layer to layer lies in memory of the warp's own, which is the
+//              same for all passes, so that each mask is drawn once
+//   combine    the statistics of the slots
 //
-// A warp has a tile of 16 rows and a slot: every slots-th pair of passes. The pair shares each load of rows and weights. How many slots
-// there are depends on the number of passes alone, and combine adds them up in their order; so neither the grid nor the number of rows
-// changes a bit of a row's results. Warps never wait for one another, and a lane reads only what it, or a kernel before, has written.
+// A warp has a tile of 16 rows and a slot, which is a range of pairs of passes. The pair shares each load of rows and weights. The slots
+// depend on the number of passes alone, and combine adds them up in their order; so neither the grid nor the number of rows changes a bit
+// of a row's results. They grow shorter, and the longest of all tiles come first: what is left to do at the end is short, and no part of
+// the machine waits for long. Warps never wait for one another, and a lane reads only what it, or a kernel before, has written.
 #pragma once
 
-#include "cuda/mc_dropout_mlp_parts.h"
+#include "cuda/mc_dropout_mlp_head.h"
 
 namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-// Over the four lanes of a row.
-__device__ inline float row_sum(float value) {
-  value += __shfl_xor_sync(kAllLanes, value, 1);
-  return value + __shfl_xor_sync(kAllLanes, value, 2);
-}
-__device__ inline float row_max(float value) {
-  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
-  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
-}
-
-// The softmax of one row. fmaxf passes over a NaN; the total does not.
-struct Softmax {
-  float most = -INFINITY, total = 0, weighted = 0, inverse = 0;  // weighted: sum of exp(below) below; inverse: of the total
-
-  __device__ float power(float logit) const { return expf(logit - most); }
-  __device__ float add(float logit) {
-    const float e = power(logit);
-    total += e;
-    weighted += e > 0 ? e * (logit - most) : 0.0f;
-    return e;
-  }
-  __device__ void sum_up() {
-    total = row_sum(total), weighted = row_sum(weighted);
-    inverse = __fdividef(1, total);
-  }
-  __device__ float nats() const { return logf(total) - weighted * inverse; }
-};
-
-// One row's probabilities of a pass enter the statistics of its slot (Welford's update); done: passes so far, with this one.
+// One row's probabilities of a pass enter the statistics of its slot; done: passes so far, with this one.
 template <int kClasses>
 __device__ inline void add_row(const Problem& problem, int64_t row, int first_class, const float (&powers)[kClasses],
                                const Softmax& softmax, float done) {
@@ -56,73 +29,13 @@ __device__ inline void add_row(const Problem& problem, int64_t row, int first_cl
   for (int i = 0; i < kClasses / 4; ++i) {
     float4 mean{}, moment{};
     if (done > 1) mean = means[i], moment = moments[i];
-    const auto update = [&](float power, float& average, float& squares) {
-      const float probability = power * softmax.inverse, deviation = probability - average;
-      average += deviation * share;
-      squares += deviation * (probability - average);
-    };
-    update(powers[4 * i], mean.x, moment.x), update(powers[4 * i + 1], mean.y, moment.y);
-    update(powers[4 * i + 2], mean.z, moment.z), update(powers[4 * i + 3], mean.w, moment.w);
+    update(powers[4 * i] * softmax.inverse, share, mean.x, moment.x);
+    update(powers[4 * i + 1] * softmax.inverse, share, mean.y, moment.y);
+    update(powers[4 * i + 2] * softmax.inverse, share, mean.z, moment.z);
+    update(powers[4 * i + 3] * softmax.inverse, share, mean.w, moment.w);
     means[i] = mean, moments[i] = moment;
   }
   if (first_class == 0) problem.entropy[row] = softmax.nats() + (done > 1 ? problem.entropy[row] : 0);
-}
-
-template <int kBlocks, bool kConsistent>
-__global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 3 : 2) head(Problem problem) {
-  constexpr int kClasses = 2 * kBlocks;  // of a lane, in each of its two rows
-  const volatile uint2* keys = round_keys(problem.seed);
-  const int work = static_cast<int>(thread() / kWarp);
-  if (work >= problem.tiles * problem.slots) return;
-  const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  const int tile = work / problem.slots, slot = work % problem.slots;
-  const Layer& layer = problem.layers[0];
-  const float4* rows = problem.x + int64_t{tile} * problem.unit_blocks * kVectors;
-
-  for (int round = 0; problem.pass(slot, round) < problem.passes; ++round) {
-    const uint32_t pass = problem.pass(slot, round);
-    const auto row = static_cast<uint32_t>(problem.first_row + tile * kTileRows + g);
-    const Masks<kConsistent> masks(keys, pass, row, 0);
-    float logits[kPasses][kBlocks][4] = {};
-    for (int block = 0; block < problem.unit_blocks; ++block) {
-      Units kept[kPasses];
-      kept[0] = kept[1] = load_units(rows + int64_t{block} * kVectors, lane);
-      masks.drop(kept, problem.thresholds[0], static_cast<uint32_t>(4 * block + t));
-      multiply_block<kBlocks>(kept, layer.weights + int64_t{block} * (4 * kBlocks * kWarp), lane, logits);
-    }
-    UEFL_UNROLL
-    for (int p = 0; p < kPasses; ++p) {
-      if (pass + p >= problem.passes) break;
-      const auto done = static_cast<float>(kPasses * round + p + 1);
-      UEFL_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        float logit[kClasses];
-        UEFL_UNROLL
-        for (int j = 0; j < kClasses; ++j) {
-          const int c = kClasses * t + j;
-          logit[j] = c < layer.outputs ? (logits[p][j / 2][2 * h + j % 2] + layer.bias[c]) * problem.logit_scale : -INFINITY;
-        }
-        if (problem.thresholds[1] > 0) {
-          const PhiloxWords words =
-              philox({{pass + p, kConsistent ? 0 : row + 8 * h, 1, kClasses * t / 8u}}, static_cast<uint64_t>(*problem.seed));
-          UEFL_UNROLL
-          for (int j = 0; j < kClasses; ++j) {
-            // Of 16 classes a lane has half a call: the words 0 and 1, or 2 and 3.
-            const uint32_t word = kClasses == 8 || t % 2 == 0 ? words.word[j / 2] : words.word[(j / 2 + 2) % 4];
-            if ((j % 2 ? word : word << 16) < problem.thresholds[1] && kClasses * t + j < layer.outputs) logit[j] = 0;
-          }
-        }
-        Softmax softmax;
-        UEFL_UNROLL
-        for (int j = 0; j < kClasses; ++j) softmax.most = fmaxf(softmax.most, logit[j]);
-        softmax.most = row_max(softmax.most);
-        UEFL_UNROLL
-        for (int j = 0; j < kClasses; ++j) logit[j] = softmax.add(logit[j]);  // its power
-        softmax.sum_up();
-        add_row(problem, slot * problem.rows() + tile * kTileRows + g + 8 * h, kClasses * t, logit, softmax, done);
-      }
-    }
-  }
 }
 
 // The statistics of one more pass of a slot, whose logits lie in a buffer; a lane has classes 8 t ... 8 t + 7 of each block of 32.
@@ -180,12 +93,14 @@ __global__ void __launch_bounds__(kThreads, 2) tail(Problem problem, float4* buf
   const auto at = [&](int64_t stage, int p, int64_t block) {
     return own + stage % 2 * buffer_size + (p * int64_t{width} + block) * kVectors;
   };
-  const int warps = static_cast<int>(threads() / kWarp);
-  for (int work = static_cast<int>(thread() / kWarp); work < problem.tiles * problem.slots; work += warps) {
-    const int tile = work / problem.slots, slot = work % problem.slots;
-    for (int round = 0; problem.pass(slot, round) < problem.passes; ++round) {
-      const uint32_t pass = problem.pass(slot, round);
-      const auto row = static_cast<uint32_t>(problem.first_row + tile * kTileRows + lane / 4);
+  for (int64_t work = thread() / kWarp; work < problem.items(); work += threads() / kWarp) {
+    const auto [tile, slot] = Item(problem, work);
+    if (slot >= problem.slots) continue;
+    float done = 0;
+    for (uint32_t pair = problem.begin[slot]; pair < problem.begin[slot + 1]; ++pair) {
+      const uint32_t pass = kPasses * pair;
+      const int64_t first_row = int64_t{tile} * kTileRows;
+      const auto row = static_cast<uint32_t>(problem.first_row + first_row + lane / 4);
       // Units enter a stage: the dropout before a layer, or of the logits.
       const auto enter = [&](int stage, int block, Units(&units)[kPasses]) {
         const uint32_t threshold = problem.thresholds[stage];
@@ -225,8 +140,7 @@ __global__ void __launch_bounds__(kThreads, 2) tail(Problem problem, float4* buf
         }
       }
       for (int p = 0; p < kPasses && pass + p < problem.passes; ++p) {
-        const auto done = static_cast<float>(kPasses * round + p + 1);
-        add_pass(problem, at(problem.depth, p, 0), slot * problem.rows() + tile * kTileRows, done, lane);
+        add_pass(problem, at(problem.depth, p, 0), slot * problem.rows() + first_row, ++done, lane);
       }
     }
   }
@@ -241,13 +155,11 @@ __global__ void combine(Problem problem, int64_t rows, float* mean_out, float* e
     float mean = 0, moment = 0, entropy = 0, done = 0;
     for (int slot = 0; slot < problem.slots; ++slot) {
       const int64_t at = slot * problem.rows() + row;
-      const uint32_t pairs = problem.passes / kPasses;
       if (c == problem.classes) {
         entropy += problem.entropy[at];
         continue;
       }
-      const uint32_t odd = problem.passes % kPasses != 0 && pairs % problem.slots == static_cast<uint32_t>(slot);
-      const float count = static_cast<float>(kPasses * ((pairs + problem.slots - 1 - slot) / problem.slots) + odd);
+      const float count = problem.passes_of(slot);
       const float deviation = problem.mean[at * problem.padded_classes + c] - mean, share = count / (done + count);
       mean += deviation * share;
       moment += problem.moment[at * problem.padded_classes + c] + deviation * deviation * done * share;

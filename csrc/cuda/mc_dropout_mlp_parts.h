@@ -1,8 +1,10 @@
-// What the kernels of mc_dropout_mlp on CUDA are made of: packed rows and weights, masks, products on tensor cores. Not run on a GPU yet.
+// What the kernels of mc_dropout_mlp on CUDA are made of: packed rows and weights, masks, products on tensor cores.
 //
 // Products run on tensor cores as three of tf32: a number is its first 11 bits and the first 11 bits of the rest, together within 2^-21;
 // the product of the two rests is left out. Tensor cores may cut what they add, so 32 units are summed there and the sums added in
 // float32. tf32 has the range of float32: nothing is scaled, and NaN and infinities stay in their row.
+//
+// tail, whose units change with every layer and pass, multiplies so; head has its own way (mc_dropout_mlp_head.h).
 //
 // The lane 4 g + t of a fragment takes row g (and g + 8). Which unit stands where in a sum is free, so t takes the units 8 t ... 8 t + 7
 // of a block of 32: those of one Philox call. Outputs are dealt alike, 2 n t ... 2 n t + 2 n - 1 of a block of 8 n, so that what a lane
@@ -25,11 +27,11 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-constexpr int kWarp = 32, kThreads = 128;
+constexpr int kWarp = 32, kThreads = 128, kSide = kThreads / kWarp;  // a block of kSide warps
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kTileRows = 16, kUnits = 32;         // of a tile, of a block of a sum
 constexpr int kVectors = kTileRows * kUnits / 4;   // float4 of a tile's block of units
-constexpr int kPasses = 2, kMostSlots = 8;         // that a warp works on at once; shares of the passes
+constexpr int kPasses = 2, kMostSlots = 24;        // that a warp works on at once; shares of the passes
 constexpr int kWideOutputs = 4, kMostLayers = 32;  // n8 blocks of a block of outputs in tail; after the first dropout
 
 struct Layer {
@@ -38,22 +40,42 @@ struct Layer {
   const float* bias;      // [outputs]
 };
 
+// A threshold of 16 bits in both halves of a word: its lower 15 bits, and what its upper one is not.
+struct Halves {
+  uint32_t low, not_high;
+};
+
 struct Problem {
   const float4* x;  // [tiles, unit_blocks, 4, 32] of pack_rows
   int64_t first_row;
   int tiles, unit_blocks, depth, classes, padded_classes, slots;
+  int side;  // so many slots of a tile go to warps side by side
   uint32_t passes;
+  uint32_t begin[kMostSlots + 1];  // slot s has the pairs of passes begin[s] ... begin[s + 1] - 1
   McActivation activation;
   bool consistent;
   const int64_t* seed;
   float logit_scale;
+  Halves halves;                         // of thresholds[0]
   uint32_t thresholds[kMostLayers + 1];  // of the inputs, ..., of the logits; of 32 bits: the high half is compared
   Layer layers[kMostLayers];
   float *mean, *moment, *entropy;  // of each slot: [slots, 16 tiles, padded_classes], twice, and [slots, 16 tiles]; sums but for the mean
 
-  // The first of a slot's pair of passes.
-  __device__ uint32_t pass(uint32_t slot, uint32_t round) const { return kPasses * (slot + round * slots); }
   __device__ int64_t rows() const { return int64_t{tiles} * kTileRows; }
+  UEFL_HOST_DEVICE int64_t items() const { return int64_t{tiles} * ((slots + side - 1) / side * side); }
+  __device__ float passes_of(int slot) const {  // of an odd number the last pair is half a pair
+    return static_cast<float>(kPasses * (begin[slot + 1] - begin[slot]) - (slot + 1 == slots ? passes % kPasses : 0));
+  }
+};
+
+// What a warp does at a time, one of items(): the first slots, which are the longest, of all tiles come first. A slot that is not there,
+// behind the last, is nothing to do.
+struct Item {
+  int tile, slot;
+
+  __device__ Item(const Problem& problem, int64_t i)
+      : tile(static_cast<int>(i / problem.side % problem.tiles)),
+        slot(static_cast<int>(i / problem.side / problem.tiles * problem.side + i % problem.side)) {}
 };
 
 __device__ inline float widen(float value) { return value; }

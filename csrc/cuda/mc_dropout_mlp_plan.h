@@ -43,9 +43,11 @@ struct Plan {
     problem.unit_blocks = static_cast<int>(ceil_div(inputs, kUnits)), problem.depth = static_cast<int>(depth);
     problem.classes = static_cast<int>(classes), problem.padded_classes = static_cast<int>(ceil_div(classes, 8 * n) * 8 * n);
     problem.passes = static_cast<uint32_t>(call.passes), problem.activation = call.activation, problem.consistent = call.consistent;
-    problem.slots = static_cast<int>(std::min<int64_t>(kMostSlots, ceil_div(call.passes, kPasses)));
+    share_passes();
     for (int64_t i = 0; i <= depth; ++i) problem.thresholds[i] = call.thresholds[i] << 16;
     problem.logit_scale = dropout_scale(call.thresholds[depth]);
+    const uint32_t both = call.thresholds[0] * 0x10001u;
+    problem.halves = {both & 0x7fff7fffu, ~both & 0x80008000u};
 
     width = problem.unit_blocks, weight_vectors = 0;
     for (int64_t i = 0; i < depth; ++i) {
@@ -57,9 +59,9 @@ struct Plan {
       weight_vectors += vectors_of(layer);
       width = std::max(width, layer.output_blocks);
     }
-    tile_vectors = problem.unit_blocks * int64_t{kVectors};
+    tile_vectors = problem.unit_blocks * int64_t{small ? kHeadVectors : kVectors};
     const int64_t statistics = problem.slots * (2 * int64_t{problem.padded_classes} + 1);  // of a row
-    const int64_t row_bytes = 4 * (problem.unit_blocks * int64_t{kUnits} + statistics);
+    const int64_t row_bytes = tile_vectors * int64_t{sizeof(float4)} / kTileRows + 4 * statistics;
     slab = std::min(ceil_div(rows, kTileRows), std::max<int64_t>(slab_bytes / row_bytes / kTileRows, 1)) * kTileRows;
     row_vectors = slab / kTileRows * tile_vectors, moments = slab * statistics;
     const int64_t warp_vectors = 2 * kPasses * width * int64_t{kVectors}, most = slab / kTileRows * problem.slots;
@@ -68,7 +70,23 @@ struct Plan {
     buffer_vectors = small ? 0 : tail_warps * warp_vectors;
   }
 
-  int64_t vectors_of(const Layer& layer) const { return int64_t{layer.output_blocks} * layer.unit_blocks * 4 * n * kWarp; }
+  int64_t vectors_of(const Layer& layer) const {
+    return int64_t{layer.output_blocks} * layer.unit_blocks * (small ? head_weights(n) : 4 * n * kWarp);
+  }
+
+ private:
+  // kSide slots share half of the pairs, the next half of what is left, and so on, the last the rest: few slots, and short ones for the
+  // end.
+  void share_passes() {
+    const int64_t pairs = ceil_div(problem.passes, kPasses);
+    for (int64_t begin = 0; begin < pairs;) {
+      const int64_t left = pairs - begin;
+      const int64_t share = problem.slots + kSide < kMostSlots ? std::max<int64_t>(left / (2 * kSide), 1) : ceil_div(left, kSide);
+      for (int i = 0; i < kSide && begin < pairs; ++i, begin += share) problem.begin[problem.slots++] = static_cast<uint32_t>(begin);
+    }
+    problem.begin[problem.slots] = static_cast<uint32_t>(pairs);
+    problem.side = std::min(kSide, problem.slots);
+  }
 };
 
 struct Arrays {
@@ -89,7 +107,12 @@ void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride,
   for (int i = 0; i < problem.depth; ++i) {
     Layer& layer = problem.layers[i];
     const int64_t count = plan.vectors_of(layer);
-    launch.over(count, pack_weights, source, layer.inputs, layer.outputs, plan.n, plan.scales[i], layer.unit_blocks, count, target);
+    if (plan.small) {
+      launch.over(layer.unit_blocks * int64_t{kWarp}, plan.n == 2 ? pack_head_weights<2> : pack_head_weights<4>, source, layer.inputs,
+                  layer.outputs, plan.scales[i], layer.unit_blocks, reinterpret_cast<uint4*>(target));
+    } else {
+      launch.over(count, pack_weights, source, layer.inputs, layer.outputs, plan.n, plan.scales[i], layer.unit_blocks, count, target);
+    }
     layer.weights = target, layer.bias = source + int64_t{layer.inputs} * layer.outputs;
     target += count, source = layer.bias + layer.outputs;
   }
@@ -101,10 +124,17 @@ void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride,
   for (int64_t first = 0; first < plan.rows; first += plan.slab) {
     const int64_t count = std::min(plan.slab, plan.rows - first);
     problem.first_row = first, problem.tiles = static_cast<int>(ceil_div(count, kTileRows));
-    const int64_t all = problem.tiles * plan.tile_vectors, threads = int64_t{problem.tiles} * problem.slots * kWarp;
-    launch.over(all, pack_rows<T>, x + first * row_stride, count, plan.inputs, row_stride, stride, problem.unit_blocks, all, arrays.rows);
+    const int64_t blocks = int64_t{problem.tiles} * problem.unit_blocks;
+    const T* const rows = x + first * row_stride;
+    if (plan.small) {
+      launch.over(blocks * kWarp, pack_head_rows<T>, rows, count, plan.inputs, row_stride, stride, problem.unit_blocks,
+                  reinterpret_cast<const uint4*>(arrays.weights), plan.n, blocks, reinterpret_cast<uint4*>(arrays.rows));
+    } else {
+      launch.over(blocks * kVectors, pack_rows<T>, rows, count, plan.inputs, row_stride, stride, problem.unit_blocks, blocks * kVectors,
+                  arrays.rows);
+    }
     const auto statistics = [&](auto narrow, auto wide, auto deep) {
-      if (plan.small) return launch.all(threads, plan.n == 2 ? narrow : wide, problem);
+      if (plan.small) return launch.all(problem.items() * kWarp, plan.n == 2 ? narrow : wide, problem);
       launch.over(plan.tail_warps * kWarp, deep, problem, arrays.buffers, plan.width);
     };
     problem.consistent ? statistics(head<2, true>, head<4, true>, tail<true>) : statistics(head<2, false>, head<4, false>, tail<false>);

@@ -12,7 +12,7 @@ namespace {
 
 __device__ inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
 
-extern __shared__ __align__(16) unsigned char dynamic_shared[];
+extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // 1024: the swizzle of wgmma's operands
 __device__ inline unsigned char* dynamic_memory() { return dynamic_shared; }
 
 // 16 bytes from global to shared memory, not waited for.
@@ -33,6 +33,17 @@ __device__ inline uint32_t to_halves(float low, float high) {
 }
 __device__ inline uint16_t to_half(float value) { return __half_as_ushort(__float2half_rn(value)); }
 __device__ inline float from_half(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+
+__device__ inline int lesser(int a, int b) { return min(a, b); }
+__device__ inline int greater(int a, int b) { return max(a, b); }
+__device__ inline int least(int a, int b, int c) { return __vimin3_s32(a, b, c); }  // one instruction from sm_90 on
+// a * b + c. Where b is a power of two the compiler takes a shift with an addition, if it knows; that goes to the pipe of the comparisons,
+// and a product to the one of floating point.
+__device__ inline int multiply_add_integer(int a, int b, int c) {
+  int sum;
+  asm("mad.lo.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
 
 // Four 8 x 8 matrices of float16; lane 8 i + r gives the address of row r of matrix i.
 __device__ inline void load_matrices(uint32_t (&parts)[4], const void* row) {

@@ -9,6 +9,7 @@
 
 #include "common/check_transition.h"
 #include "cuda/stream.h"
+#include "cuda/tensors.h"
 #include "cuda/transition_kernels.h"
 
 namespace uefl::cuda {
@@ -29,20 +30,6 @@ ScalarType wide(const Tensor& logits) { return logits.scalar_type() == ScalarTyp
 
 Tensor dense(const Tensor& tensor, ScalarType dtype) {
   return torch::stable::contiguous(tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype));
-}
-
-template <class Body>
-void with_type(ScalarType type, const Body& body) {
-  switch (type) {
-    case ScalarType::Float:
-      return body(float{});
-    case ScalarType::Double:
-      return body(double{});
-    case ScalarType::Half:
-      return body(__half{});
-    default:  // the checks have seen the others off
-      return body(__nv_bfloat16{});
-  }
 }
 
 // The arguments that the transition ops share; holds the tensors whose memory the kernels read, and keeps their device current.

@@ -1,4 +1,4 @@
-// The transition ops and set_proportion_loss on CUDA, in log space like their definitions. Not run on a GPU yet.
+// The transition ops and set_proportion_loss on CUDA, in log space like their definitions.
 //
 // A warp works on a row, or on a set: lanes stride over the classes and combine what they found by shuffles. float32 (float64 for
 // float64 logits); the largest logit is taken off first, which costs large logits no digits. A group or a target out of range reads

@@ -10,12 +10,11 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/check_search.h"
 #include "cuda/stream.h"
+#include "cuda/tensors.h"
 #include "cuda/vq_assign.h"
-#include "cuda/vq_assign_deep.h"
-#include "cuda/vq_assign_kernels.h"
-#include "cuda/vq_assign_tensor.h"
+#include "cuda/vq_assign_float32.h"
+#include "cuda/vq_assign_mma.h"
 #include "cuda/vq_assign_wgmma.h"
 
 namespace uefl::cuda {
@@ -27,32 +26,31 @@ using torch::stable::Tensor;
 // Blocks for so many threads, within the limit of a grid: the kernels with a thread per element of x loop.
 unsigned blocks(int64_t threads) { return static_cast<unsigned>(std::min((threads + kThreads - 1) / kThreads, int64_t{0x7fffffff})); }
 
-// Calls body with a value of the element type.
-template <class Body>
-void with_type(ScalarType type, const Body& body) {
-  switch (type) {
-    case ScalarType::Float:
-      return body(float{});
-    case ScalarType::Double:
-      return body(double{});
-    case ScalarType::Half:
-      return body(__half{});
-    default:  // check_search has seen the others off
-      return body(__nv_bfloat16{});
-  }
-}
+enum class Search { float32, mma, wgmma };
 
-// Divides one allocation into the arrays of Packed, the doubles first, so that everything is aligned.
-Packed carve(const Shape& shape, const Tensor& x, Tensor& workspace) {
-  const int64_t codes = shape.books * shape.d * shape.padded_k, norms = shape.books * shape.padded_k, means = shape.books * shape.d;
-  const int64_t bytes = (codes + 2 * shape.books) * sizeof(double) + (codes + norms + means) * sizeof(float);
+// Divides one allocation into the arrays of Packed, each at a multiple of 16 bytes.
+Packed carve(const Shape& shape, Search search, const Tensor& x, Tensor& workspace) {
+  const int64_t codewords = shape.books * shape.padded_k;
+  int64_t bytes = 0;
+  const auto place = [&](int64_t size) {
+    const int64_t at = bytes;
+    bytes += (size + 15) / 16 * 16;
+    return at;
+  };
+  const bool tensor = search != Search::float32;
+  const int64_t operands = place(tensor ? codewords * mma_width(shape.d) * 2 : codewords * shape.d * 4);
+  const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8), counts = place(shape.books * 8);
+  const int64_t centre = place(shape.books * shape.d * 4), norms = place(codewords * 4);
+  const int64_t starts = place(tensor ? codewords / kBlockCodes * kStartBytes : 0);
+  const int64_t listed = place(tensor ? shape.outputs * 8 : 0), limits = place(tensor ? shape.outputs * 4 : 0);
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
+  char* first = static_cast<char*>(workspace.mutable_data_ptr());
   Packed packed{};
-  packed.exact = static_cast<double*>(workspace.mutable_data_ptr());
-  packed.bounds = packed.exact + codes;
-  packed.codes = reinterpret_cast<float*>(packed.bounds + 2 * shape.books);
-  packed.half_norms = packed.codes + codes;
-  packed.mean = packed.half_norms + norms;
+  packed.exact = reinterpret_cast<double*>(first + exact), packed.bounds = reinterpret_cast<double*>(first + bounds);
+  packed.counts = reinterpret_cast<long long*>(first + counts), packed.centre = reinterpret_cast<float*>(first + centre);
+  packed.half_norms = reinterpret_cast<float*>(first + norms), packed.halves = reinterpret_cast<uint16_t*>(first + operands);
+  packed.codes = reinterpret_cast<float*>(first + operands), packed.listed = reinterpret_cast<int64_t*>(first + listed);
+  packed.limits = reinterpret_cast<float*>(first + limits), packed.starts = reinterpret_cast<float*>(first + starts);
   return packed;
 }
 
@@ -68,9 +66,7 @@ int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
-// The fastest first pass that may be taken, from the slowest to the fastest; each leaves what it cannot do to the one before.
-enum class Search { float32, mma, wgmma };
-
+// The fastest first pass that may be taken; from the fastest to the slowest, each leaves what it cannot do to the next.
 // UEFL_CUDA_SEARCH names the fastest allowed: to compare them, and a way out should one prove wrong on some GPU.
 Search fastest_allowed() {
   const char* value = std::getenv("UEFL_CUDA_SEARCH");
@@ -85,55 +81,6 @@ Search fastest_allowed() {
   return Search::wgmma;
 }
 
-constexpr unsigned kListBlocks = 1024;
-
-// The longest codeword that fits the registers of a row's fragments.
-constexpr int64_t kLongestTensor = 128;
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Elements of a codeword for mma.sync: 16 times a power of two.
-int width_of(int64_t d) {
-  int width = 16;
-  while (width < d) width *= 2;
-  return width;
-}
-
-PackedHalves carve_halves(const Shape& shape, int64_t padded_k, int width, bool blocks, const Tensor& x, Tensor& workspace) {
-  const int64_t codes = shape.books * padded_k;
-  const int64_t bytes = 16 * shape.books + 8 * shape.outputs + codes * (4 + 2 * width);
-  workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
-  PackedHalves halves{};
-  halves.codes = static_cast<uint16_t*>(workspace.mutable_data_ptr());  // first, and a multiple of 32 bytes: copied 16 at a time
-  halves.rest = reinterpret_cast<double*>(halves.codes + codes * width);
-  halves.counts = reinterpret_cast<long long*>(halves.rest + shape.books);
-  halves.listed = reinterpret_cast<int64_t*>(halves.counts + shape.books);
-  halves.half_norms = reinterpret_cast<float*>(halves.listed + shape.outputs);
-  halves.padded_k = padded_k;
-  halves.width = width;
-  halves.blocks = blocks;
-  return halves;
-}
-
-template <class T>
-void launch_tensor(const T* x, const Shape& shape, const Packed& packed, const PackedHalves& halves, bool exact, int64_t* indices,
-                   const Tail& tail, cudaStream_t stream) {
-  const auto launch = [&](auto kernel, int64_t rows) {
-    const int64_t tiles = (shape.outputs / shape.books + rows - 1) / rows * shape.books;
-    kernel<<<blocks(tiles * kThreads), kThreads, 0, stream>>>(x, shape, packed, halves, exact, indices, tail);
-  };
-  switch (halves.width) {
-    case 16:
-      return launch(search_tensor<T, 1>, Tiling<1>::kBlockRows);
-    case 32:
-      return launch(search_tensor<T, 2>, Tiling<2>::kBlockRows);
-    case 64:
-      return launch(search_tensor<T, 4>, Tiling<4>::kBlockRows);
-    default:
-      return launch(search_tensor<T, 8>, Tiling<8>::kBlockRows);
-  }
-}
-
 // Shared memory beyond what every kernel may have.
 template <class Kernel>
 void allow_shared(Kernel kernel, int64_t bytes) {
@@ -141,111 +88,103 @@ void allow_shared(Kernel kernel, int64_t bytes) {
   STD_TORCH_CHECK(error == cudaSuccess, "vq_assign: ", cudaGetErrorString(error));
 }
 
-template <class T>
-void launch_deep(const T* x, const Shape& shape, const Packed& packed, const PackedHalves& halves, bool exact, int64_t* indices,
-                 const Tail& tail, cudaStream_t stream) {
-  const int64_t tiles = (shape.outputs / shape.books + kDeepRows - 1) / kDeepRows * shape.books, bytes = deep_bytes(halves.width);
-  allow_shared(search_deep<T>, bytes);
-  search_deep<<<blocks(tiles * kThreads), kThreads, bytes, stream>>>(x, shape, packed, halves, exact, indices, tail);
+// Blocks for so many tiles: at most some for each multiprocessor, which walk them.
+unsigned blocks_of_tiles(int64_t tiles, unsigned each) { return static_cast<unsigned>(std::min<int64_t>(tiles, each * multiprocessors())); }
+
+template <Pass kPass, class T>
+void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool exact, int64_t* indices, cudaStream_t stream) {
+  const int64_t tiles = (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books, bytes = mma_bytes(shape.d);
+  allow_shared(search_mma<T, kPass>, bytes);
+  search_mma<T, kPass><<<blocks_of_tiles(tiles, 4), kThreads, bytes, stream>>>(x, shape, packed, exact, indices);
 }
 
 template <class T>
-void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const PackedHalves& halves, const Stages& stages, bool exact,
-                  int64_t* indices, const Tail& tail, cudaStream_t stream) {
-  allow_shared(search_wgmma<T>, stages.size);
-  const int64_t processors = std::max(1, device_attribute(cudaDevAttrMultiProcessorCount));
-  const auto grid = static_cast<unsigned>(std::min(Tiles(shape).number, processors));
-  search_wgmma<<<grid, kWgmmaThreads, stages.size, stream>>>(x, shape, packed, halves, stages, exact, indices, tail);
+void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const Stages& stages, bool exact, int64_t* indices,
+                  cudaStream_t stream) {
+  const auto launch = [&](auto kernel, int threads) {
+    allow_shared(kernel, stages.size);
+    kernel<<<blocks_of_tiles(Tiles(shape, stages.groups).number, 1), threads, stages.size, stream>>>(x, shape, packed, stages, exact,
+                                                                                                     indices);
+  };
+  const auto of_groups = [&](auto short_rows, auto long_rows, int threads) {
+    stages.chunks == 1 ? launch(short_rows, threads) : launch(long_rows, threads);
+  };
+  stages.groups == 3 ? of_groups(search_wgmma<T, 3, false>, search_wgmma<T, 3, true>, Layout<3>::kThreads)
+                     : of_groups(search_wgmma<T, 2, false>, search_wgmma<T, 2, true>, Layout<2>::kThreads);
+}
+
+// How wgmma takes these rows; rows = 0 where it does not. With three warpgroups more comparisons run beside the products, and the codebook
+// is read less often, but few rows are better spread over all multiprocessors, and long ones need the shared memory.
+Stages stages_of(const Shape& shape, const Tensor& rows) {
+  const int64_t element_bytes = static_cast<int64_t>(rows.element_size()),
+                shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes)) return {};
+  if (Tiles(shape, 3).number > multiprocessors()) {
+    if (const Stages three = divide(shape, 3, element_bytes, shared); three.rows > 0) return three;
+  }
+  return divide(shape, 2, element_bytes, shared);
 }
 
 }  // namespace
 
-Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std::string& metric, bool exact, const Follow& follow) {
+Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std::string& metric, bool exact) {
   const SearchSizes given = check_search(op, x, codebook, metric);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
 
-  Shape shape{};
-  shape.books = given.books;
-  shape.k = given.k;
-  shape.d = given.d;
-  shape.padded_k = (shape.k + kCodes - 1) / kCodes * kCodes;
-  shape.segments = given.segments;
+  Tensor rows = x;
+  Shape shape = shape_of(rows, given);
+  shape.padded_k = (shape.k + kBlockCodes - 1) / kBlockCodes * kBlockCodes;
   shape.euclidean = metric == "l2";
-  STD_TORCH_CHECK(shape.padded_k <= 0x7fffffff, op, ": the codebook has ", shape.k, " codewords, expected fewer than 2^31 - 64");
-
+  STD_TORCH_CHECK(shape.padded_k <= 0x7fffffff, op, ": the codebook has ", shape.k, " codewords, expected fewer than 2^31 - 128");
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = shape.segments;
   Tensor indices = torch::stable::new_empty(x, sizes, ScalarType::Long);
-  shape.outputs = indices.numel();
   if (shape.outputs == 0) return indices;
 
-  // [outer, inner, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two strides cannot describe.
-  const Tensor rows = x.dim() > 2 ? torch::stable::flatten(x, 1, -2) : x;
-  const int64_t last = rows.dim() - 1;
-  shape.inner = last > 0 ? rows.size(last - 1) : 1;
-  shape.inner_stride = last > 0 ? rows.stride(last - 1) : 0;
-  shape.outer_stride = last > 1 ? rows.stride(0) : 0;
-  shape.stride = rows.stride(last);
+  const Search fastest = fastest_allowed();
+  const Stages stages = fastest == Search::wgmma ? stages_of(shape, rows) : Stages{};
+  const int64_t shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const bool mma = fastest != Search::float32 && mma_bytes(shape.d) + kMmaStaticBytes <= shared;
+  const Search search = !mma ? Search::float32 : stages.rows > 0 ? Search::wgmma : Search::mma;
 
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
-  const Packed packed = carve(shape, x, workspace);
+  const Packed packed = carve(shape, search, x, workspace);
+  const unsigned pack_blocks = blocks(shape.books * shape.padded_k * kWarp);
   with_type(dense.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const T* data = static_cast<const T*>(dense.const_data_ptr());
-    pack_exact<<<blocks(shape.books * shape.k * kWarp), kThreads, 0, stream>>>(data, shape, packed);
+    const auto groups = static_cast<unsigned>(shape.books * ((shape.d + kWarp - 1) / kWarp));
+    pack_centre<<<groups, kCentreThreads, 0, stream>>>(data, shape, packed);
+    pack_norms<<<pack_blocks, kThreads, 0, stream>>>(data, shape, packed);
   });
-  pack_centred<<<blocks(shape.books * shape.d * kWarp), kThreads, 0, stream>>>(shape, packed);
-  pack_norms<<<blocks(shape.books * shape.padded_k), kThreads, 0, stream>>>(shape, packed);
+  if (search == Search::wgmma) {
+    with_type(rows.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      const auto samples = static_cast<unsigned>(shape.books * (kSampledRows / (kThreads / kWarp)));
+      pack_reach<<<samples, kThreads, 0, stream>>>(static_cast<const T*>(rows.const_data_ptr()), shape, packed);
+    });
+  }
+  search == Search::float32 ? pack_float32<<<pack_blocks, kThreads, 0, stream>>>(shape, packed)
+                            : pack_halves<<<pack_blocks, kThreads, 0, stream>>>(shape, packed);
   check_launch(op);
 
   int64_t* target = static_cast<int64_t*>(indices.mutable_data_ptr());
-  const Search fastest = fastest_allowed();
-  const int64_t element_bytes = static_cast<int64_t>(rows.element_size()), blocks_of_codes = round_up(shape.k, kBlockCodes);
-  const int64_t shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  Stages stages;  // none: not for wgmma
-  if (fastest == Search::wgmma && rows.scalar_type() != ScalarType::Double && rows_in_bulk(shape, rows.const_data_ptr(), element_bytes)) {
-    stages = divide(shape, blocks_of_codes, element_bytes, shared);
-  }
-  const int64_t block_width = round_up(shape.d, kBlockElements);
-  const bool wgmma = stages.rows > 0, mma = !wgmma && fastest != Search::float32 && shape.d <= kLongestTensor;
-  const bool deep =
-      !wgmma && fastest != Search::float32 && shape.d > kLongestTensor && deep_bytes(block_width) + kDeepStaticBytes <= shared;
-  const bool tensor = wgmma || mma || deep;
-  Tail tail = follow ? follow(shape) : Tail{};
-  Tensor open;
-  if (follow) {
-    open = torch::stable::new_empty(x, {shape.outputs}, ScalarType::Byte);
-    tail.open = static_cast<unsigned char*>(open.mutable_data_ptr());
-    // The float32 search, whose registers are all in use, leaves every row open: to read x once more is little beside its products.
-    if (!tensor) STD_TORCH_CHECK(cudaMemsetAsync(tail.open, 1, shape.outputs, stream) == cudaSuccess, op, ": cudaMemsetAsync failed");
-  }
-  Tensor tensor_workspace;
-  PackedHalves halves{};
-  if (tensor) {
-    halves = mma ? carve_halves(shape, shape.padded_k, width_of(shape.d), false, x, tensor_workspace)
-                 : carve_halves(shape, blocks_of_codes, static_cast<int>(block_width), true, x, tensor_workspace);
-    const cudaError_t error = cudaMemsetAsync(halves.rest, 0, 16 * shape.books, stream);  // and the counts
-    STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(error));
-    pack_halves<<<blocks(shape.books * halves.padded_k * kWarp), kThreads, 0, stream>>>(shape, packed, halves);
-    check_launch(op);
-  }
-  const int64_t tiles = (shape.outputs / shape.books + kRows - 1) / kRows * shape.books;
   with_type(rows.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
-    if constexpr (!std::is_same_v<T, double>) {
-      if (wgmma) launch_wgmma(data, shape, packed, halves, stages, exact, target, tail, stream);
+    if (search == Search::float32) {
+      const int64_t tiles = (shape.outputs / shape.books + kRows - 1) / kRows * shape.books;
+      search_float32<<<blocks(tiles * kThreads), kThreads, 0, stream>>>(data, shape, packed, exact, target);
+      rescore<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, packed, target);
+      return;
     }
-    if (deep) launch_deep(data, shape, packed, halves, exact, target, tail, stream);
-    if (mma) launch_tensor(data, shape, packed, halves, exact, target, tail, stream);
-    const Selection selection = tensor ? Selection{halves.listed, halves.counts} : Selection{};
-    // The list is short as a rule: few blocks, which walk it.
-    const unsigned grid = tensor ? std::min(blocks(tiles * kThreads), kListBlocks) : blocks(tiles * kThreads);
-    if (exact || !tensor) search<<<grid, kThreads, 0, stream>>>(data, shape, packed, exact, target, selection);
-    rescore<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, packed, target);
-    if (tail.open) finish_open<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, tail, target);
+    if constexpr (!std::is_same_v<T, double>) {
+      if (search == Search::wgmma) launch_wgmma(data, shape, packed, stages, exact, target, stream);
+    }
+    if (search == Search::mma) launch_mma<Pass::first>(data, shape, packed, exact, target, stream);
+    launch_mma<Pass::second>(data, shape, packed, exact, target, stream);
   });
   check_launch(op);
   return indices;
@@ -254,7 +193,7 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
 namespace {
 
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
-  return assign("vq_assign", x, codebook, metric, exact, {});
+  return assign("vq_assign", x, codebook, metric, exact);
 }
 
 }  // namespace

@@ -1,57 +1,81 @@
-// The first pass of vq_assign on sm_90a: one block on each multiprocessor for the whole pass. Not run on a GPU yet; run on the CPU,
-// barriers, copies and shared-memory layouts and all, in the tests.
+// The first pass of vq_assign on sm_90a: one block on each multiprocessor for the whole pass. The tests
+// also run it on the CPU, barriers, copies and shared-memory layouts and all.
 //
-//   two warpgroups take 64 rows each, make float16 operands of them, multiply, and keep the two least scores in registers
+//   two or three warpgroups take 64 rows each: every warp makes float16 fragments of its own 16 rows, in registers; products with 128
+//   codewords at a time; the two least scores in registers
 //   a warp for each of them copies its rows of x, as they are, into a ring of stages of 16 rows
 //   a warp copies the codebook, in blocks of 128 codewords x 64 elements: once where it fits, in a ring where it does not
 //
-// While one warpgroup compares, the other one multiplies. Bulk copies of one dimension do it all: the codebook is packed as the products
-// read it, and rows are converted anyway. So there is no tensor map to encode, hand over and keep right under graph capture.
+// While some warpgroups compare, the others multiply. Bulk copies of one dimension do it all: the codebook is packed as the products read
+// it, and rows are converted anyway. So there is no tensor map to encode, hand over and keep right under graph capture.
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/hopper.h"
-#include "cuda/vq_assign_halves.h"
+#include "cuda/vq_assign_scores.h"
 
 namespace uefl::cuda {
 namespace {
 
-constexpr int kWarpgroups = 2, kGroupThreads = 128, kGroupRows = 64, kStageRows = 16;
-constexpr int kWgmmaThreads = kWarpgroups * (kGroupThreads + kWarp) + kWarp;
-constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2;
+constexpr int kGroupThreads = 128, kGroupRows = 64, kStageRows = 16, kGroupLists = kGroupThreads / kWarp;
+constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2, kStartBytes = kStarts * sizeof(float);
+constexpr int kListBytes = OpenRows::kRoom * (sizeof(int64_t) + sizeof(float));
 
-// How shared memory is divided. In it: the stages of the codebook, the operands of the warpgroups, stages of rows, lengths, barriers.
+// Beside kGroups warpgroups, one that copies: two warps the rows, one the codebook. Registers of a thread: what copies leave is for the
+// others.
+template <int kGroups>
+struct Layout {
+  static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
+  static constexpr int kCompute = kGroups == 3 ? 152 : 224, kCopy = 56;
+};
+
+// How shared memory is divided: first the stages of the codebook, which begin at multiples of 1024 bytes, and then what else stands here
+// with its offset. A kernel has it in constant memory, which saves the registers of as many pointers.
 struct Stages {
+  int groups = 0;            // warpgroups that multiply: 2 or 3
   int codes = 0, rows = 0;   // stages of the codebook; of the rows of each warpgroup
   bool resident = false;     // every block of the codebook has a stage of its own
   int row_bytes = 0;         // a row of x
   bool dense = false;        // rows lie side by side, without gaps
   int chunks = 0, size = 0;  // blocks of 64 elements in a row; bytes of shared memory
+  // Fragments of rows that are too long for registers, of each warpgroup so many bytes; rows; starts of scores; lists of open rows;
+  // barriers of the codes and of the rows, the full ones before the empty ones.
+  int fragments_at = 0, fragment_bytes = 0, rows_at = 0, starts_at = 0, outputs_at = 0, limits_at = 0, codes_ready_at = 0,
+      rows_ready_at = 0;
 
-  UEFL_HOST_DEVICE int operand_bytes() const { return chunks * kGroupRows * kBlockElements * 2; }
+  // Every stage of rows is always of the same warp. Else a warp must see each phase of the barriers: they tell only two of them apart.
+  UEFL_HOST_DEVICE bool of_one_warp() const { return rows % 4 == 0; }
 };
 
 // For rows of x that are copied 16 bytes at a time, with so many bytes of shared memory; rows = 0 where that does not do.
-inline Stages divide(const Shape& shape, int64_t codewords, int64_t element_bytes, int64_t limit) {
+inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit) {
   Stages stages;
+  stages.groups = groups;
   stages.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
-  const int64_t blocks = shape.books * (codewords / kBlockCodes) * stages.chunks, barriers = 2 * sizeof(Barrier);
-  const int64_t fixed = 1024 + kWarpgroups * (stages.operand_bytes() + kGroupRows * sizeof(float));  // 1024: to align
-  const int64_t rows_stage = kWarpgroups * (kStageRows * shape.d * element_bytes + barriers), codes_stage = kBlockBytes + barriers;
+  const int64_t code_blocks = shape.books * (shape.padded_k / kBlockCodes) * stages.chunks, barriers = 2 * sizeof(Barrier);
+  const int64_t fragments = stages.chunks > 1 ? stages.chunks * int64_t{kGroupRows * kBlockElements * 2} : 0;
+  const int64_t fixed = groups * (fragments + kGroupLists * kListBytes), stage_bytes = kStageRows * shape.d * element_bytes;
+  const int64_t rows_stage = groups * (stage_bytes + barriers), codes_stage = kBlockBytes + kStartBytes + barriers;
   // A block multiplies for some 500 cycles, about what the next one takes to come: four in flight, and then a second stage of rows.
-  for (int rows = 2; rows > 0 && stages.rows == 0; --rows) {
-    const int64_t codes = std::min(blocks, (limit - fixed - rows * rows_stage) / codes_stage);
-    if (codes < std::min<int64_t>(blocks, 2 * rows)) continue;
-    const int64_t left = limit - fixed - rows * rows_stage - codes * codes_stage;
-    stages.codes = static_cast<int>(codes);
-    stages.rows = static_cast<int>(std::min<int64_t>(16, rows + left / rows_stage));
-    stages.resident = codes == blocks;
+  for (int least_rows = 2; least_rows > 0 && stages.rows == 0; --least_rows) {
+    const int64_t codes = std::min(code_blocks, (limit - fixed - least_rows * rows_stage) / codes_stage);
+    if (codes < std::min<int64_t>(code_blocks, 2 * least_rows)) continue;
+    int64_t rows = std::min<int64_t>(16, (limit - fixed - codes * codes_stage) / rows_stage);
+    if (rows > 4) rows = rows / 4 * 4;
+    stages.codes = static_cast<int>(codes), stages.rows = static_cast<int>(rows);
+    stages.resident = codes == code_blocks;
     stages.row_bytes = static_cast<int>(shape.d * element_bytes);
     const bool one = shape.outputs / shape.segments <= shape.inner;  // no outer stride to take
     stages.dense = shape.books == 1 && shape.inner_stride == shape.segments * shape.d &&
                    (one || shape.outer_stride == shape.inner * shape.inner_stride);
-    stages.size = static_cast<int>(fixed + stages.rows * rows_stage + codes * codes_stage);
+    const auto take = [&](int64_t bytes) { return static_cast<int>((stages.size += static_cast<int>(bytes)) - bytes); };
+    take(codes * kBlockBytes);
+    stages.fragments_at = take(groups * fragments), stages.fragment_bytes = static_cast<int>(fragments);
+    stages.rows_at = take(groups * rows * stage_bytes), stages.starts_at = take(codes * kStartBytes);
+    stages.outputs_at = take(groups * kGroupLists * OpenRows::kRoom * sizeof(int64_t));
+    stages.limits_at = take(groups * kGroupLists * OpenRows::kRoom * sizeof(float));
+    stages.codes_ready_at = take(codes * barriers), stages.rows_ready_at = take(groups * rows * barriers);
   }
   return stages;
 }
@@ -64,26 +88,20 @@ inline bool rows_in_bulk(const Shape& shape, const void* x, int64_t element_byte
 }
 
 struct Memory {
-  uint16_t* codes;
-  unsigned char* rows;
-  float* norms;
-  Barrier *codes_full, *codes_empty, *rows_full, *rows_empty;
-  uint16_t* operands;
+  const Stages& stages;
 
-  __device__ explicit Memory(const Stages& stages) {
-    unsigned char* next = dynamic_memory() + (1024 - shared_address(dynamic_memory()) % 1024) % 1024;
-    const auto take = [&](int64_t bytes) { return next += bytes, next - bytes; };
-    codes = reinterpret_cast<uint16_t*>(take(stages.codes * int64_t{kBlockBytes}));
-    operands = reinterpret_cast<uint16_t*>(take(kWarpgroups * stages.operand_bytes()));
-    rows = take(kWarpgroups * stages.rows * int64_t{kStageRows} * stages.row_bytes);
-    norms = reinterpret_cast<float*>(take(kWarpgroups * kGroupRows * sizeof(float)));
-    codes_full = reinterpret_cast<Barrier*>(take(2 * stages.codes * sizeof(Barrier)));
-    codes_empty = codes_full + stages.codes;
-    rows_full = reinterpret_cast<Barrier*>(take(2 * kWarpgroups * stages.rows * sizeof(Barrier)));
-    rows_empty = rows_full + kWarpgroups * stages.rows;
+  template <class T>
+  __device__ T* at(int offset) const {
+    return reinterpret_cast<T*>(dynamic_memory() + offset);
   }
-
-  __device__ unsigned char* stage(const Stages& stages, int place) const { return rows + place * int64_t{kStageRows} * stages.row_bytes; }
+  __device__ uint16_t* codes(int place) const { return at<uint16_t>(place * kBlockBytes); }
+  __device__ float* starts(int place) const { return at<float>(stages.starts_at + place * kStartBytes); }
+  __device__ Barrier* codes_full(int place) const { return at<Barrier>(stages.codes_ready_at) + place; }
+  __device__ Barrier* codes_empty(int place) const { return codes_full(stages.codes + place); }
+  // The stages of the warpgroups one after another.
+  __device__ unsigned char* rows(int place) const { return at<unsigned char>(stages.rows_at + place * kStageRows * stages.row_bytes); }
+  __device__ Barrier* rows_full(int place) const { return at<Barrier>(stages.rows_ready_at) + place; }
+  __device__ Barrier* rows_empty(int place) const { return rows_full(stages.groups * stages.rows + place); }
 };
 
 // A place in a ring, and the parity of its phase.
@@ -96,14 +114,19 @@ struct Ring {
   }
 };
 
-// The work of a block: tiles of 2 x 64 rows of one book each.
+// The work of a block: tiles of rows of one book each, 64 for each warpgroup.
 struct Tiles {
   int64_t count, number;
+  int rows_of_tile;
 
-  UEFL_HOST_DEVICE explicit Tiles(const Shape& shape)
-      : count(shape.outputs / shape.books), number((count + kWarpgroups * kGroupRows - 1) / (kWarpgroups * kGroupRows) * shape.books) {}
+  UEFL_HOST_DEVICE Tiles(const Shape& shape, int groups)
+      : count(shape.outputs / shape.books),
+        number((count + groups * kGroupRows - 1) / (groups * kGroupRows) * shape.books),
+        rows_of_tile(groups * kGroupRows) {}
+  // A 64-bit division takes a hundred instructions, which most calls can do without.
+  __device__ int64_t book(const Shape& shape, int64_t tile) const { return shape.books == 1 ? 0 : tile % shape.books; }
   __device__ int64_t first_row(const Shape& shape, int64_t tile, int group) const {
-    return tile / shape.books * (kWarpgroups * kGroupRows) + group * kGroupRows;
+    return (shape.books == 1 ? tile : tile / shape.books) * rows_of_tile + group * kGroupRows;
   }
   // Of a stage that begins with this row.
   __device__ int rows(int64_t first) const {
@@ -111,197 +134,269 @@ struct Tiles {
   }
 };
 
-__device__ inline void feed_codes(const Shape& shape, const PackedHalves& halves, const Stages& stages, const Memory& memory) {
-  const int64_t blocks = halves.padded_k / kBlockCodes * stages.chunks;  // of a book
+__device__ inline void feed_codes(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory) {
+  const int64_t blocks = shape.padded_k / kBlockCodes * stages.chunks;  // of a book
   const auto feed = [&](int64_t block, int place) {
-    barrier_arrive_expecting(&memory.codes_full[place], kBlockBytes);
-    copy_bulk(memory.codes + place * kBlockHalves, halves.codes + block * kBlockHalves, kBlockBytes, &memory.codes_full[place]);
+    Barrier* full = memory.codes_full(place);
+    barrier_arrive_expecting(full, kBlockBytes + kStartBytes);
+    copy_bulk(memory.codes(place), packed.halves + block * kBlockHalves, kBlockBytes, full);
+    copy_bulk(memory.starts(place), packed.starts + block / stages.chunks * kStarts, kStartBytes, full);
   };
   if (stages.resident) {
     for (int block = 0; block < stages.codes; ++block) feed(block, block);
-    for (int block = 0; block < stages.codes; ++block) barrier_wait(&memory.codes_full[block], 0);  // not to leave before the copies have
+    for (int block = 0; block < stages.codes; ++block) barrier_wait(memory.codes_full(block), 0);  // not to leave before the copies have
     return;
   }
   Ring ring{stages.codes};
-  for (int64_t tile = blockIdx.x; tile < Tiles(shape).number; tile += gridDim.x) {
+  for (int64_t tile = blockIdx.x; tile < Tiles(shape, stages.groups).number; tile += gridDim.x) {
     for (int64_t block = 0; block < blocks; ++block) {
-      barrier_wait(&memory.codes_empty[ring.place], ring.parity ^ 1);
+      barrier_wait(memory.codes_empty(ring.place), ring.parity ^ 1);
       feed(tile % shape.books * blocks + block, ring.place);
       ring.advance(1);
     }
   }
 }
 
+// Of every second warpgroup.
 template <class T>
-__device__ void feed_rows(const T* x, int group, const Shape& shape, const Stages& stages, const Memory& memory) {
-  const Tiles tiles(shape);
+__device__ void feed_rows(const T* x, int first_group, const Shape& shape, const Stages& stages, const Memory& memory) {
+  const Tiles tiles(shape, stages.groups);
   const int lane = threadIdx.x % kWarp;
   Ring ring{stages.rows};
   for (int64_t tile = blockIdx.x; tile < tiles.number; tile += gridDim.x) {
     for (int start = 0; start < kGroupRows; start += kStageRows, ring.advance(1)) {
-      const int64_t first = tiles.first_row(shape, tile, group) + start, book = tile % shape.books;
-      const int rows = tiles.rows(first), place = group * stages.rows + ring.place;
-      unsigned char* stage = memory.stage(stages, place);
-      Barrier* full = &memory.rows_full[place];
-      barrier_wait(&memory.rows_empty[place], ring.parity ^ 1);
-      if (lane == 0) barrier_arrive_expecting(full, rows * stages.row_bytes);
-      __syncwarp();
-      if (stages.dense) {
-        if (lane == 0 && rows > 0) copy_bulk(stage, x + shape.begin(first), rows * stages.row_bytes, full);
-      } else if (lane < rows) {
-        copy_bulk(stage + lane * stages.row_bytes, x + shape.begin((first + lane) * shape.books + book), stages.row_bytes, full);
+      for (int group = first_group; group < stages.groups; group += 2) {
+        const int64_t first = tiles.first_row(shape, tile, group) + start, book = tiles.book(shape, tile);
+        const int rows = tiles.rows(first), place = group * stages.rows + ring.place;
+        unsigned char* stage = memory.rows(place);
+        Barrier* full = memory.rows_full(place);
+        barrier_wait(memory.rows_empty(place), ring.parity ^ 1);
+        __syncwarp();  // a stage of no rows may come back at once: to a lane that still waits, that phase looks like the one before it
+        if (lane == 0) barrier_arrive_expecting(full, rows * stages.row_bytes);
+        __syncwarp();
+        if (stages.dense) {
+          if (lane == 0 && rows > 0) copy_bulk(stage, x + first * shape.d, rows * stages.row_bytes, full);
+        } else if (lane < rows) {
+          copy_bulk(stage + lane * stages.row_bytes, x + shape.begin((first + lane) * shape.books + book), stages.row_bytes, full);
+        }
       }
     }
   }
 }
 
-// The rows of a stage, four of them by each warp: centred, scaled to a length in [2^14, 2^15), in float16 where the products read them,
-// from row start of the operand on. 16 lanes share a row.
-template <class T>
-__device__ void convert_rows(const unsigned char* stage, int rows, int start, const Stages& stages, const float* mean, int64_t d,
-                             int code_exponent, uint16_t* operand, float* norms) {
-  const int lane = threadIdx.x % kWarp, column = lane % 16 * 4;
-  UEFL_UNROLL
-  for (int i = 0; i < kStageRows; i += 8) {
-    const int row = i + threadIdx.x / 16 % 8;
-    const T* x = row < rows ? reinterpret_cast<const T*>(stage + row * stages.row_bytes) : nullptr;
-    const auto elements = [&](int64_t j) {
-      if (x == nullptr || j >= d) return Four<float>{};
-      return less_mean(*reinterpret_cast<const Four<T>*>(x + j), *reinterpret_cast<const Four<float>*>(mean + j));
-    };
-    float square = 0;
-    for (int64_t j = column; j < d; j += kBlockElements) square = squared(elements(j), square);
+// What a thread knows of rows g and g + 8 of its warp.
+struct RowPair {
+  float norm[2], rest[2], down[2];
+};
+
+// The 16 rows of a stage: centred, scaled to a length in [2^14, 2^15), in float16 fragments, which each thread keeps; those of rows that
+// have more than one chunk in shared memory.
+template <class T, bool kLong>
+__device__ RowPair convert_rows(const unsigned char* stage, int rows, const Stages& stages, const float* centre, int64_t d,
+                                int code_exponent, uint32_t (&fragment)[4][4], uint4* fragments) {
+  const int g = threadIdx.x % kWarp / 4, t = threadIdx.x % 4;
+  const auto elements = [&](int r, int64_t j) {
+    if (g + 8 * r >= rows || j >= d) return Four<float>{};
+    return less_centre(load_four(reinterpret_cast<const T*>(stage + (g + 8 * r) * stages.row_bytes) + j), load_four(centre + j));
+  };
+  RowPair pair{};
+  const int chunks = kLong ? stages.chunks : 1;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
     UEFL_UNROLL
-    for (int step = 8; step > 0; step /= 2) square += __shfl_xor_sync(kAllLanes, square, step);
-    const float norm = row_norm(square, d, code_exponent), up = scale_up(norm);
-    if (lane % 16 == 0) norms[start + row] = norm;
-    for (int chunk = 0; chunk < stages.chunks; ++chunk) {
-      const Four<float> y = elements(chunk * kBlockElements + column);
-      Four<uint16_t> bits;
+    for (int step = 0; step < 4; ++step) {
       UEFL_UNROLL
-      for (int k = 0; k < 4; ++k) bits.of[k] = to_half(y.of[k] * up);
-      *reinterpret_cast<Four<uint16_t>*>(operand + chunk * kGroupRows * kBlockElements + swizzled(start + row, column)) = bits;
+      for (int r = 0; r < 2; ++r) pair.norm[r] = squared(elements(r, chunk * kBlockElements + 16 * step + 4 * t), pair.norm[r]);
     }
   }
+  float up[2];
+  UEFL_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    pair.norm[r] += __shfl_xor_sync(kAllLanes, pair.norm[r], 1);
+    pair.norm[r] += __shfl_xor_sync(kAllLanes, pair.norm[r], 2);
+    pair.norm[r] = row_norm(pair.norm[r], d, code_exponent);
+    up[r] = scale_up(pair.norm[r]), pair.down[r] = scale_down(pair.norm[r], code_exponent);
+  }
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    UEFL_UNROLL
+    for (int step = 0; step < 4; ++step) {
+      UEFL_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        halves_of(elements(r, chunk * kBlockElements + 16 * step + 4 * t), up[r], fragment[step][r], fragment[step][2 + r], pair.rest[r]);
+      }
+      if (!kLong) continue;
+      fragments[(chunk * 4 + step) * kGroupThreads] = {fragment[step][0], fragment[step][1], fragment[step][2], fragment[step][3]};
+    }
+  }
+  UEFL_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    pair.rest[r] += __shfl_xor_sync(kAllLanes, pair.rest[r], 1);
+    pair.rest[r] += __shfl_xor_sync(kAllLanes, pair.rest[r], 2);
+    pair.rest[r] = row_rest(pair.rest[r], pair.norm[r]);
+  }
+  return pair;
 }
 
-template <class T>
-__device__ void assign_rows(const T* x, const Shape& shape, const Packed& packed, const PackedHalves& halves, const Stages& stages,
-                            const Memory& memory, bool exact, int64_t* indices, const Tail& tail) {
-  const Tiles tiles(shape);
-  const int group = threadIdx.x / kGroupThreads, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  const int own_row = threadIdx.x / kWarp % 4 * 16 + g;  // and 8 below it
-  const int code_tiles = static_cast<int>(halves.padded_k / kBlockCodes);
-  uint16_t* operand_rows = memory.operands + group * stages.operand_bytes() / 2;
-  float* norms_of_rows = memory.norms + group * kGroupRows;
+// The scores of two rows and 128 codewords, of which the two least are kept.
+__device__ inline void compare(const float (&dot)[64], const float* starts, const float (&down)[2], int shift, int tile,
+                               PackedTopTwo (&top)[2]) {
+  const float* own = starts + threadIdx.x % 4 * (kStarts / 4);
+  TwoLeast found[2];
+  UEFL_UNROLL
+  for (int i = 0; i < kWgmmaColumns; i += kGroupColumns) {
+    int packed[2][kGroupColumns];
+    UEFL_UNROLL
+    for (int c = i; c < i + kGroupColumns; c += 4) {
+      const Four<float> start = load_four(own + c);
+      UEFL_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        UEFL_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          packed[r][c - i + e] = pack(fmaf(-dot[2 * (c + e) - e % 2 + 2 * r], down[r], start.of[e]), c + e, shift);
+        }
+      }
+    }
+    UEFL_UNROLL
+    for (int r = 0; r < 2; ++r) found[r].add(two_least(packed[r]));
+  }
+  UEFL_UNROLL
+  for (int r = 0; r < 2; ++r) top[r].add(found[r], tile);
+}
+
+// What the rows of a book are judged by: float64 until here, so it is made once for a book.
+struct Judge {
+  Certificate certificate;
+  Base base;
+  float longest;
+  int code_exponent;
+
+  Judge() = default;
+  __device__ Judge(const Shape& shape, const Packed& packed, int64_t book)
+      : certificate(shape, packed, book),
+        base(base_of(packed, book)),
+        longest(longest_row(packed, book)),
+        code_exponent(book_exponent(packed, book)) {}
+};
+
+// kLong: rows of more than one chunk.
+template <class T, bool kLong>
+__device__ void assign_rows(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory, bool exact,
+                            int64_t* indices) {
+  const Tiles tiles(shape, stages.groups);
+  const int group = threadIdx.x / kGroupThreads, warp = threadIdx.x / kWarp % 4, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int code_tiles = static_cast<int>(shape.padded_k / kBlockCodes);
+  uint4* fragments = memory.at<uint4>(stages.fragments_at + group * stages.fragment_bytes) + threadIdx.x % kGroupThreads;
+  const int own_list = (group * kGroupLists + warp) * OpenRows::kRoom;
+  OpenRows list{memory.at<int64_t>(stages.outputs_at) + own_list, memory.at<float>(stages.limits_at) + own_list};
+  const int chunks = kLong ? stages.chunks : 1;
+  bool arrived = false;  // all of a resident codebook
+  Judge judge;
   Ring codes{stages.codes}, rows{stages.rows};
+  if (stages.of_one_warp()) rows.advance(warp);
   const auto release = [&](int place) {
-    if (!stages.resident && lane == 0) barrier_arrive(&memory.codes_empty[place]);
+    if (stages.resident) return;
+    __syncwarp();  // all lanes have read it
+    if (lane == 0) barrier_arrive(memory.codes_empty(place));
   };
 
   for (int64_t tile = blockIdx.x; tile < tiles.number; tile += gridDim.x) {
-    const int64_t book = tile % shape.books, first = tiles.first_row(shape, tile, group);
-    const int code_exponent = book_exponent(packed, book);
-    if (stages.resident) codes.place = static_cast<int>(book) * code_tiles * stages.chunks;
+    const int64_t book = tiles.book(shape, tile), first = tiles.first_row(shape, tile, group) + warp * kStageRows;
+    if (tile == blockIdx.x || shape.books > 1) judge = Judge(shape, packed, book);
+    if (stages.resident) codes.place = static_cast<int>(book) * code_tiles * chunks, codes.parity = 0;
 
-    for (int start = 0; start < kGroupRows; start += kStageRows, rows.advance(1)) {
+    RowPair pair{};
+    uint32_t fragment[4][4];
+    const bool own_stages = stages.of_one_warp();
+    for (int stage = own_stages ? warp : 0; stage < 4; stage += own_stages ? 4 : 1, rows.advance(own_stages ? 4 : 1)) {
       const int place = group * stages.rows + rows.place;
-      barrier_wait(&memory.rows_full[place], rows.parity);
-      convert_rows<T>(memory.stage(stages, place), tiles.rows(first + start), start, stages, packed.mean + book * shape.d, shape.d,
-                      code_exponent, operand_rows, norms_of_rows);
+      barrier_wait(memory.rows_full(place), rows.parity);
+      if (stage == warp) {
+        pair = convert_rows<T, kLong>(memory.rows(place), tiles.rows(first), stages, packed.centre + book * shape.d, shape.d,
+                                      judge.code_exponent, fragment, fragments);
+      }
       __syncwarp();
-      if (lane == 0) barrier_arrive(&memory.rows_empty[place]);
+      if (lane == 0) barrier_arrive(memory.rows_empty(place));
     }
-    show_stores();
-    group_sync(1 + group);
 
-    float norms[2], down[2];
-    UEFL_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      norms[r] = norms_of_rows[own_row + 8 * r];
-      down[r] = scale_down(norms[r], code_exponent);
-    }
     PackedTopTwo top[2];
+    float dot[64];
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
-      float dot[64];
-      int place = 0;
-      for (int chunk = 0; chunk < stages.chunks; ++chunk) {
-        const int previous = place;
-        place = codes.place;
-        barrier_wait(&memory.codes_full[place], stages.resident ? 0 : codes.parity);
+      int place = codes.place;
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        if (kLong) {
+          UEFL_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const uint4 of = fragments[(chunk * 4 + i) * kGroupThreads];
+            fragment[i][0] = of.x, fragment[i][1] = of.y, fragment[i][2] = of.z, fragment[i][3] = of.w;
+          }
+          if (chunk > 0) release(place);
+          place = codes.place;
+        }
+        if (!arrived) barrier_wait(memory.codes_full(place), codes.parity);
+        const uint64_t right = operand(memory.codes(place));
+        registers_settled(dot);
         products_begin();
         UEFL_UNROLL
-        for (int step = 0; step < kBlockElements / 16; ++step) {
-          multiply_group(dot, operand(operand_rows + chunk * kGroupRows * kBlockElements, step),
-                         operand(memory.codes + place * kBlockHalves, step), chunk + step > 0);
-        }
+        for (int i = 0; i < 4; ++i) multiply_group(dot, fragment[i], right + i * kOperandStep, kLong ? chunk + i > 0 : i > 0);
         products_commit();
-        if (chunk > 0) {
-          products_wait<1>();
-          release(previous);
-        }
         codes.advance(1);
+        products_wait<0>();
+        registers_settled(dot);
       }
-      // While the products run.
-      const float* half_norm = halves.half_norms + book * halves.padded_k + code_tile * int64_t{kBlockCodes} + 2 * t;
-      float half_norms[kWgmmaColumns];
-      UEFL_UNROLL
-      for (int i = 0; i < kWgmmaColumns; ++i) half_norms[i] = half_norm[i / 2 * 8 + i % 2];
-      products_wait<0>();
+      compare(dot, memory.starts(place), pair.down, packed.shift, code_tile, top);
       release(place);
-      float best[2] = {INFINITY, INFINITY}, second[2] = {INFINITY, INFINITY};
-      UEFL_UNROLL
-      for (int i = 0; i < kWgmmaColumns; ++i) {
-        UEFL_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          keep_two<kWgmmaColumns>(fmaf(-dot[i / 2 * 4 + r * 2 + i % 2], down[r], half_norms[i]), i, best[r], second[r]);
-        }
-      }
-      UEFL_UNROLL
-      for (int r = 0; r < 2; ++r) top[r].add(best[r], second[r], code_tile);
     }
+    arrived = stages.resident && shape.books == 1;
 
-    TopTwo found;  // of the row that this lane answers for
-    float norm = 0;
+    // The row that this lane answers for: g or g + 8.
+    TopTwo found{};
     UEFL_UNROLL
     for (int r = 0; r < 2; ++r) {
-      TopTwo all = unpacked<kWgmmaColumns>(top[r]);
-      merge_quad(all);
-      if (t == r) found = all, norm = norms[r];
+      const TopTwo all = merge_quad<kWgmmaColumns>(top[r]);
+      if (t == r) found = all;
     }
-    const int64_t m = first + own_row + 8 * t;
-    settle<kWgmmaColumns>(found, norm, t < 2 && m < tiles.count ? m * shape.books + book : -1, book, x, shape, packed, halves, exact,
-                          indices, tail);
-    group_sync(1 + group);  // before operands and lengths are written again
+    const int64_t m = first + t % 2 * 8 + g, output = m * shape.books + book;
+    const bool there = t < 2 && m < tiles.count;
+    const float norm = t == 0 ? pair.norm[0] : pair.norm[1], rest = t == 0 ? pair.rest[0] : pair.rest[1];
+    float limit;
+    const bool reached = norm <= judge.longest;
+    const bool certain = settle(found, norm, rest, judge.certificate, judge.base, exact, limit) && reached;
+    if (!reached) limit = NAN;
+    if (there && certain) indices[output] = found.index;
+    list.push(there && !certain, output, limit, packed, book, shape);
+    if (shape.books > 1) list.flush(packed, book, shape);
   }
+  if (shape.books == 1) list.flush(packed, 0, shape);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kWgmmaThreads, 1)
+template <class T, int kGroups, bool kLong>
+__global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
     search_wgmma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
-                 const __grid_constant__ PackedHalves halves, const __grid_constant__ Stages stages, bool exact, int64_t* indices,
-                 const __grid_constant__ Tail tail) {
+                 const __grid_constant__ Stages stages, bool exact, int64_t* indices) {
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const Memory memory(stages);
+  const Memory memory{stages};
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages.codes; ++i) {
-      barrier_init(&memory.codes_full[i], 1);
-      barrier_init(&memory.codes_empty[i], kWarpgroups * kGroupThreads / kWarp);
+      barrier_init(memory.codes_full(i), 1);
+      barrier_init(memory.codes_empty(i), kGroups * kGroupThreads / kWarp);
     }
-    for (int i = 0; i < kWarpgroups * stages.rows; ++i) {
-      barrier_init(&memory.rows_full[i], 1);
-      barrier_init(&memory.rows_empty[i], kGroupThreads / kWarp);
+    for (int i = 0; i < kGroups * stages.rows; ++i) {
+      barrier_init(memory.rows_full(i), 1);
+      barrier_init(memory.rows_empty(i), stages.of_one_warp() ? 1 : 4);
     }
     barriers_are_there();
   }
   __syncthreads();
-  const int warp = threadIdx.x / kWarp - kWarpgroups * kGroupThreads / kWarp;
-  if (warp < 0) {
-    assign_rows(x, shape, packed, halves, stages, memory, exact, indices, tail);
-  } else if (warp < kWarpgroups) {
-    feed_rows(x, warp, shape, stages, memory);
-  } else if (threadIdx.x % kWarp == 0) {
-    feed_codes(shape, halves, stages, memory);
+  const int copier = threadIdx.x / kWarp - kGroups * kGroupThreads / kWarp;
+  if (copier < 0) {
+    more_registers<Layout<kGroups>::kCompute>();
+    assign_rows<T, kLong>(shape, packed, stages, memory, exact, indices);
+  } else {
+    fewer_registers<Layout<kGroups>::kCopy>();
+    if (copier < 2) {
+      feed_rows(x, copier, shape, stages, memory);
+    } else if (copier == 2 && threadIdx.x % kWarp == 0) {
+      feed_codes(shape, packed, stages, memory);
+    }
   }
 #else
   asm("trap;");  // the host launches this on sm_90 only

@@ -1,10 +1,11 @@
-// Launches of vq_backward_kernels.h, and what torch sees of them. Not run on a GPU yet.
+// Launches of vq_backward_kernels.h, and what torch sees of them.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <optional>
+#include <type_traits>
 
 #include "common/check_backward.h"
 #include "common/check_search.h"
@@ -21,19 +22,37 @@ using torch::stable::Tensor;
 View view(Tensor& tensor) {
   if (tensor.dim() > 2) tensor = torch::stable::flatten(tensor, 1, -2);
   const int64_t last = tensor.dim() - 1;
-  return {last > 0 ? tensor.size(last - 1) : 1, last > 1 ? tensor.stride(0) : 0, last > 0 ? tensor.stride(last - 1) : 0,
-          tensor.stride(last)};
+  const int64_t inner = last > 0 ? tensor.size(last - 1) : 1, inner_stride = last > 0 ? tensor.stride(last - 1) : 0;
+  return {inner, last > 1 ? tensor.stride(0) : inner * inner_stride, inner_stride, tensor.stride(last)};
+}
+
+template <class T>
+bool in_fours(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % sizeof(Four<T>) == 0;
 }
 
 template <class T, class Wide>
 void launch(const Tensor& x, const Tensor& codes, const Tensor& indices, const std::optional<Tensor>& g, const Tensor& pull,
             const BackwardShape& shape, Tensor& out) {
-  const Tensor strength = torch::stable::to(pull, ScalarType::Double);
-  const int64_t blocks = std::min<int64_t>((shape.outputs * kWarp + kThreads - 1) / kThreads, 0x7fffffff);
-  backward<<<static_cast<unsigned>(blocks), kThreads, 0, current_stream(x)>>>(
-      static_cast<const T*>(x.const_data_ptr()), static_cast<const Wide*>(codes.const_data_ptr()),
-      static_cast<const int64_t*>(indices.const_data_ptr()), g ? static_cast<const T*>(g->const_data_ptr()) : nullptr,
-      static_cast<const double*>(strength.const_data_ptr()), shape, static_cast<T*>(out.mutable_data_ptr()));
+  const Tensor doubled = torch::stable::to(pull, ScalarType::Double);
+  const T *from = static_cast<const T*>(x.const_data_ptr()), *gradient = g ? static_cast<const T*>(g->const_data_ptr()) : nullptr;
+  const auto* code = static_cast<const Wide*>(codes.const_data_ptr());
+  const auto* chosen = static_cast<const int64_t*>(indices.const_data_ptr());
+  const auto* strength = static_cast<const double*>(doubled.const_data_ptr());
+  T* const target = static_cast<T*>(out.mutable_data_ptr());
+  const auto blocks = [](int64_t threads) {
+    return static_cast<unsigned>(std::min<int64_t>((threads + kThreads - 1) / kThreads, 0x7fffffff));
+  };
+  if constexpr (std::is_same_v<Wide, float>) {
+    const bool dense = x.is_contiguous() && out.is_contiguous() && (!g || g->is_contiguous()) && shape.d % 4 == 0;
+    if (dense && in_fours(from) && in_fours(gradient) && in_fours(code) && in_fours(target)) {
+      backward_dense<<<blocks(shape.outputs * (shape.d / 4)), kThreads, 0, current_stream(x)>>>(
+          reinterpret_cast<const Four<T>*>(from), reinterpret_cast<const Four<float>*>(code), chosen,
+          reinterpret_cast<const Four<T>*>(gradient), strength, shape, reinterpret_cast<Four<T>*>(target));
+      return check_launch("vq_backward");
+    }
+  }
+  backward<<<blocks(shape.outputs * kWarp), kThreads, 0, current_stream(x)>>>(from, code, chosen, gradient, strength, shape, target);
   check_launch("vq_backward");
 }
 

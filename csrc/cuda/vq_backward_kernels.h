@@ -1,7 +1,8 @@
-// vq_backward on CUDA: the gradient of vq with respect to x, a warp per segment of a row. Not run on a GPU yet.
+// vq_backward on CUDA: the gradient of vq with respect to x.
 //
-// Elementwise but for the five dot products of the rotation (common/rotation.h), so a warp reads its segment once, or twice: the second
-// reading finds it in the first-level cache. Wide, in which it computes, is float unless x or the codebook is float64 or it rotates.
+// Elementwise but for the five dot products of the rotation (common/rotation.h). Where all is contiguous and nothing rotates, a thread
+// takes four elements. Otherwise a warp has a segment of a row and reads it once, or twice: the second reading finds it in the first-level
+// cache. Wide, in which it computes, is float unless x or the codebook is float64 or it rotates.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,10 @@ namespace {
 struct View {
   int64_t inner, outer_stride, inner_stride, stride;  // [outer, inner, segments * d], strides in elements
 
+  // A division of 64 bits costs more than the arithmetic of a row; rows that lie evenly need none.
   __device__ int64_t begin(int64_t row, int64_t column) const {
-    return row / inner * outer_stride + row % inner * inner_stride + column * stride;
+    const int64_t gap = outer_stride - inner * inner_stride;
+    return row * inner_stride + (gap == 0 ? 0 : row / inner * gap) + column * stride;
   }
 };
 
@@ -50,7 +53,8 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const Wide strength = static_cast<Wide>(*pull);
   for (int64_t output = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp; output < shape.outputs; output += warps) {
-    const int64_t row = output / shape.segments, segment = output % shape.segments, column = segment * shape.d;
+    const int64_t row = shape.segments == 1 ? output : output / shape.segments, segment = output - row * shape.segments;
+    const int64_t column = segment * shape.d;
     const T* value = x + shape.x.begin(row, column);
     const T* gradient = g ? g + shape.g.begin(row, column) : nullptr;
     const int64_t index = indices[output];
@@ -75,6 +79,32 @@ __global__ void __launch_bounds__(kThreads)
       }
       narrow(result, target[j * shape.out.stride]);
     }
+  }
+}
+
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T at[4];
+};
+
+// x, g and out lie as one another, d is a multiple of four and all addresses are of whole Fours; nothing rotates.
+template <class T>
+__global__ void __launch_bounds__(kThreads) backward_dense(const Four<T>* x, const Four<float>* codes, const int64_t* indices,
+                                                           const Four<T>* g, const double* pull, BackwardShape shape, Four<T>* out) {
+  const auto strength = static_cast<float>(*pull);
+  const int64_t width = shape.d / 4, threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < shape.outputs * width; i += threads) {
+    const int64_t output = i / width, index = indices[output], book = shape.books == 1 ? 0 : output % shape.segments;
+    const Four<T> value = x[i], gradient = g ? g[i] : Four<T>{};
+    Four<float> code{{NAN, NAN, NAN, NAN}};
+    if (index >= 0 && index < shape.k) code = codes[(book * shape.k + index) * width + (i - output * width)];
+    Four<T> result;
+    UEFL_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const float pulled = multiply(widen(value.at[j]) - code.at[j], strength);
+      narrow(g ? widen(gradient.at[j]) + pulled : pulled, result.at[j]);
+    }
+    out[i] = result;
   }
 }
 

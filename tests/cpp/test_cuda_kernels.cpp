@@ -4,15 +4,15 @@
 #include "cuda/emulation.h"
 #include "cuda/emulation_hopper.h"
 #include "cuda/emulation_mma.h"
-#include "cuda/halves.h"
-#include "cuda/vq_assign_deep.h"
-#include "cuda/vq_assign_tensor.h"
+#include "cuda/packed.h"
+#include "cuda/vq_assign_float32.h"
+#include "cuda/vq_assign_mma.h"
 #include "cuda/vq_assign_wgmma.h"
 
 namespace cuda = uefl::cuda;
 
 struct Answer {
-  std::vector<int64_t> scored, indices;  // before and after the second pass
+  std::vector<int64_t> scored, indices;  // of the search in float32, before and after it scores again
 };
 
 // Rows that the tensor cores scored and left open, over all the tests: both must be some.
@@ -21,108 +21,75 @@ static int64_t tensor_rows = 0, tensor_open = 0;
 // Rows of a search without certificate that no float16 holds.
 static int64_t long_rows = 0;
 
+// What a first pass left: what it did not list is right already, and the second pass finds the rest.
 template <class T>
-static void check(const char* what, const Halves& halves, const T* x, const cuda::Shape& shape, const cuda::Packed& packed,
-                  std::vector<int64_t> indices, const std::vector<int64_t>& expected, bool exact) {
-  if (!exact) {
-    CHECK(std::count(indices.begin(), indices.end(), -1) == long_rows, "%s, fast: rows left", what);
-    CHECK(std::count(halves.counts.begin(), halves.counts.end(), 0) == shape.books, "%s, fast: rows listed", what);
-    emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
-    CHECK(indices == expected, "%s, fast", what);
-    return;
-  }
+static void check(const char* what, Codebook& codebook, const T* x, const cuda::Shape& shape, std::vector<int64_t> indices,
+                  const std::vector<int64_t>& expected, bool exact) {
+  const auto d = static_cast<long>(shape.d), k = static_cast<long>(shape.k);
   std::vector<bool> open(shape.outputs);
+  int64_t left = 0, wrong = 0;
   for (int64_t book = 0; book < shape.books; ++book) {
-    for (int64_t i = 0; i < halves.counts[book]; ++i) open[halves.listed[book * (shape.outputs / shape.books) + i]] = true;
-    tensor_open += halves.counts[book];
+    for (int64_t i = 0; i < codebook.counts[book]; ++i) open[codebook.listed[book * (shape.outputs / shape.books) + i]] = true;
+    left += codebook.counts[book];
   }
-  tensor_rows += shape.outputs;
-  int64_t wrong = 0;
   for (int64_t i = 0; i < shape.outputs; ++i) wrong += !open[i] && indices[i] != expected[i];
-  CHECK(wrong == 0, "%s, d %ld, K %ld: %ld rows are wrong and not on the list", what, static_cast<long>(shape.d),
-        static_cast<long>(shape.k), static_cast<long>(wrong));
-  emulation::launch(1, cuda::kThreads, cuda::search<T>, x, shape, packed, true, indices.data(), halves.selection());
-  emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, indices.data());
-  CHECK(indices == expected, "%s, d %ld: the passes after the first", what, static_cast<long>(shape.d));
-}
-
-template <class T, int kSteps>
-static void check_tensor(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected,
-                         bool exact) {
-  Halves halves(shape, packed, shape.padded_k, cuda::Tiling<kSteps>::kWidth, false);
-  std::vector<int64_t> indices(shape.outputs, -2);
-  emulation::launch(2, cuda::kThreads, cuda::search_tensor<T, kSteps>, x, shape, packed, halves.arrays, exact, indices.data(),
-                    cuda::Tail{});
-  check("mma", halves, x, shape, packed, indices, expected, exact);
+  CHECK(wrong == 0, "%s, d %ld, K %ld: %ld rows are wrong and not on the list", what, d, k, static_cast<long>(wrong));
+  if (exact) {
+    tensor_rows += shape.outputs, tensor_open += left;
+  } else {
+    CHECK(left == long_rows, "%s, fast: %ld rows left", what, static_cast<long>(left));
+  }
+  std::memset(emulation::shared, 0xff, sizeof emulation::shared);
+  emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::second>, x, shape, codebook.packed, exact, indices.data());
+  CHECK(indices == expected, "%s, d %ld, K %ld: the second pass", what, d, k);
 }
 
 template <class T>
-static void check_deep(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected, bool exact) {
-  Halves halves = Halves::in_blocks(shape, packed);
+static void check_mma(Codebook& codebook, const T* x, const cuda::Shape& shape, const std::vector<int64_t>& expected, bool exact) {
+  codebook.forget_list();
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);  // NaN: what nobody wrote
-  emulation::launch(2, cuda::kThreads, cuda::search_deep<T>, x, shape, packed, halves.arrays, exact, indices.data(), cuda::Tail{});
-  check("deep", halves, x, shape, packed, indices, expected, exact);
+  emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::first>, x, shape, codebook.packed, exact, indices.data());
+  check("mma", codebook, x, shape, indices, expected, exact);
 }
 
 // With as much shared memory as the GPU has, and with so little that rows and codebook come through the shortest rings.
 static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_apart = 0;
 
-template <class T>
-static void check_wgmma(const T* x, const cuda::Shape& shape, const cuda::Packed& packed, const std::vector<int64_t>& expected,
-                        bool exact) {
+template <int kGroups, class T>
+static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, const std::vector<int64_t>& expected, bool exact) {
   if (!cuda::rows_in_bulk(shape, x, sizeof(T))) return;
-  Halves halves = Halves::in_blocks(shape, packed);
   int64_t least = 0;
-  while (cuda::divide(shape, halves.arrays.padded_k, sizeof(T), least).rows == 0) least += 16;
+  while (cuda::divide(shape, kGroups, sizeof(T), least).rows == 0) least += 16;
   for (const int64_t limit : {int64_t{227 * 1024}, least}) {
-    const cuda::Stages stages = cuda::divide(shape, halves.arrays.padded_k, sizeof(T), limit);
-    CHECK(stages.rows > 0 && stages.size <= limit, "no room for d %ld", static_cast<long>(shape.d));
-    if (stages.rows == 0 || (limit == least && stages.resident && shape.d < 16)) continue;  // nothing new
+    const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit);
+    CHECK(kGroups == 3 || (stages.rows > 0 && stages.size <= limit), "no room for d %ld", static_cast<long>(shape.d));
+    if (stages.rows == 0 || stages.size > 227 * 1024 || (limit == least && stages.resident && shape.d < 16)) continue;  // nothing new
     ++(stages.resident ? wgmma_resident : wgmma_streamed), ++(stages.dense ? wgmma_dense : wgmma_apart);
-    halves.clear();
+    codebook.forget_list();
     std::vector<int64_t> indices(shape.outputs, -2);
     std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-    emulation::launch_groups(2, cuda::kWgmmaThreads, cuda::search_wgmma<T>, x, shape, packed, halves.arrays, stages, exact, indices.data(),
-                             cuda::Tail{});
-    check(stages.resident ? "wgmma, resident" : "wgmma, streamed", halves, x, shape, packed, indices, expected, exact);
+    const auto kernel = stages.chunks == 1 ? cuda::search_wgmma<T, kGroups, false> : cuda::search_wgmma<T, kGroups, true>;
+    const unsigned blocks = cuda::Tiles(shape, kGroups).number > 2 ? 2 : 1;
+    emulation::launch(blocks, cuda::Layout<kGroups>::kThreads, kernel, x, shape, codebook.packed, stages, exact, indices.data());
+    check(stages.resident ? "wgmma, resident" : "wgmma, streamed", codebook, x, shape, indices, expected, exact);
   }
 }
 
-// What cuda/vq_assign.cu does, with few blocks, so that the loops over the grid turn.
+// What cuda/vq_assign.cu does, with few blocks, so that the loops over the grid turn; all searches, beside the one in float32.
 template <class T>
-static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codebook, bool certify = true) {
-  shape.padded_k = (shape.k + cuda::kCodes - 1) / cuda::kCodes * cuda::kCodes;
-  const int64_t size = shape.books * shape.d * shape.padded_k;
-  std::vector<double> exact(size, NAN), bounds(2 * shape.books, NAN);  // NaN: what is not written must not be read
-  std::vector<float> codes(size, NAN), half_norms(shape.books * shape.padded_k, NAN), mean(shape.books * shape.d, NAN);
-  alignas(16) const cuda::Packed packed{exact.data(), bounds.data(), codes.data(), half_norms.data(), mean.data()};
-  const auto blocks = [](int64_t threads) { return static_cast<unsigned>((threads + 63) / 64); };
-  emulation::launch(blocks(32 * shape.books * shape.k), 64, cuda::pack_exact<T>, codebook.data(), shape, packed);
-  emulation::launch(blocks(32 * shape.books * shape.d), 64, cuda::pack_centred, shape, packed);
-  emulation::launch(blocks(shape.books * shape.padded_k), 64, cuda::pack_norms, shape, packed);
+static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewords, bool certify = true) {
+  shape.padded_k = (shape.k + cuda::kBlockCodes - 1) / cuda::kBlockCodes * cuda::kBlockCodes;
+  Codebook codebook(codewords, shape, x);
   Answer answer{std::vector<int64_t>(shape.outputs, -2), {}};
-  emulation::launch(2, cuda::kThreads, cuda::search<T>, x, shape, packed, certify, answer.scored.data(), cuda::Selection{});
+  emulation::launch(2, cuda::kThreads, cuda::search_float32<T>, x, shape, codebook.packed, certify, answer.scored.data());
   answer.indices = answer.scored;
-  emulation::launch(1, 64, cuda::rescore<T>, x, shape, packed, answer.indices.data());
-
-  // The same with the tensor cores first: they leave a list, and what they do not list must be right already.
-  switch (shape.d <= 16 ? 1 : shape.d <= 32 ? 2 : shape.d <= 64 ? 4 : shape.d <= 128 ? 8 : 0) {
-    case 1:
-      check_tensor<T, 1>(x, shape, packed, answer.indices, certify);
-      break;
-    case 2:
-      check_tensor<T, 2>(x, shape, packed, answer.indices, certify);
-      break;
-    case 4:
-      check_tensor<T, 4>(x, shape, packed, answer.indices, certify);
-      break;
-    case 8:
-      check_tensor<T, 8>(x, shape, packed, answer.indices, certify);
-      break;
+  emulation::launch(1, 64, cuda::rescore<T>, x, shape, codebook.packed, answer.indices.data());
+  check_mma(codebook, x, shape, answer.indices, certify);
+  if constexpr (sizeof(T) <= sizeof(float)) {
+    check_wgmma<2>(codebook, x, shape, answer.indices, certify);
+    check_wgmma<3>(codebook, x, shape, answer.indices, certify);
   }
-  if (shape.d > 16 || shape.stride > 1) check_deep(x, shape, packed, answer.indices, certify);
-  if constexpr (sizeof(T) <= sizeof(float)) check_wgmma(x, shape, packed, answer.indices, certify);
   return answer;
 }
 
@@ -143,6 +110,7 @@ static Answer compare(const char* what, const std::vector<T>& x, int64_t segment
 
 static void shapes() {
   std::mt19937 random(1);
+  compare("none", std::vector<float>{}, 1, 1, normal<float>(5 * 16, random), 16);
   compare("one", normal<float>(1, random), 1, 1, normal<float>(1, random), 1);
   compare("two tiles of rows and codewords", normal<float>(150 * 17, random), 1, 1, normal<float>(70 * 17, random), 17);
   compare("more elements than a warp", normal<float>(20 * 40, random), 1, 1, normal<float>(5 * 40, random), 40);
@@ -197,6 +165,41 @@ static void duplicates_take_the_lowest_index() {
   auto codebook = normal<float>(80 * 5, random);
   for (int64_t i = 40 * 5; i < 80 * 5; ++i) codebook[i] = codebook[i - 40 * 5];
   compare("duplicates", normal<float>(140 * 5, random), 1, 1, codebook, 5);
+}
+
+// The second pass has room for eight candidates of a row, and scores others by the definition.
+static void rows_of_many_candidates() {
+  std::mt19937 random(10);
+  const int64_t d = 20, k = 50, n = 200;
+  auto codebook = normal<float>(k * d, random), x = normal<float>(n * d, random);
+  const auto repeat = [&](int64_t from, int64_t times) {
+    for (int64_t i = 1; i < times; ++i) std::copy_n(&codebook[from * d], d, &codebook[(from + i) * d]);
+  };
+  repeat(3, 8), repeat(11, 9), repeat(20, 20);
+  for (int64_t i = 0; i < n * d; ++i) x[i] = 0.2f * x[i] + codebook[i / d % k * d + i % d];
+  x[7 * d + 3] = NAN, x[90 * d] = INFINITY, x[199 * d + 19] = -INFINITY;
+  compare("many candidates", x, 1, 1, codebook, d);
+}
+
+// Whatever the list says, in whatever order: no limit, one that lets no codeword through, one that lets all.
+static void second_pass_of_any_list() {
+  std::mt19937 random(11);
+  const int64_t d = 19, k = 70, n = 100, books = 2;
+  const auto x = normal<float>(n * books * d, random), codewords = normal<float>(books * k * d, random);
+  const cuda::Shape shape{n * books, books, books, d, k, cuda::kBlockCodes, n, 0, books * d, 1, true};
+  Codebook codebook(codewords, shape, x.data());
+  std::vector<int64_t> indices(n * books, -2), expected(n * books, -2);
+  codebook.counts = {n, 30};
+  for (int64_t book = 0; book < books; ++book) {
+    for (int64_t i = 0; i < codebook.counts[book]; ++i) {
+      const int64_t output = (n - 1 - i) * books + book;
+      const float limits[] = {NAN, -INFINITY, INFINITY};
+      codebook.listed[book * n + i] = output, codebook.limits[book * n + i] = limits[i % 3];
+      expected[output] = nearest(&x[output * d], 1, &codewords[book * k * d], k, d);
+    }
+  }
+  emulation::launch(2, cuda::kThreads, cuda::search_mma<float, cuda::Pass::second>, x.data(), shape, codebook.packed, true, indices.data());
+  CHECK(indices == expected, "the second pass of any list");
 }
 
 static void codewords_that_are_not_finite() {
@@ -290,6 +293,8 @@ void run() {
   fast();
   flags();
   duplicates_take_the_lowest_index();
+  rows_of_many_candidates();
+  second_pass_of_any_list();
   codewords_that_are_not_finite();
   strides();
   cosine();

@@ -110,21 +110,77 @@ static Stats compare(const char* what, const Case& c, double scale = 1, double t
 
 constexpr uint32_t kTenth = 6554, kHalf = 32768;
 
+static uint32_t random_word(std::mt19937& random) { return static_cast<uint32_t>(random()); }
+
+// Two draws at once, against the comparison that they stand for.
+static void both_halves() {
+  std::mt19937 random(1);
+  for (const uint32_t threshold : {0u, 1u, kTenth, 32767u, kHalf, 32769u, 60000u, 65535u}) {
+    const cuda::Plan plan({{8, 2}, {threshold, 0}, 1, 1, McActivation::gelu, false});
+    int64_t count = 0;
+    for (uint32_t half = 0; half < 65536; ++half) {
+      const uint32_t other = random_word(random) >> 16;
+      for (const uint32_t word : {half << 16 | other, other << 16 | half}) {
+        const uint32_t expected = (word >> 16 >= threshold ? 0xffff0000u : 0) | ((word & 0xffff) >= threshold ? 0xffffu : 0);
+        count += cuda::kept(word, plan.problem.halves) != expected;
+      }
+    }
+    CHECK(count == 0, "threshold %u: %ld masks", threshold, static_cast<long>(count));
+  }
+}
+
+// Whatever the number of passes: every pair in one slot, the slots ever shorter, and every slot of every tile in one item.
+static void shares() {
+  std::vector<int64_t> counts{(int64_t{1} << 31) - 1, 1000003, 4096, 1001};
+  for (int64_t passes = 1; passes <= 300; ++passes) counts.push_back(passes);
+  for (const int64_t passes : counts) {
+    cuda::Problem problem = cuda::Plan({{8, 2}, {kHalf, 0}, 1, passes, McActivation::gelu, false}).problem;
+    const auto length = [&](int slot) { return problem.begin[slot + 1] - problem.begin[slot]; };
+    const auto pairs = static_cast<uint32_t>((passes + 1) / 2);
+    CHECK(problem.slots <= cuda::kMostSlots && problem.begin[0] == 0 && problem.begin[problem.slots] == pairs, "of %ld passes",
+          static_cast<long>(passes));
+    float all = 0;
+    for (int slot = 0; slot < problem.slots; ++slot) {
+      CHECK(length(slot) > 0 && length(slot) <= length(0), "slot %d of %ld passes", slot, static_cast<long>(passes));
+      all += problem.passes_of(slot);
+    }
+    CHECK(all == static_cast<float>(passes) || passes > 1 << 24, "%g of %ld passes", all, static_cast<long>(passes));
+    CHECK(length(problem.slots - 1) == 1 || passes > 100, "the last of %ld passes is long", static_cast<long>(passes));
+    problem.tiles = 3;
+    std::vector<int> found(problem.tiles * problem.slots);
+    for (int64_t i = 0; i < problem.items(); ++i) {
+      const cuda::Item item(problem, i);
+      CHECK(item.tile >= 0 && item.tile < problem.tiles, "item %ld", static_cast<long>(i));
+      if (item.slot < problem.slots) ++found[item.tile * problem.slots + item.slot];
+    }
+    CHECK(std::count(found.begin(), found.end(), 1) == static_cast<long>(found.size()), "items of %ld passes", static_cast<long>(passes));
+    problem.tiles = 1 << 30;
+    const cuda::Item far(problem, (int64_t{1} << 30) * problem.side - 1);
+    CHECK(far.tile == (1 << 30) - 1 && far.slot == problem.side - 1, "an item beyond 32 bits");
+  }
+}
+
 static void heads() {
   compare("one of each", {{1, 1}, {kHalf, 0}, 1, 1});
   compare("ten classes", {{70, 10}, {kTenth, 0}, 20, 5});
   compare("logits dropped", {{40, 10}, {kTenth, kHalf}, 3, 4});
   compare("thirty classes", {{40, 30}, {kHalf, kTenth}, 5, 3});
   compare("one mask for all rows", {{40, 10}, {kHalf, kTenth}, 17, 3, McActivation::gelu, true});
-  compare("more passes than slots take at once", {{20, 3}, {kHalf, 0}, 4, 21});
+  compare("slots of several pairs", {{20, 3}, {kHalf, 0}, 4, 51});
   compare("columns first", {{33, 4}, {kHalf, 0}, 6, 2, McActivation::gelu, false, true});
   compare("large logits", {{64, 10}, {kHalf, 0}, 16, 4}, 10, 1e-5);
+  compare("odd sizes", {{33, 17}, {kTenth, kTenth}, 33, 5});
+  compare("one unit, one class", {{1, 1}, {0, kHalf}, 17, 3});
+  compare("tiny weights", {{40, 10}, {kHalf, 0}, 5, 3}, 1e-30);
+  compare("a unit that is far larger than others", {{70, 10}, {kHalf, 0}, 5, 4}, 1e-4, 2e-6, 3e4f);
+  compare("a unit that overflows", {{40, 10}, {0, 0}, 5, 1}, 1, 2e-6, 3e38f);
+  for (const uint32_t threshold : {0u, 1u, 65535u}) compare("rare draws", {{40, 10}, {threshold, 0}, 5, 9});
   compare("an infinity stays in its row", {{40, 10}, {kTenth, 0}, 5, 2}, 1, 2e-6, INFINITY);
   compare("a NaN stays in its row", {{40, 10}, {kTenth, kTenth}, 5, 2}, 1, 2e-6, NAN);
 }
 
 static void tails() {
-  compare("logits alone", {{5}, {kHalf}, 18, 3});
+  compare("logits alone, slots of several pairs", {{5}, {kHalf}, 18, 33});
   compare("no dropout before the layer", {{20, 40}, {0, kHalf}, 3, 2});
   compare("more than 32 classes", {{40, 70}, {kTenth, kTenth}, 5, 4});
   for (const auto activation : {McActivation::gelu, McActivation::relu, McActivation::silu, McActivation::tanh}) {
@@ -144,7 +200,7 @@ static void one_pass_has_no_variance() {
 // A row's results depend neither on how many rows there are nor on how many are taken at once.
 static void rows_are_alone() {
   std::mt19937 random(3);
-  for (const auto& widths : {std::vector<int64_t>{40, 10}, std::vector<int64_t>{20, 40, 3}}) {
+  for (const auto& widths : {std::vector<int64_t>{40, 10}, std::vector<int64_t>{40, 30}, std::vector<int64_t>{20, 40, 3}}) {
     Case c{widths, std::vector<uint32_t>(widths.size(), kTenth), 40, 7};
     int64_t count = 0;
     for (size_t i = 1; i < widths.size(); ++i) count += widths[i] * (widths[i - 1] + 1);
@@ -164,12 +220,18 @@ static void sizes() {
     return cuda::Plan({std::move(widths), thresholds, rows, passes, McActivation::gelu, false});
   };
   const cuda::Plan many = plan({64, 10}, (int64_t{1} << 32) - 1, 20);
-  CHECK(many.slab % 16 == 0 && many.slab * 4 * (64 + 8 * 33) <= 1 << 28 && many.slab > 100000, "%ld rows", static_cast<long>(many.slab));
-  CHECK(many.row_vectors * 4 == many.slab * 64 && many.moments == many.slab * 8 * 33, "of many rows");
+  CHECK(many.slab % 16 == 0 && many.slab * 4 * (66 + 10 * 33) <= 1 << 28 && many.slab > 100000, "%ld rows", static_cast<long>(many.slab));
+  CHECK(many.row_vectors * 4 == many.slab * 66 && many.moments == many.slab * 10 * 33, "of many rows");
+  CHECK(many.weight_vectors == 2 * (2 * 2 * 32 + 1), "of a head");
   const cuda::Plan wide = plan({1 << 28, 1 << 30}, 5, 2);
   CHECK(wide.slab == 16 && wide.moments == 16 * ((int64_t{1} << 31) + 1), "of many classes");
   CHECK(wide.weight_vectors == int64_t{1} << 57 && wide.row_vectors == int64_t{1} << 30, "of wide layers");
   CHECK(wide.tail_warps == 4 && wide.buffer_vectors == int64_t{1} << 36, "between wide layers");
+  for (const int64_t passes : {int64_t{1}, int64_t{100}, (int64_t{1} << 31) - 1}) {  // a grid's blocks, of which head needs all
+    cuda::Plan most = plan({1, 1}, int64_t{1} << 40, passes);
+    most.problem.tiles = static_cast<int>(most.slab / 16);
+    CHECK(most.problem.items() <= int64_t{cuda::kSide} << 20, "%ld items", static_cast<long>(most.problem.items()));
+  }
   const cuda::Plan deep = plan({512, 512, 10}, 100000, 20);
   CHECK(deep.buffer_vectors * 16 == 1 << 26 && deep.tail_warps == 512, "%ld warps", static_cast<long>(deep.tail_warps));
 }
@@ -186,6 +248,8 @@ static void masks() {
 
 void run() {
   masks();
+  both_halves();
+  shares();
   heads();
   tails();
   one_pass_has_no_variance();

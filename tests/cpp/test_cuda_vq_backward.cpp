@@ -36,6 +36,16 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
   const double pull = 0.25;
   emulation::launch(2, 64, cuda::backward<float, Wide>, x.data(), codes.data(), indices.data(), with_g ? g.data() : nullptr, &pull, shape,
                     found.data());
+  if constexpr (sizeof(Wide) == sizeof(float)) {
+    if (d % 4 == 0 && !channels_first) {
+      using Four = cuda::Four<float>;
+      std::vector<float> dense(n * dim, NAN);
+      const auto fours = [](const auto& values) { return reinterpret_cast<const Four*>(values.data()); };
+      emulation::launch(2, 64, cuda::backward_dense<float>, fours(x), fours(codes), indices.data(), with_g ? fours(g) : nullptr, &pull,
+                        shape, reinterpret_cast<Four*>(dense.data()));
+      CHECK(dense == found, "d %ld: a thread with four elements differs from a warp with a segment", static_cast<long>(d));
+    }
+  }
   for (int64_t i = 0; i < n * dim; ++i) {
     const double tolerance = rotation && with_g ? 1.3e-7 * std::fabs(expected[i]) : 0;
     CHECK(std::fabs(found[i] - expected[i]) <= tolerance, "d %ld, element %ld: %g, expected %g", static_cast<long>(d), static_cast<long>(i),
@@ -55,6 +65,10 @@ static void out_of_range() {
                         cuda::BackwardShape{1, 1, 1, 2, 3, view, view, view, rotation}, found);
       for (const float value : found) CHECK(std::isnan(value), "index %ld: %g", static_cast<long>(index), value);
     }
+    cuda::Four<float> four{{1, 2, 3, 4}};
+    emulation::launch(1, 32, cuda::backward_dense<float>, &four, static_cast<const cuda::Four<float>*>(nullptr), &index, &four, &pull,
+                      cuda::BackwardShape{1, 1, 1, 2, 4, view, view, view, false}, &four);
+    for (const float value : four.at) CHECK(std::isnan(value), "index %ld: %g", static_cast<long>(index), value);
   }
 }
 

@@ -185,7 +185,7 @@ def test_vq_agrees_with_the_cpu(dtype):
     results = []
     start, codes = torch.randn(300, 12, dtype=dtype), torch.randn(20, 4)
     for device in ("cpu", "cuda"):
-        x, codebook = start.to(device).requires_grad_(), codes.to(device).requires_grad_()
+        x, codebook = start.to(device).detach().requires_grad_(), codes.to(device).detach().requires_grad_()
         with backend("reference") if device == "cpu" else contextlib.nullcontext():
             out = vq(x, codebook)
         (out.loss + out.quantized.float().sum()).backward()

@@ -1,18 +1,26 @@
-// Enough of CUDA to run a kernel header on the CPU: one std::thread per CUDA thread, blocks one after the other.
+// Enough of CUDA to run a kernel header on the CPU: every CUDA thread has a stack of its own, one thread of the CPU runs them in turn, and
+// blocks run one after the other.
 //
-// A block's barrier is a std::barrier; __shared__ variables are static, which is right while one block runs at a time; a warp
-// operation exchanges values through a table between two barriers of its 32 threads, which all must reach it, as the hardware
-// demands of a full mask. It shows indexing, barriers and arithmetic right or wrong, and says nothing about speed.
+// A thread runs until it waits, and then one that was woken last: a warp gets far ahead of the others, until now and then another is
+// drawn, so that a missing barrier shows as wrong numbers, the same ones in every run. When nobody may go on, the kernel hangs, and the
+// test says so. __shared__ variables are static, which is right while one block runs at a time; a warp operation exchanges values through
+// a table and a barrier of its 32 threads, which all must reach it, as the hardware demands of a full mask. It shows indexing, barriers and
+// arithmetic right or wrong, and says nothing about speed.
 #pragma once
 
 #include <math.h>
+#include <ucontext.h>
 
-#include <barrier>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <mutex>
-#include <thread>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,62 +35,150 @@
 struct float4 {
   float x = 0, y = 0, z = 0, w = 0;
 };
+struct float2 {
+  float x = 0, y = 0;
+};
 struct uint2 {
   unsigned x = 0, y = 0;
+};
+struct uint4 {
+  unsigned x = 0, y = 0, z = 0, w = 0;
 };
 struct Dimension {
   unsigned x;
 };
-inline thread_local Dimension threadIdx, blockIdx, blockDim, gridDim;
+inline Dimension threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulation {
 
-struct Warp {
-  std::barrier<> barrier{32};
-  uint64_t values[32];
-};
-inline std::barrier<>* block_barrier;
-inline thread_local Warp* warp;
-inline std::mutex atomic;
+[[noreturn]] inline void refuse(const char* why) {
+  std::printf("emulation: %s\n", why);
+  std::fflush(stdout);
+  std::abort();
+}
 
-// Every thread of the warp gives a value; use(at) combines them, at(lane) being the value of that lane.
+struct Thread;
+using Waiting = std::vector<Thread*>;
+
+// A phase is over when all that are expected have arrived.
+struct Barrier {
+  int expected, missing;
+  unsigned phase = 0;
+  Waiting waiting = {};
+
+  explicit Barrier(unsigned threads) : expected(static_cast<int>(threads)), missing(expected) {}
+  void arrive_and_wait();
+  void arrive_and_drop();
+
+ private:
+  bool last();
+};
+
+struct Warp {
+  Barrier barrier{32};
+  uint64_t values[2][32];  // of this phase of the barrier, and of the one before it, which some lanes may still read
+};
+
+struct Thread {
+  static constexpr size_t kStack = 256 * 1024;
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStack]};
+  unsigned index;
+  Warp* warp;
+};
+inline std::deque<Thread> threads;  // kept from launch to launch
+inline Thread* running;
+inline Waiting ready;
+inline std::minstd_rand draw;
+inline ucontext_t launcher;
+inline Barrier* block_barrier;
+inline unsigned blocks_run = 0;  // in all launches
+inline std::function<void()> body;
+
+inline ucontext_t& next() {
+  if (ready.empty()) refuse("every thread waits: the kernel hangs");
+  if (draw() % 64 == 0) std::swap(ready[draw() % ready.size()], ready.back());
+  running = ready.back();
+  ready.pop_back();
+  threadIdx = {running->index};
+  return running->context;
+}
+// Until wake() of this list.
+inline void wait_in(Waiting& waiting) {
+  Thread* self = running;
+  waiting.push_back(self);
+  if (ucontext_t& other = next(); running != self) swapcontext(&self->context, &other);
+}
+inline void wake(Waiting& waiting) {
+  ready.insert(ready.end(), waiting.begin(), waiting.end());
+  waiting.clear();
+}
+
+inline bool Barrier::last() {
+  if (--missing > 0) return false;
+  missing = expected;
+  ++phase;
+  wake(waiting);
+  return true;
+}
+inline void Barrier::arrive_and_wait() {
+  if (!last()) wait_in(waiting);
+}
+inline void Barrier::arrive_and_drop() {
+  --expected;
+  last();
+}
+
+// Every thread of the warp gives a value; use(at) combines them, at(lane) being the value of that lane. Others may go on meanwhile.
 template <class T, class Use>
 auto exchange(T value, const Use& use) {
   static_assert(sizeof(T) <= sizeof(uint64_t));
-  std::memcpy(&warp->values[threadIdx.x % 32], &value, sizeof value);
-  warp->barrier.arrive_and_wait();
-  const auto result = use([](int lane) {
+  Warp& warp = *running->warp;
+  uint64_t* values = warp.values[warp.barrier.phase % 2];
+  std::memcpy(&values[threadIdx.x % 32], &value, sizeof value);
+  warp.barrier.arrive_and_wait();
+  return use([values](int lane) {
     T other;
-    std::memcpy(&other, &warp->values[lane], sizeof other);
+    std::memcpy(&other, &values[lane], sizeof other);
     return other;
   });
-  warp->barrier.arrive_and_wait();
-  return result;
 }
 
-// kernel<<<blocks, threads>>>(arguments...); threads is a multiple of 32.
+inline void run_body() {
+  body();
+  running->warp->barrier.arrive_and_drop();
+  block_barrier->arrive_and_drop();
+  setcontext(ready.empty() && block_barrier->expected == 0 ? &launcher : &next());
+}
+
+inline void begin(Thread& thread) {
+  getcontext(&thread.context);
+  thread.context.uc_stack.ss_sp = thread.stack.get(), thread.context.uc_stack.ss_size = Thread::kStack;
+  makecontext(&thread.context, run_body, 0);
+  ready.push_back(&thread);
+}
+
+// kernel<<<blocks, count>>>(arguments...); count is a multiple of 32.
 template <class Kernel, class... Arguments>
-void launch(unsigned blocks, unsigned threads, Kernel kernel, Arguments... arguments) {
+void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
+  while (threads.size() < count) threads.emplace_back();
+  body = [&] { kernel(arguments...); };
+  blockDim = {count}, gridDim = {blocks};
   for (unsigned block = 0; block < blocks; ++block) {
-    std::barrier<> barrier(threads);
-    block_barrier = &barrier;
-    std::vector<Warp> warps(threads / 32);
-    std::vector<std::jthread> running;
-    for (unsigned thread = 0; thread < threads; ++thread) {
-      running.emplace_back([&, thread] {
-        threadIdx = {thread}, blockIdx = {block}, blockDim = {threads}, gridDim = {blocks};
-        warp = &warps[thread / 32];
-        kernel(arguments...);
-        warp->barrier.arrive_and_drop();
-        barrier.arrive_and_drop();
-      });
+    Barrier barrier(count);
+    std::vector<Warp> warps(count / 32);
+    block_barrier = &barrier, blockIdx = {block}, ++blocks_run;
+    for (unsigned index = 0; index < count; ++index) {
+      threads[index].index = index, threads[index].warp = &warps[index / 32];
+      begin(threads[index]);
     }
+    swapcontext(&launcher, &next());
   }
 }
 
 }  // namespace emulation
 
-inline void __syncwarp() { emulation::warp->barrier.arrive_and_wait(); }
+inline void __syncwarp() { emulation::running->warp->barrier.arrive_and_wait(); }
 inline void __syncthreads() { emulation::block_barrier->arrive_and_wait(); }
 
 template <class T>
@@ -102,10 +198,21 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
 }
 inline bool __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == 0xffffffffu; }
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+template <class T>
+unsigned __match_any_sync(unsigned, T value) {
+  return emulation::exchange(value, [value](auto at) {
+    unsigned same = 0;
+    for (int lane = 0; lane < 32; ++lane) same |= static_cast<unsigned>(at(lane) == value) << lane;
+    return same;
+  });
+}
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
 // Built without contraction, plain operators round as these do.
 inline float __fdividef(float a, float b) { return a / b; }
+#define __expf expf  // whose name the C library has
+#define __logf logf
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
@@ -127,11 +234,20 @@ inline int __float_as_int(float value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
-inline unsigned long long atomicAdd(unsigned long long* target, unsigned long long value) {
-  const std::lock_guard lock(emulation::atomic);
+inline void __threadfence() {}
+template <class T>
+T __ldcg(const T* value) {
+  return *value;
+}
+template <class T>
+void __stcs(T* target, T value) {
+  *target = value;
+}
+template <class T>
+T atomicAdd(T* target, std::type_identity_t<T> value) {
   return std::exchange(*target, *target + value);
 }
+inline int atomicAdd(int* target, int value) { return std::exchange(*target, *target + value); }
 inline void atomicMax(unsigned long long* target, unsigned long long value) {
-  const std::lock_guard lock(emulation::atomic);
   if (value > *target) *target = value;
 }

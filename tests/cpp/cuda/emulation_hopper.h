@@ -1,54 +1,38 @@
 // csrc/cuda/hopper.h on the CPU, as late as the PTX manual allows: a bulk copy happens when somebody waits for the barrier that it
 // reports to, a product when its group is waited for. What reads before it has waited, or hands memory back before what reads it is done,
-// gets wrong numbers. Operands are found from the bits of their descriptors alone. Not seen: a store that show_stores() leaves out.
+// gets wrong numbers. The right operand is found from the bits of its descriptor alone. Not seen: a
+// register of the left operand that changes before its products are done.
 #pragma once
 
 #include <array>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <deque>
-#include <functional>
 #include <map>
-#include <memory>
 
 #include "emulation_mma.h"
 
 namespace emulation {
 
 struct CountingBarrier {
-  std::mutex mutex;
-  std::condition_variable over;
-  unsigned arrivals, missing, parity = 0;  // of the phase that is under way
+  unsigned block = 0, arrivals = 0, missing = 0, parity = 0;  // since block number so many; of the phase that is under way
   int64_t bytes = 0;
-  std::vector<std::function<void()>> copies;
+  std::vector<std::function<void()>> copies = {};
+  Waiting waiting = {};
 
-  explicit CountingBarrier(unsigned count) : arrivals(count), missing(count) {}
-
-  // The caller holds the mutex.
   void settle() {
     if (missing > 0 || bytes != 0) return;
     missing = arrivals;
     parity ^= 1;
-    over.notify_all();
+    wake(waiting);
   }
   void copy() {
     for (const auto& one : std::exchange(copies, {})) one();
     settle();
   }
 };
-inline std::map<const void*, std::unique_ptr<CountingBarrier>> counting_barriers;
-inline std::mutex counting_barriers_mutex;
-
+inline std::map<const void*, CountingBarrier> counting_barriers;
 inline CountingBarrier& at(const void* barrier) {
-  const std::lock_guard lock(counting_barriers_mutex);
-  return *counting_barriers.at(barrier);
-}
-
-[[noreturn]] inline void refuse(const char* why) {
-  std::printf("emulation: %s\n", why);
-  std::fflush(stdout);
-  std::abort();
+  CountingBarrier& found = counting_barriers[barrier];
+  if (found.block != blocks_run) refuse("a barrier that the block has not made");
+  return found;
 }
 
 // 16 bytes at i of row r of an operand of matrix descriptor bits, K-major (PTX manual, "Matrix Descriptor Format" and "Swizzling Modes").
@@ -76,24 +60,11 @@ inline float half_value(uint16_t bits) {
 }
 
 using Product = std::function<void()>;
-inline thread_local std::vector<Product> products;               // not committed
-inline thread_local std::deque<std::vector<Product>> committed;  // not waited for
-inline std::barrier<>* group_barriers[3];
-
-// kernel<<<blocks, threads, shared memory>>> of a kernel whose first two warpgroups meet by themselves.
-template <class Kernel, class... Arguments>
-void launch_groups(unsigned blocks, unsigned threads, Kernel kernel, Arguments... arguments) {
-  for (unsigned block = 0; block < blocks; ++block) {
-    std::barrier<> first(128), second(128);
-    group_barriers[1] = &first, group_barriers[2] = &second;
-    counting_barriers.clear();
-    const auto one = [&](auto... given) {
-      blockIdx = {block}, gridDim = {blocks};
-      kernel(given...);
-    };
-    launch(1, threads, one, arguments...);
-  }
-}
+struct Products {
+  std::vector<Product> open;                   // not committed
+  std::deque<std::vector<Product>> committed;  // not waited for
+};
+inline std::map<unsigned, Products> products;  // of each thread
 
 }  // namespace emulation
 
@@ -106,13 +77,11 @@ inline unsigned shared_address(const void* pointer) {
 
 using Barrier = uint64_t;
 inline void barrier_init(Barrier* barrier, unsigned arrivals) {
-  const std::lock_guard lock(emulation::counting_barriers_mutex);
-  emulation::counting_barriers[barrier] = std::make_unique<emulation::CountingBarrier>(arrivals);
+  emulation::counting_barriers[barrier] = {emulation::blocks_run, arrivals, arrivals};
 }
 inline void barriers_are_there() {}
 inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
   emulation::CountingBarrier& found = emulation::at(barrier);
-  const std::lock_guard lock(found.mutex);
   if (found.missing == 0) emulation::refuse("more arrivals than the barrier counts");
   found.bytes += bytes;
   --found.missing;
@@ -121,11 +90,10 @@ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
 inline void barrier_arrive(Barrier* barrier) { barrier_arrive_expecting(barrier, 0); }
 inline void barrier_wait(Barrier* barrier, unsigned parity) {
   emulation::CountingBarrier& found = emulation::at(barrier);
-  std::unique_lock lock(found.mutex);
-  found.over.wait(lock, [&] {
-    if (found.parity == parity && found.missing == 0) found.copy();
-    return found.parity != parity;
-  });
+  while (found.parity == parity) {
+    if (found.missing == 0) found.copy();
+    if (found.parity == parity) emulation::wait_in(found.waiting);
+  }
 }
 
 inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
@@ -133,45 +101,52 @@ inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier*
     emulation::refuse("a bulk copy that is not of whole 16 bytes");
   }
   emulation::CountingBarrier& found = emulation::at(barrier);
-  const std::lock_guard lock(found.mutex);
   found.copies.push_back([=, &found] {
     std::memcpy(target, source, bytes);
     found.bytes -= bytes;
   });
-  found.over.notify_all();
+  emulation::wake(found.waiting);
 }
 
-inline void show_stores() {}
-inline void group_sync(int number) { emulation::group_barriers[number]->arrive_and_wait(); }
-
 inline void products_begin() {}
-inline void products_commit() { emulation::committed.push_back(std::exchange(emulation::products, {})); }
+inline void products_commit() {
+  emulation::Products& own = emulation::products[threadIdx.x];
+  own.committed.push_back(std::exchange(own.open, {}));
+}
 template <int kPending>
 void products_wait() {
-  while (emulation::committed.size() > kPending) {
-    for (const emulation::Product& product : emulation::committed.front()) product();
-    emulation::committed.pop_front();
+  auto& committed = emulation::products[threadIdx.x].committed;
+  for (; committed.size() > kPending; committed.pop_front()) {
+    for (const emulation::Product& product : committed.front()) product();
   }
   __syncwarp();
 }
 
-inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
-  const int warp = static_cast<int>(threadIdx.x % 128 / 32), g = static_cast<int>(threadIdx.x % 32 / 4),
-            t = static_cast<int>(threadIdx.x % 4);
-  emulation::products.push_back([&c, a, b, add, warp, g, t] {
+inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
+  std::array<std::array<float, 16>, 2> left;  // rows g and g + 8
+  float rows[16][16];
+  gather_rows(a, rows);
+  const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
+  for (int row = 0; row < 2; ++row) std::copy_n(rows[g + 8 * row], 16, left[row].begin());
+  emulation::products[threadIdx.x].open.push_back([&c, left, b, add, t] {
     for (int row = 0; row < 2; ++row) {
       for (int i = 0; i < 32; ++i) {
         float& sum = c[i / 2 * 4 + row * 2 + i % 2];
         if (!add) sum = 0;
         for (int half = 0; half < 2; ++half) {
-          const auto left = emulation::chunk_of(a, 16 * warp + g + 8 * row, half),
-                     right = emulation::chunk_of(b, i / 2 * 8 + 2 * t + i % 2, half);
-          for (int k = 0; k < 8; ++k) sum += emulation::half_value(left[k]) * emulation::half_value(right[k]);
+          const auto right = emulation::chunk_of(b, i / 2 * 8 + 2 * t + i % 2, half);
+          for (int k = 0; k < 8; ++k) sum += left[row][8 * half + k] * emulation::half_value(right[k]);
         }
       }
     }
   });
 }
+
+inline void registers_settled(float (&)[64]) {}
+template <int kRegisters>
+void more_registers() {}
+template <int kRegisters>
+void fewer_registers() {}
 
 }  // namespace
 }  // namespace uefl::cuda

@@ -13,7 +13,7 @@ namespace {
 inline float widen(_Float16 value) { return static_cast<float>(value); }
 inline void narrow(double value, _Float16& out) { out = static_cast<_Float16>(static_cast<float>(value)); }
 
-inline unsigned char* dynamic_memory() { return emulation::shared + 16; }  // aligned to no more than CUDA promises
+inline unsigned char* dynamic_memory() { return emulation::shared + 1024; }
 
 inline void copy_async(void* target, const void* source) { std::memcpy(target, source, 16); }
 inline void commit_copies() {}
@@ -33,6 +33,13 @@ inline float from_half(uint16_t bits) {
 }
 inline uint32_t to_halves(float low, float high) { return to_half(low) | uint32_t{to_half(high)} << 16; }
 
+inline int lesser(int a, int b) { return a < b ? a : b; }
+inline int greater(int a, int b) { return a < b ? b : a; }
+inline int least(int a, int b, int c) { return lesser(lesser(a, b), c); }
+inline int multiply_add_integer(int a, int b, int c) {
+  return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b) + static_cast<unsigned>(c));
+}
+
 // Part i of lane 4 r + c: elements 2 c and 2 c + 1 of row r of matrix i.
 inline void load_matrices(uint32_t (&parts)[4], const void* row) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -43,26 +50,32 @@ inline void load_matrices(uint32_t (&parts)[4], const void* row) {
       return pair;
     });
   }
+  __syncwarp();  // all have read what the addresses point to
 }
 
 // a: {row g, columns 2t..}, {row g + 8, 2t..}, {row g, 2t + 8..}, {row g + 8, 2t + 8..}; b: {rows 2t.., column g}, {rows 2t + 8.., g};
 // c: {row g, columns 2t, 2t + 1}, {row g + 8, the same}; g = lane / 4, t = lane % 4.
-inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  float left[16][16], right[16][8];
-  const auto gather = [](uint64_t value, auto&& put) {
-    emulation::exchange(value, [&](auto at) {
-      for (int lane = 0; lane < 32; ++lane) put(lane / 4, lane % 4, static_cast<uint64_t>(at(lane)));
-      return 0;
-    });
-  };
-  const auto half = [](uint64_t bits, int i) { return from_half(static_cast<uint16_t>(bits >> 16 * i)); };
+inline float half_of(uint64_t bits, int i) { return from_half(static_cast<uint16_t>(bits >> 16 * i)); }
+template <class Put>
+void gather(uint64_t value, const Put& put) {
+  emulation::exchange(value, [&](auto at) {
+    for (int lane = 0; lane < 32; ++lane) put(lane / 4, lane % 4, static_cast<uint64_t>(at(lane)));
+    return 0;
+  });
+}
+inline void gather_rows(const uint32_t (&a)[4], float (&left)[16][16]) {
   for (int part = 0; part < 2; ++part) {
     gather(a[2 * part] | uint64_t{a[2 * part + 1]} << 32, [&](int g, int t, uint64_t bits) {
-      for (int i = 0; i < 4; ++i) left[g + i / 2 * 8][2 * t + part * 8 + i % 2] = half(bits, i);
+      for (int i = 0; i < 4; ++i) left[g + i / 2 * 8][2 * t + part * 8 + i % 2] = half_of(bits, i);
     });
   }
+}
+
+inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  float left[16][16], right[16][8];
+  gather_rows(a, left);
   gather(b0 | uint64_t{b1} << 32, [&](int g, int t, uint64_t bits) {
-    for (int i = 0; i < 4; ++i) right[2 * t + i / 2 * 8 + i % 2][g] = half(bits, i);
+    for (int i = 0; i < 4; ++i) right[2 * t + i / 2 * 8 + i % 2][g] = half_of(bits, i);
   });
   const int g = static_cast<int>(threadIdx.x % 32) / 4, t = static_cast<int>(threadIdx.x % 4);
   for (int i = 0; i < 4; ++i) {
@@ -86,6 +99,7 @@ inline void multiply_add_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0
     }
     return 0;
   });
+  __syncwarp();  // all have read own
   const int g = static_cast<int>(threadIdx.x % 32) / 4, t = static_cast<int>(threadIdx.x % 4);
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 8; ++j) c[i] += left[g + i / 2 * 8][j] * right[j][2 * t + i % 2];

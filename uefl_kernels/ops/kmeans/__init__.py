@@ -104,7 +104,7 @@ def kmeans(
     Returns:
         :class:`KMeansResult` ``(centres, labels, inertia, iterations)``. No gradient. On a GPU the host looks every 16 iterations
         whether the fit has converged, and otherwise waits for nothing; what was launched in between changes nothing. While a CUDA graph
-        is captured it does not look: all ``max_iter`` iterations are in the graph. It has not been run on a GPU yet.
+        is captured it does not look: all ``max_iter`` iterations are in the graph.
 
     Raises:
         TypeError, ValueError: shapes, dtypes, devices or numbers that do not fit.

@@ -3,7 +3,7 @@
 What comes before the first step is in ``triton_seeding.py``. Four small kernels on the results of ``kmeans_step``; the first two have
 nothing to do, and end at once, unless a cluster is empty, and none has anything to do after the end. The host is not waited for. All
 arithmetic is in float64 in the order of ``reference.update``, launched without contraction to FMA, so the centres have the same bits as
-on the CPU. Interpreted and compiled in the tests; not run on a GPU yet.
+on the CPU. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -3,7 +3,7 @@
 A round of greedy k-means++ reads the grid twice, 4 bytes an element: once to find what each of its few candidates would leave of the
 potential, once to keep the distances to the best. Blocks of rows keep their share of the potential, so that a draw reads those and
 one block. All arithmetic is on whole numbers, and so the same rows are drawn as on the CPU. Interpreted and compiled in the tests;
-not run on a GPU yet.
+right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -1,6 +1,6 @@
 """``kmeans_step`` in Triton: the search of ``vq_assign``, whose rows are added to their clusters while they are in the cache.
 
-Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; not run on a GPU yet.
+Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

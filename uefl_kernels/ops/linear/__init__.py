@@ -1,11 +1,13 @@
-"""``linear``: a product in float32, 1.2 to 1.7 times as fast on a CPU with AMX; ``mc_dropout_mlp`` calls it, users have no need to.
+"""``linear``: a product in float32 with the same bits for any number of threads; ``mc_dropout_mlp`` calls it, users have no need to.
 
-x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. AMX multiplies bfloat16, so each value is
-taken as the sum of three, whose six larger products hold what a float32 holds: the error is about that of torch's product (0.4 to 1.1 of
-it in what was tried). torch's product it is without AMX, where there are too few rows to pay for it, and where a value is not finite or
-a row or unit is nothing but extremely large or small.
+x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. torch's product may round otherwise on another
+number of threads. Here a result is one chain of additions, 256 inputs at a time, whichever thread computes it, in about torch's time.
 
-Bytes that must move: each operand once. Operations: 6 x 2 N D M on the tile unit, which has 16 times the rate of float32.
+AMX multiplies bfloat16, so each value is taken as the sum of three, whose six larger products hold what a float32 holds: the error is about
+that of torch's product (0.4 to 1.1 of it in what was tried), the time 1.2 to 1.7 times shorter. There, too, the product is one of float32
+where there are too few rows to pay for it, and where a value is not finite or a row or unit is nothing but extremely large or small.
+
+Bytes that must move: each operand once. Operations: 2 N D M; on AMX 6 times as many, on a unit that has 16 times the rate of float32.
 """
 
 from __future__ import annotations

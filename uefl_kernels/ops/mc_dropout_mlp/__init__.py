@@ -108,12 +108,13 @@ def mc_dropout_mlp(
     On a GPU the CUDA C++ kernel takes tails of up to 32 layers and any number of classes; one layer with up to 32 classes, the usual
     head, is the fast case. Triton, which runs where CUDA C++ was not built, has one launch for tails of one layer and up to 256
     classes; others take a launch for each layer and pass, and hold what lies between two layers for one pass.
-    The gradient is plain PyTorch on every device, pass by pass. None of the GPU code has been run on a GPU yet.
+    The gradient is plain PyTorch on every device, pass by pass.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64. A row's masks depend on its position, so splitting a batch
             changes the draws. Given the values before the first dropout, the bits of a row do not depend on how many rows there are;
-            those values come from torch's product, or one on AMX of about its accuracy, and their last bits may.
+            those values come from torch's product, in float32 on a CPU from our own of about its accuracy, and their last bits may
+            (of our own with AMX alone).
         weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C logits.
         biases: ``[out]`` or None for each layer; None for none at all.
         p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if there is one, the

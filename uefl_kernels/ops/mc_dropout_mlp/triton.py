@@ -1,4 +1,4 @@
-"""``mc_dropout_mlp`` and its masks in Triton. Not run on a GPU yet.
+"""``mc_dropout_mlp`` and its masks in Triton. Right on an H100 in small cases, not timed.
 
 A tail of one layer (or of none) and at most 256 classes is one launch: a program has ROWS rows for all passes, in each pass draws the
 masks of UNITS units at a time, multiplies what they keep by the weights, and adds the probabilities to statistics in registers.

@@ -1,7 +1,8 @@
 """The transition ops in Triton: a program for a row and, for ``log_transition_probs``, one set after the other.
 
 Log-sum-exps over tiles of classes, accumulated online in float32 (float64 for float64 logits), so that K is bounded by memory only. A
-target or a group out of range reads nothing and gives NaN. Compiled and interpreted in the tests; not run on a GPU yet.
+target or a group out of range reads nothing and gives NaN. Compiled and interpreted in the tests;
+right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -15,7 +15,7 @@ mu = 0, c is the unit codeword and the score is -x.c. Rows and codebook are scal
 
 A thread holds every eighth column of a tile of scores. It writes the number of the column into the lowest mantissa bits and
 keeps the two least of each residue, so the order costs three minima a score; the columns of a row, which lie in different
-lanes, meet once, after the last tile. Interpreted and compiled in the tests; not run on a GPU yet.
+lanes, meet once, after the last tile. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -2,7 +2,7 @@
 
 x is read again while it is in the cache, so device memory sees it once. What many programs add to is an integer, and every program has
 a place of its own for its part of the loss, so the result has the same bits at every run. Rows that the first pass is not certain of are
-marked as open and follow in ``_finish_open``. Interpreted and compiled in the tests; not run on a GPU yet.
+marked as open and follow in ``_finish_open``. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -1,4 +1,4 @@
-"""``vq_forward``: what ``vq`` takes from the rows, in one pass over x; ``vq`` calls it on GPUs, users have no need to.
+"""``vq_forward``: what ``vq`` takes from the rows; ``vq`` calls it on GPUs, users have no need to.
 
 x [..., D], codebook [K, d] | [S, K, d], and for sums the units of each codeword, scales [codes] float64, codes being K or S * K, give
 

@@ -1,0 +1,254 @@
+"""What the CUDA kernels should cost, from what they do and what a GPU can: ``python -m benchmarks.gpu_model --help``.
+
+A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate: the slowest of them is a wall
+that no schedule gets through, the expected time. Beside it, what it takes when products and instructions never overlap, and what was
+measured, where a profile of ``benchmarks.gpu_profile`` or a row in results/ has it. Latency, barriers, launches and part-filled waves are
+not in the model: they are what is left between it and the clock.
+
+Instructions are counted in the machine code for sm_90a where nvcc is there (a minute), else they are the constants below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import results, sass
+from .ops import REGISTRY
+from .registry import case_of
+
+Counts = Mapping[str, float]  # instructions of one lane, by pipe; "issue" counts them all
+
+
+# Lanes per clock and multiprocessor. A multiply-add of integers takes one of the two halves of the pipe of floats.
+HOPPER = {"issue": 128, "alu": 62.8, "imad": 63.5, "fma": 124.6, "f64": 64, "convert": 15}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Measured on the H100; of the others vendors' figures, times what the H100 reaches of its own."""
+
+    name: str
+    multiprocessors: int
+    gigahertz: float
+    copy: float  # bytes a second, those read and those written
+    product: float  # operations a second of a dense bfloat16 or float16 product
+    mma: float  # share of them that mma.sync reaches
+    wgmma: bool = False
+    lanes: Counts = field(default_factory=lambda: HOPPER)
+
+    def walls(self, kernel: Kernel) -> dict[str, float]:
+        """Microseconds that each of the units needs at least."""
+        tensor = self.product * (1 if kernel.wgmma and self.wgmma else self.mma)
+        counts = dict(kernel.counts)
+        counts["fma"] = counts.get("fma", 0) + counts.get("imad", 0)
+        clocks = self.multiprocessors * self.gigahertz * 1e9
+        pipes = {pipe: count / (self.lanes[pipe] * clocks) for pipe, count in counts.items()}
+        walls = {"bytes": kernel.bytes / self.copy, "tensor": kernel.flops / tensor} | pipes
+        return {wall: 1e6 * seconds for wall, seconds in walls.items()}
+
+
+MACHINES = (
+    Machine("H100", 132, 1.755, 3.0e12, 796e12, 0.62, wgmma=True),
+    Machine("H200", 132, 1.755, 4.3e12, 796e12, 0.62, wgmma=True),
+    Machine("A100", 108, 1.41, 1.8e12, 265e12, 1.0, lanes=HOPPER | {"fma": 64, "f64": 32}),
+    Machine("B200", 148, 1.85, 7.2e12, 1800e12, 0.3),
+    Machine("L4", 58, 1.6, 0.27e12, 97e12, 1.0, lanes=HOPPER | {"f64": 2, "convert": 2}),
+)
+
+TARGETS = (
+    *(("vq", f"1000000x64x{k}") for k in (256, 1024, 8192)),
+    ("vq_assign", "1000000x64x256xfloat16"),
+    ("vq_assign", "1000000x128x1024xfloat16"),
+    ("kmeans_step", "1048576x64x256"),
+    ("mc_dropout_mlp", "10000x512x512x10x100"),
+)
+
+# Of sm_90a, and near enough elsewhere. The first four are counted anew where nvcc is there.
+COUNTS: dict[str, Counts] = {
+    # search_wgmma: a score
+    "score": {"issue": 5.1, "alu": 2.72, "imad": 1.06, "fma": 1.0},
+    # head: 32 units of two rows and two passes
+    "masks": {"issue": 311, "alu": 164, "imad": 75, "fma": 16},
+    # k-means: an element of row_sums, and of row_squares
+    "sum": {"issue": 13.9, "alu": 4.6, "imad": 2.9, "f64": 2, "convert": 2},
+    "square": {"issue": 10.8, "alu": 2.0, "imad": 1.5, "f64": 3, "convert": 2},
+    # Read in the listing, without what branches pass by: an element of a row made float16, a row beside that, an element of gather,
+    # a score of the second pass, an element of a candidate there, and two passes of a row of the head, for its softmax.
+    "element": {"issue": 18.3, "alu": 4.0, "imad": 2.2, "fma": 7.9},
+    "row": {"issue": 800, "alu": 260, "imad": 100, "fma": 40},
+    "gather": {"issue": 17, "alu": 5, "imad": 5.6, "fma": 2, "f64": 0.25, "convert": 0.25},
+    "second": {"issue": 10, "alu": 2, "imad": 1, "fma": 1.5},
+    "candidate": {"issue": 8, "f64": 3, "convert": 1},
+    "softmax": {"issue": 1090, "alu": 280, "imad": 60, "fma": 500},
+}
+PIPES = (
+    ("imad", r"IMAD"),
+    ("fma", r"F(FMA|ADD|MUL)|H(ADD|MUL|FMA)2"),
+    ("f64", r"D(ADD|MUL|FMA|SETP)"),
+    ("convert", r"(F2F|F2I|I2F)\b.*64"),
+    ("alu", r"VIMNMX|VIADD|IMNMX|LOP3|IADD|ISETP|FSETP|FMNMX|F?SEL\b|SHF|LEA|PRMT|F2FP|PLOP3|POPC"),
+)
+
+
+def by_pipe(operations: list[str], times: float) -> Counts:
+    """Instructions by pipe, each of them for so many scores or elements."""
+    found = Counter(next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "other") for name in operations)
+    return {pipe: found[pipe] / times for pipe, _ in PIPES if found[pipe]} | {"issue": len(operations) / times}
+
+
+def counted() -> dict[str, Counts]:
+    """From the machine code for sm_90a of kernels on float32."""
+
+    def loop(stem: str, kernel: str, instance: str, inside: str) -> list[str]:
+        return sass.operations(sass.innermost_loop(sass.instances(stem, "90a", kernel)[instance], inside))
+
+    # Of several kernels for float32 and three warpgroups, the one with the shortest comparison.
+    searches = [lines for name, lines in sass.instances("vq_assign", "90a", "search_wgmma").items() if re.match("fLi3", name)]
+    return {
+        "score": by_pipe(min(map(sass.comparison, searches), key=len), sass.SCORES),
+        "masks": by_pipe(loop("mc_dropout_mlp", "head", "Li2ELb0E", "HMMA"), 1),
+        "sum": by_pipe(loop("kmeans_step", "row_sums", "fLb0Ef", r"F2I\.S64"), 16),  # eight rows, two columns
+        "square": by_pipe(loop("kmeans_step", "row_squares", "ff", "DADD"), 4),
+    }
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What one launch does at least."""
+
+    name: str  # as the profiler has it
+    bytes: float
+    flops: float = 0
+    counts: Counts = field(default_factory=dict)
+    wgmma: bool = False
+
+
+def total(*parts: tuple[float, Counts]) -> Counts:
+    """So many times each of these."""
+    found: dict[str, float] = {}
+    for times, counts in parts:
+        for pipe, count in counts.items():
+            found[pipe] = found.get(pipe, 0) + times * count
+    return found
+
+
+def open_share(k: int, itemsize: int, d: int) -> float:
+    """Of gaussian rows, those that the first pass is not certain of; tests/kernels/test_flagged_rows.py has them from the certificate."""
+    if itemsize == 2:
+        return 0.002 if d <= 64 else 0.006
+    return 0.027 if k <= 256 else 0.038 if k <= 1024 else 0.05
+
+
+SECOND = r"search_mma<\w+, .*1>"
+SHOWN = {SECOND: "search_mma, second pass"}
+
+
+def search(n: int, d: int, k: int, itemsize: int, of: dict[str, Counts]) -> list[Kernel]:
+    some = n * open_share(k, itemsize, d)
+    per_row = (n * d, of["element"]), (n, of["row"])
+    first = Kernel("search_wgmma", n * (d * itemsize + 8), 2.0 * n * d * k, total((n * k, of["score"]), *per_row), wgmma=True)
+    again = total((some * k, of["second"]), (some * d, of["element"]), (2.1 * some * d, of["candidate"]))  # candidates: two as a rule
+    return [first, Kernel(SECOND, some * (d * itemsize + 20), 2.0 * some * d * k, again)]
+
+
+def kernels(op: str, case: Any, of: dict[str, Counts]) -> list[Kernel]:
+    """What an op launches, but for what prepares codewords and takes a few microseconds."""
+    if op == "mc_dropout_mlp":
+        pairs = -(-case.batch // 16) * -(-case.passes // 2)  # of passes, for 16 rows of a warp
+        blocks = -(-case.hidden // 32)
+        counts = total((32 * pairs * blocks, of["masks"]), (16 * pairs, of["softmax"]))
+        return [Kernel("head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts)]  # 24 products of 16 x 8 x 16
+    d, itemsize = (case.d, 4) if op == "kmeans_step" else (case.dim, case.itemsize)
+    found = search(case.n, d, case.k, itemsize, of)
+    size, rows = case.n * d, case.n * d * itemsize
+    if op == "vq":
+        found.append(Kernel("gather<", 2 * rows + 8 * case.n, counts=total((size, of["gather"]))))
+    if op == "kmeans_step":
+        found.append(Kernel("row_sums<", rows + 8 * case.n, counts=total((size, of["sum"]))))
+        found.append(Kernel("row_squares<", rows + 16 * case.n, counts=total((size, of["square"]))))
+    return found
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A kernel on a machine, in microseconds."""
+
+    kernel: str
+    us: float
+    wall: str
+    apart: float  # products and instructions one after the other
+
+
+def expected(machine: Machine, op: str, shape: str, of: dict[str, Counts]) -> list[Expected]:
+    rows = []
+    for kernel in kernels(op, case_of(type(REGISTRY[op].smoke), shape), of):
+        walls = machine.walls(kernel)
+        wall = max(walls, key=lambda name: walls[name])
+        instructions = max((us for name, us in walls.items() if name not in ("bytes", "tensor")), default=0.0)
+        rows.append(Expected(kernel.name, walls[wall], wall, max(walls["bytes"], walls["tensor"] + instructions)))
+    return rows
+
+
+def measured(machine: Machine, profiles: list[Path]) -> dict[str, dict[str, float]]:
+    """By target the microseconds of its kernels, and of a whole call under the empty name: of profiles, later ones first, and results."""
+    found: dict[str, dict[str, float]] = {}
+    for row in (row for path in results.FOLDER.glob("*.csv") for row in results.load(path)):
+        if machine.name in row["machine"] and row["provider"] == "uefl":
+            found[f"{row['op']} {row['shape']}"] = {"": 1e3 * float(row["median_ms"])}
+    for profile in map(json.loads, (path.read_text() for path in profiles)):
+        for target in profile["targets"] if machine.name in profile["machine"] else ():
+            call = {"": target["graph_us"] or target["events_us"]}
+            found[target["target"]] = call | {row["kernel"]: row["launches"] * row["us"] for row in target["kernels"]}
+    return found
+
+
+def line(name: str, us: float, wall: str, apart: float, clock: float | None) -> str:
+    seen = "" if clock is None else f"{clock:11.1f} {clock / us:8.2f}"
+    return f"{name:<38} {us:9.1f}  {wall:<8} {apart:8.1f} {seen}".rstrip()
+
+
+def show(machine: Machine, of: dict[str, Counts], profiles: list[Path]) -> None:
+    print(f"{machine.name}: copy {machine.copy / 1e12:.2f} TB/s, product {machine.product / 1e12:.0f} TFLOP/s")
+    print(f"{'microseconds':<38} {'expected':>9}  {'wall':<8} {'apart':>8} {'measured':>11} {'ratio':>8}")
+    clocks = measured(machine, profiles)
+    for op, shape in TARGETS:
+        rows, seen = expected(machine, op, shape, of), clocks.get(f"{op} {shape}", {})
+        print(line(f"{op} {shape}", sum(row.us for row in rows), "", sum(row.apart for row in rows), seen.get("")))
+        for row in rows:
+            clock = sum(us for name, us in seen.items() if name and re.search(row.kernel, name))
+            name = SHOWN.get(row.kernel, row.kernel.removesuffix("<"))
+            print(
+                line(
+                    f"    {name if machine.wgmma else name.replace('wgmma', 'mma, first pass')}", row.us, row.wall, row.apart, clock or None
+                )
+            )
+    print(flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_model", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--machine", default="", metavar="REGEX", help=f"only these of: {', '.join(machine.name for machine in MACHINES)}")
+    parser.add_argument(
+        "--profile", type=Path, action="append", default=[], metavar="FILE", help="a profile.json of benchmarks.gpu_profile"
+    )
+    parser.add_argument("--constants", action="store_true", help="compile nothing; take the counts of instructions in this file")
+    options = parser.parse_args(arguments)
+    compiler = sass.NVCC is not None and sass.disassembler() is not None and not options.constants
+    print(f"instructions: {'counted in the machine code for sm_90a' if compiler else 'the constants of this file'}", file=sys.stderr)
+    of = COUNTS | (counted() if compiler else {})
+    for machine in MACHINES:
+        if re.search(options.machine, machine.name):
+            show(machine, of, options.profile)
+
+
+if __name__ == "__main__":
+    main()

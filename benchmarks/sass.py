@@ -1,0 +1,89 @@
+"""The machine code that the compiler makes of csrc/cuda, as lists of instructions.
+
+Needs nvcc, no GPU; to list it a disassembler too, CUDA's own or the one in Triton's package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")  # the one that takes longest
+NVCC = shutil.which("nvcc")
+_FOLDER = tempfile.TemporaryDirectory(prefix="uefl-cubin-")  # made here, not when first asked for: sources are compiled by several threads
+
+
+@cache
+def disassembler() -> str | None:
+    """The path of nvdisasm."""
+    triton = importlib.util.find_spec("triton")
+    folders = [Path(folder) / "backends" / "nvidia" / "bin" for folder in (triton and triton.submodule_search_locations) or ()]
+    return shutil.which("nvdisasm") or next(filter(None, (shutil.which("nvdisasm", path=folder) for folder in folders)), None)
+
+
+@cache
+def compiled(stem: str, architecture: str) -> tuple[Path, str]:
+    """The machine code of a source for one architecture and what nvcc and ptxas said; once in a process. A warning is an error."""
+    assert NVCC is not None
+    flags = ["-cubin", f"-arch=sm_{architecture}", "-std=c++20", "-O3", "-Xptxas=-v", "-Werror=all-warnings"]
+    paths = [f"-I{ROOT / 'csrc'}", "-isystem", str(Path(torch.__file__).parent / "include")]
+    defines = ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"]
+    target = Path(_FOLDER.name) / f"{stem}_{architecture}.cubin"
+    source = str(ROOT / "csrc" / "cuda" / f"{stem}.cu")
+    done = subprocess.run([NVCC, *flags, *paths, *defines, source, "-o", str(target)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{stem}.cu for sm_{architecture}: {done.stderr[-3000:]}")
+    return target, done.stderr
+
+
+@cache
+def listing(stem: str, architecture: str) -> dict[str, list[str]]:
+    """Of every kernel of a source, by mangled name, the instructions with their operands; a label is a line of its own."""
+    program = disassembler()
+    assert program is not None
+    target, _ = compiled(stem, architecture)
+    text = subprocess.run([program, "-c", str(target)], capture_output=True, text=True, check=True).stdout
+    parts = re.split(r"^\s*\.section\s+\.text\.", text, flags=re.MULTILINE)[1:]
+    line = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:\{\s*)?([^;]+?)\s*;|^(\.L_\w+):", re.MULTILINE)
+    return {part.partition(",")[0]: [code or label for code, label in line.findall(part)] for part in parts}
+
+
+def instances(stem: str, architecture: str, kernel: str) -> dict[str, list[str]]:
+    """The instances of a kernel by their mangled template arguments."""
+    pattern = re.compile(f"{len(kernel)}{kernel}I(.*?)EEv")
+    found = {name: pattern.search(name) for name in listing(stem, architecture)}
+    return {match[1]: listing(stem, architecture)[name] for name, match in found.items() if match}
+
+
+def operations(lines: list[str]) -> list[str]:
+    """What the instructions do, without predicates, operands and labels: ``LDG.E.128``."""
+    return [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in lines if not line.startswith(".L_")]
+
+
+def innermost_loop(lines: list[str], pattern: str) -> list[str]:
+    """The shortest loop with an instruction that the pattern finds."""
+    labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
+    loops = []
+    for i, line in enumerate(lines):
+        target = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", line)
+        if target and (begin := labels[target[1]]) < i and any(re.search(pattern, inner) for inner in lines[begin:i]):
+            loops.append(lines[begin : i + 1])
+    return min(loops, key=len)
+
+
+def comparison(lines: list[str]) -> list[str]:
+    """Of search_wgmma what follows the products: 64 scores of a thread, and then little until lanes first exchange what they found."""
+    last = max(i for i, line in enumerate(lines) if "HGMMA" in line)
+    end = next(i for i in range(last, len(lines)) if re.search(r"\bSHFL|\bBRA\.DIV", lines[i]))
+    return operations(lines[last + 1 : end])
+
+
+SCORES = 64  # of a thread in comparison()

@@ -1,0 +1,246 @@
+// mc_dropout_mlp on CUDA for a tail of one layer with at most 32 outputs, the usual head.
+//
+// Rows and weights are the same in every pass, so they are cut up once per call: a number is two of float16, together within 2^-23, and
+// a product three, because that of the two rests is left out. Powers of two bring the largest of 32 units of a row, and the largest weight
+// of 32 units, to 2^14 ... 2^15; what is below 2^-16 of it loses bits, but never more than 2^-39 of the largest. Two units lie in a
+// register, as two draws do in a word of Philox, so that one mask drops both.
+//
+// The loop over blocks of units is bound by instructions, 311 on sm_90a for 32 masks of a lane: 142 for Philox, with its keys, 64 to make
+// masks of its words, 32 to drop units, 24 products, 16 to add them up. 167 of them are for a unit that takes one in two cycles.
+#pragma once
+
+#include "cuda/mc_dropout_mlp_softmax.h"
+
+namespace uefl::cuda {
+namespace mc_dropout {
+namespace {
+
+constexpr int kHeadSteps = 2;                           // of 16 units in a block
+constexpr int kHeadVectors = kVectors + kTileRows / 4;  // of a block of a tile: two float16 for a number, a scale for a row
+
+// uint4 of a block of units: {first, rest} of each step, n8 block and lane, and the scale.
+UEFL_HOST_DEVICE constexpr int head_weights(int n) { return kHeadSteps * n * kWarp + 1; }
+
+// 2^(14 - e) for a number in 2^e ... 2^(e + 1), and its inverse.
+struct Scale {
+  float there, back;
+
+  __device__ explicit Scale(float most) {
+    const int exponent = __float_as_int(most) >> 23;  // of a number that is not negative: its upper bits
+    const int bounded = exponent < 15 ? 15 : exponent;
+    there = __int_as_float((268 - bounded) << 23), back = __int_as_float((bounded - 14) << 23);
+  }
+};
+
+// Infinities and NaN, which no scale helps, are passed over.
+__device__ inline float larger_size(float most, float value) { return fabsf(value) < INFINITY ? fmaxf(most, fabsf(value)) : most; }
+
+// Two numbers as float16 and the float16 of what is left; of what is not finite a NaN is left.
+__device__ inline uint2 split(float low, float high) {
+  const uint32_t first = to_halves(low, high);
+  const auto left = [&](float value, uint32_t half) { return value - from_half(static_cast<uint16_t>(half)); };
+  return {first, to_halves(left(low, first), left(high, first >> 16))};
+}
+
+// weights [outputs, inputs], times the scale of the dropout: the units 8 t + 4 s ... 8 t + 4 s + 3 of step s. A warp has a block of units.
+template <int kBlocks>
+__global__ void pack_head_weights(const float* weights, int inputs, int outputs, float scale, int unit_blocks, uint4* packed) {
+  const int lane = threadIdx.x % kWarp;
+  for (int64_t block = thread() / kWarp; block < unit_blocks; block += threads() / kWarp) {
+    float values[kHeadSteps * kBlocks][4], most = 0;
+    UEFL_UNROLL
+    for (int i = 0; i < kHeadSteps * kBlocks * 4; ++i) {
+      const int64_t unit = block * kUnits + lane % 4 * 8 + 4 * (i / 4 / kBlocks) + i % 4;
+      const int output = lane / 8 * 2 * kBlocks + 2 * (i / 4 % kBlocks) + lane / 4 % 2;
+      values[i / 4][i % 4] = output < outputs && unit < inputs ? weights[output * int64_t{inputs} + unit] * scale : 0.0f;
+      most = larger_size(most, values[i / 4][i % 4]);
+    }
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, mask));
+    const Scale power(most);
+    uint4* const target = packed + block * head_weights(kBlocks);
+    UEFL_UNROLL
+    for (int i = 0; i < kHeadSteps * kBlocks; ++i) {
+      const uint2 a = split(values[i][0] * power.there, values[i][1] * power.there),
+                  b = split(values[i][2] * power.there, values[i][3] * power.there);
+      target[i * kWarp + lane] = {a.x, b.x, a.y, b.y};
+    }
+    if (lane == 0) target[kHeadSteps * kBlocks * kWarp] = {bits(power.back), 0, 0, 0};
+  }
+}
+
+// Vector h of lane 4 g + t of a block: units 8 t ... 8 t + 7 of row g + 8 h, vector 2 + h: their rests; then what a product of row g, and
+// of row g + 8, is to be multiplied by. A warp has a block of units of a tile.
+template <class T>
+__global__ void pack_head_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride, int unit_blocks,
+                               const uint4* weights, int n, int64_t blocks, uint4* packed) {
+  const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  for (int64_t i = thread() / kWarp; i < blocks; i += threads() / kWarp) {
+    const int64_t block = i % unit_blocks, unit = block * kUnits + 8 * t;
+    uint4* const target = packed + i * kHeadVectors;
+    UEFL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const int64_t row = i / unit_blocks * kTileRows + g + 8 * h;
+      float values[8], most = 0;
+      UEFL_UNROLL
+      for (int j = 0; j < 8; ++j) {
+        values[j] = row < rows && unit + j < inputs ? widen(x[row * row_stride + (unit + j) * stride]) : 0.0f;
+        most = larger_size(most, values[j]);
+      }
+      const Scale power(row_max(most));
+      uint2 pair[4];
+      UEFL_UNROLL
+      for (int j = 0; j < 4; ++j) pair[j] = split(values[2 * j] * power.there, values[2 * j + 1] * power.there);
+      target[h * kWarp + lane] = {pair[0].x, pair[1].x, pair[2].x, pair[3].x};
+      target[(2 + h) * kWarp + lane] = {pair[0].y, pair[1].y, pair[2].y, pair[3].y};
+      const float of_weights = __int_as_float(static_cast<int>(weights[block * head_weights(n) + head_weights(n) - 1].x));
+      if (t == 0) reinterpret_cast<float*>(target + kVectors)[2 * g + h] = power.back * of_weights;
+    }
+  }
+}
+
+// Sixteen ones for each half of a word that is not below the threshold, both at once: the lower 15 bits by a subtraction that borrows from
+// no neighbour, the upper bits by the majority of the word's, that outcome and what the threshold's is not; then they fill their halves.
+__device__ inline uint32_t kept(uint32_t word, const Halves& threshold) {
+  const uint32_t not_below = (word | 0x80008000u) - threshold.low;
+  uint32_t mask;
+#if defined(__CUDACC__)
+  asm("lop3.b32 %0, %1, %2, %3, 0xe8;" : "=r"(mask) : "r"(word), "r"(not_below), "r"(threshold.not_high));  // left alone, two of them
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"(mask));
+#else
+  mask = (word & not_below) | (threshold.not_high & (word | not_below));
+  mask = (mask >> 31) * 0xffff0000u | (mask >> 15 & 1) * 0xffffu;
+#endif
+  return mask;
+}
+
+// sums[pass][n8 block] += kept units * weights, over one block of units.
+template <int kBlocks, int kRows>
+__device__ inline void multiply_kept(const uint4* units, const PhiloxWords (&words)[kPasses][kRows], const Halves& threshold,
+                                     const uint4* weights, int lane, float (&sums)[kPasses][kBlocks][4]) {
+  uint32_t first[2][4], rest[2][4];
+  UEFL_UNROLL
+  for (int h = 0; h < 2; ++h) {
+    const uint4 a = units[h * kWarp + lane], b = units[(2 + h) * kWarp + lane];
+    first[h][0] = a.x, first[h][1] = a.y, first[h][2] = a.z, first[h][3] = a.w;
+    rest[h][0] = b.x, rest[h][1] = b.y, rest[h][2] = b.z, rest[h][3] = b.w;
+  }
+  float part[kPasses][kBlocks][4] = {};
+  UEFL_UNROLL
+  for (int step = 0; step < kHeadSteps; ++step) {
+    uint32_t kept_first[kPasses][4], kept_rest[kPasses][4];
+    UEFL_UNROLL
+    for (int p = 0; p < kPasses; ++p) {
+      UEFL_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int h = i % 2, pair = 2 * step + i / 2;
+        const uint32_t mask = kept(words[p][kRows == 1 ? 0 : h].word[pair], threshold);
+        kept_first[p][i] = first[h][pair] & mask, kept_rest[p][i] = rest[h][pair] & mask;
+      }
+    }
+    UEFL_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      const uint4 w = weights[(step * kBlocks + block) * kWarp + lane];
+      UEFL_UNROLL
+      for (int p = 0; p < kPasses; ++p) multiply_add(part[p][block], kept_rest[p], w.x, w.y);
+      UEFL_UNROLL
+      for (int p = 0; p < kPasses; ++p) multiply_add(part[p][block], kept_first[p], w.z, w.w);
+      UEFL_UNROLL
+      for (int p = 0; p < kPasses; ++p) multiply_add(part[p][block], kept_first[p], w.x, w.y);
+    }
+  }
+  const float2 scale = reinterpret_cast<const float2*>(units + kVectors)[lane / 4];
+  UEFL_UNROLL
+  for (int p = 0; p < kPasses; ++p) {
+    UEFL_UNROLL
+    for (int i = 0; i < 4 * kBlocks; ++i) sums[p][i / 4][i % 4] += part[p][i / 4][i % 4] * (i % 4 < 2 ? scale.x : scale.y);
+  }
+}
+
+// A row's statistics of a slot, as far as a lane has them.
+template <int kClasses>
+struct Statistics {
+  float mean[kClasses] = {}, moment[kClasses] = {}, entropy = 0;
+
+  __device__ void add(const float (&powers)[kClasses], const Softmax& softmax, float share) {
+    UEFL_UNROLL
+    for (int j = 0; j < kClasses; ++j) update(powers[j] * softmax.inverse, share, mean[j], moment[j]);
+    entropy += softmax.nats();
+  }
+  __device__ void store(const Problem& problem, int64_t row, int first_class) const {
+    const int64_t place = row * problem.padded_classes + first_class;
+    UEFL_UNROLL
+    for (int j = 0; j < kClasses; j += 4) {
+      *reinterpret_cast<float4*>(problem.mean + place + j) = {mean[j], mean[j + 1], mean[j + 2], mean[j + 3]};
+      *reinterpret_cast<float4*>(problem.moment + place + j) = {moment[j], moment[j + 1], moment[j + 2], moment[j + 3]};
+    }
+    if (first_class == 0) problem.entropy[row] = entropy;
+  }
+};
+
+// Four blocks to a multiprocessor leave a thread 128 registers: the statistics spill, once a pair of passes, and the loop does not.
+template <int kBlocks, bool kConsistent>
+__global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem problem) {
+  constexpr int kClasses = 2 * kBlocks;  // of a lane, in each of its two rows
+  const volatile uint2* keys = round_keys(problem.seed);
+  const Item item(problem, thread() / kWarp);
+  if (item.slot >= problem.slots) return;
+  const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const Layer& layer = problem.layers[0];
+  const auto* const weights = reinterpret_cast<const uint4*>(layer.weights);
+  const auto* const units = reinterpret_cast<const uint4*>(problem.x) + int64_t{item.tile} * problem.unit_blocks * kHeadVectors;
+  const auto row = static_cast<uint32_t>(problem.first_row + int64_t{item.tile} * kTileRows + g);
+  float bias[kClasses];
+  UEFL_UNROLL
+  for (int j = 0; j < kClasses; ++j) bias[j] = kClasses * t + j < layer.outputs ? layer.bias[kClasses * t + j] : -INFINITY;
+
+  Statistics<kClasses> statistics[2];
+  float done = 0;
+  for (uint32_t pair = problem.begin[item.slot]; pair < problem.begin[item.slot + 1]; ++pair) {
+    const uint32_t pass = kPasses * pair;
+    const Masks<kConsistent> masks(keys, pass, row, 0);
+    float logits[kPasses][kBlocks][4] = {};
+    const uint4 *block_units = units, *block_weights = weights;
+    for (int block = 0; block < problem.unit_blocks; ++block, block_units += kHeadVectors, block_weights += head_weights(kBlocks)) {
+      PhiloxWords words[kPasses][Masks<kConsistent>::kRows];
+      masks.draw(static_cast<uint32_t>(4 * block + t), words);
+      multiply_kept<kBlocks>(block_units, words, problem.halves, block_weights, lane, logits);
+    }
+    UEFL_UNROLL
+    for (int p = 0; p < kPasses; ++p) {
+      if (pass + p >= problem.passes) break;
+      const float share = 1 / ++done;  // 1 after the first, to the last bit: one pass has no variance
+      UEFL_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        float logit[kClasses];
+        UEFL_UNROLL
+        for (int j = 0; j < kClasses; ++j) logit[j] = (logits[p][j / 2][2 * h + j % 2] + bias[j]) * problem.logit_scale;
+        if (problem.thresholds[1] > 0) {
+          const PhiloxWords words =
+              philox({{pass + p, kConsistent ? 0 : row + 8 * h, 1, kClasses * t / 8u}}, static_cast<uint64_t>(*problem.seed));
+          UEFL_UNROLL
+          for (int j = 0; j < kClasses; ++j) {
+            // Of 16 classes a lane has half a call: the words 0 and 1, or 2 and 3.
+            const uint32_t word = kClasses == 8 || t % 2 == 0 ? words.word[j / 2] : words.word[(j / 2 + 2) % 4];
+            if ((j % 2 ? word : word << 16) < problem.thresholds[1] && kClasses * t + j < layer.outputs) logit[j] = 0;
+          }
+        }
+        Softmax softmax;
+        UEFL_UNROLL
+        for (int j = 0; j < kClasses; ++j) softmax.most = fmaxf(softmax.most, logit[j]);
+        softmax.most = row_max(softmax.most);
+        UEFL_UNROLL
+        for (int j = 0; j < kClasses; ++j) logit[j] = softmax.add(logit[j]);  // its power
+        softmax.sum_up();
+        statistics[h].add(logit, softmax, share);
+      }
+    }
+  }
+  UEFL_UNROLL
+  for (int h = 0; h < 2; ++h) {
+    statistics[h].store(problem, item.slot * problem.rows() + int64_t{item.tile} * kTileRows + g + 8 * h, kClasses * t);
+  }
+}
+
+}  // namespace
+}  // namespace mc_dropout
+}  // namespace uefl::cuda

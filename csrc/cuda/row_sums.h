@@ -1,0 +1,283 @@
+// Sums of the rows of each codeword: for vq, with all else that it makes of indices, and for a step of k-means.
+//
+// A block takes a range of rows and 64 columns, and sorts the row numbers by codeword in shared memory. Its warps then walk the sorted
+// rows, an equal share each, a row at a time: a lane adds up two columns in registers, eight rows under way, and reports to memory where
+// the codeword changes. So one reduction stands for as many rows as a range has of a codeword, and a codeword that takes most rows is work
+// for all warps. With so many codewords that a range has few rows of each, they are walked as they come.
+//
+// The sort keeps the order of the rows of a codeword, so the error too has the same bits at every run.
+//
+// Bytes: x once (and quantized), 8 an index for each 64 columns.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/mma.h"
+#include "cuda/rows.h"
+#include "cuda/sums.h"
+
+namespace uefl::cuda {
+namespace {
+
+constexpr int kSumThreads = 384, kSumBlocks = 2;  // blocks to a multiprocessor
+constexpr int kSumColumns = 64;                   // of a block; a lane has two
+constexpr int kMostRows = 8192;                   // of a block that sorts: 4 bytes each
+constexpr int kMostSorted = 2048;                 // codewords, of 2 bytes for each warp
+
+template <class T, class Code>
+struct RowSums {
+  const int64_t* indices;    // [outputs]
+  long long *counts, *sums;  // [codes] and [codes, d], zeroed
+  const double* scales;      // units in 1.0: [codes]; [d] for k-means
+  // k-means: a row adds round((x - middle) * weight * scale), and round(weight * mass_scale) to what is counted.
+  const double *middle, *weights, *mass_scale;  // [d], [outputs] or null for 1, [1]
+  // vq: a row adds round(x * scale), and 1.
+  const Code* codes;   // [codes, d]
+  T* quantized;        // [outputs, d]
+  long long* largest;  // [codes], zeroed: the largest |x| as the bits of a double; infinity for what is not finite
+  Total error;
+  int rows;     // of a block
+  bool sorted;  // else the rows are walked as they come
+};
+
+inline int64_t column_blocks(const Shape& shape) { return (shape.d + kSumColumns - 1) / kSumColumns; }
+
+// The rows of a block, for a grid of some multiple of so many blocks; returns the blocks.
+template <class T, class Code>
+int64_t divide_rows(RowSums<T, Code>& wanted, const Shape& shape, int64_t resident_blocks) {
+  const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
+  const int64_t columns = column_blocks(shape), codes = shape.books * shape.k, ranges = parts(resident_blocks, columns);
+  const int64_t waves = parts(shape.outputs, ranges * kMostRows);
+  wanted.rows = static_cast<int>(parts(shape.outputs, ranges * waves));
+  wanted.sorted = codes <= kMostSorted && codes <= wanted.rows;
+  return parts(shape.outputs, wanted.rows) * columns;
+}
+
+// Bytes of dynamic shared memory.
+template <class T, class Code>
+int64_t sort_bytes(const RowSums<T, Code>& wanted, const Shape& shape, int threads) {
+  return wanted.sorted ? sizeof(uint16_t) * (2 * wanted.rows + threads / kWarp * shape.books * shape.k) : 0;
+}
+
+// Dynamic shared memory of a block that sorts.
+struct Sort {
+  uint16_t* order;   // [rows], filled: row numbers by codeword, and by number where that is the same
+  uint16_t* codes;   // [rows], filled: of each row
+  uint16_t* places;  // [warps, codewords], workspace
+};
+
+// The rows are those of the outputs from `first` on. A warp counts its part of them, and knows then where its rows of a codeword go. Every
+// thread of the block calls it.
+__device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int64_t first, int rows, const Sort& sort) {
+  __shared__ int of_warps[32];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const int codes = static_cast<int>(shape.books * shape.k), part = (rows + warps - 1) / warps;
+  const int begin = warp * part, end = begin + part < rows ? begin + part : rows;
+  uint16_t* places = sort.places;
+  for (int row = threadIdx.x; row < rows; row += blockDim.x) sort.codes[row] = static_cast<uint16_t>(code_of(shape, indices, first + row));
+  for (int i = threadIdx.x; i < warps * codes; i += blockDim.x) places[i] = 0;
+  __syncthreads();
+
+  // Rows of the same codeword among the 32 of a warp: each is put behind those of lower lanes.
+  const auto each = [&](const auto& put) {
+    for (int base = begin; base < end; base += kWarp) {
+      const int row = base + lane, code = row < end ? sort.codes[row] : -1;
+      const unsigned same = __match_any_sync(kAllLanes, code);
+      uint16_t* place = places + warp * codes + code;
+      const int before = code < 0 ? 0 : *place;
+      __syncwarp();
+      if (code >= 0) put(row, before + __popc(same & ((1u << lane) - 1)));
+      if (code >= 0 && leads(same)) *place = static_cast<uint16_t>(before + __popc(same));
+      __syncwarp();
+    }
+  };
+  each([](int, int) {});
+  __syncthreads();
+
+  // From how many to where the first goes: codewords before warps.
+  int all = 0;
+  for (int base = 0; base < codes; base += blockDim.x) {
+    const int code = base + threadIdx.x;
+    int own = 0;
+    for (int i = 0; code < codes && i < warps; ++i) own += places[i * codes + code];
+    int sum = own;
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int other = __shfl_sync(kAllLanes, sum, (lane - step) & (kWarp - 1));
+      if (lane >= step) sum += other;
+    }
+    if (lane == kWarp - 1) of_warps[warp] = sum;
+    __syncthreads();
+    int place = all + sum - own;
+    for (int i = 0; i < warps; ++i) {
+      if (i < warp) place += of_warps[i];
+      all += of_warps[i];
+    }
+    for (int i = 0; code < codes && i < warps; ++i) {
+      const int count = places[i * codes + code];
+      places[i * codes + code] = static_cast<uint16_t>(place);
+      place += count;
+    }
+    __syncthreads();
+  }
+  each([&](int row, int place) { sort.order[place] = static_cast<uint16_t>(row); });
+  __syncthreads();
+}
+
+// What a warp knows of the rows that it walks next.
+struct alignas(16) Step {
+  int64_t begin;
+  int row, code;
+};
+struct alignas(16) Weight {
+  double weight;
+  long long mass;
+};
+
+// The same pointer, which the compiler keeps in registers; it would compute it again for every row.
+template <class T>
+__device__ const T* kept(const T* pointer) {
+#if defined(__CUDACC__)
+  auto address = __cvta_generic_to_global(pointer);
+  asm volatile("" : "+l"(address));
+  return static_cast<const T*>(__cvta_global_to_generic(address));
+#else
+  return pointer;
+#endif
+}
+
+// kGather: vq, else k-means.
+template <class T, bool kGather, class Code>
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks) row_sums(const T* x, Shape shape, RowSums<T, Code> wanted) {
+  using Element = decltype(widen(T()));
+  using Wide = std::conditional_t<sizeof(Code) == sizeof(double), double, Element>;
+  constexpr int kOwn = kSumColumns / kWarp, kBatch = sizeof(T) < sizeof(double) ? 8 : 4;
+  __shared__ Step all_steps[kSumThreads];
+  __shared__ Weight all_weights[kSumThreads];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  Step* steps = all_steps + warp * kWarp;
+  Weight* weights = all_weights + warp * kWarp;
+  const int column_blocks = static_cast<int>((shape.d + kSumColumns - 1) / kSumColumns);
+  const int64_t first = int64_t{blockIdx.x / column_blocks} * wanted.rows, d = shape.d;
+  const int rows = static_cast<int>(shape.outputs - first < wanted.rows ? shape.outputs - first : wanted.rows);
+  const bool counting = blockIdx.x % column_blocks == 0 && lane == 0, weighted = !kGather && wanted.weights;
+  uint16_t* memory = reinterpret_cast<uint16_t*>(dynamic_memory());
+  const Sort sort{memory, memory + wanted.rows, memory + 2 * wanted.rows};
+  if (wanted.sorted) sort_rows(shape, wanted.indices, first, rows, sort);
+
+  // A column that is not there stands for the last one, and what becomes of it goes nowhere.
+  int column[kOwn];
+  bool inside[kOwn];
+  const T* own[kOwn];  // column of the row that begins at 0
+  double unit[kOwn], middle[kOwn];
+  UEFL_UNROLL
+  for (int i = 0; i < kOwn; ++i) {
+    column[i] = static_cast<int>(blockIdx.x % column_blocks) * kSumColumns + i * kWarp + lane;
+    inside[i] = column[i] < d;
+    if (!inside[i]) column[i] = static_cast<int>(d) - 1;
+    own[i] = kept(x + column[i] * shape.stride);
+    unit[i] = kGather ? 0 : wanted.scales[column[i]];
+    middle[i] = kGather ? 0 : wanted.middle[column[i]];
+  }
+
+  // Of the rows of one codeword, as long as they come one after another.
+  int current = -1;
+  long long count = 0, sum[kOwn] = {};
+  Wide codeword[kOwn] = {};
+  T rounded[kOwn] = {};
+  Element peak = 0;
+  double error = 0;
+  const auto report = [&] {
+    if (current < 0) return;
+    if (counting) add_to(wanted.counts + current, kGather || weighted ? count : count * __double2ll_rn(*wanted.mass_scale));
+    count = 0;
+    UEFL_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      if (inside[i]) add_to(wanted.sums + current * d + column[i], sum[i]);
+      sum[i] = 0;
+    }
+    if constexpr (kGather) {
+      for (int step = kWarp / 2; step > 0; step /= 2) {
+        const Element other = __shfl_xor_sync(kAllLanes, peak, step);
+        if (other > peak) peak = other;
+      }
+      if (lane == 0) raise_to(wanted.largest + current, __double_as_longlong(static_cast<double>(peak)));
+      peak = 0;
+    }
+  };
+  const auto go_on_to = [&](int code) {
+    current = code;
+    UEFL_UNROLL
+    for (int i = 0; kGather && i < kOwn; ++i) {
+      unit[i] = wanted.scales[code];
+      codeword[i] = static_cast<Wide>(wanted.codes[code * d + column[i]]);
+      narrow(codeword[i], rounded[i]);
+    }
+  };
+  const auto add_row = [&](const T(&value)[kOwn], int step) {
+    const double weight = weighted ? weights[step].weight : 1;
+    count += weighted ? weights[step].mass : 1;
+    T* target = kGather ? wanted.quantized + (first + steps[step].row) * d : nullptr;
+    Wide exact[kOwn];
+    UEFL_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      const Element element = widen(value[i]);
+      const double wide = static_cast<double>(element);
+      sum[i] += __double2ll_rn(kGather ? wide * unit[i] : (wide - middle[i]) * weight * unit[i]);
+      if (!kGather) continue;
+      const Element magnitude = element < 0 ? -element : element;
+      peak = !(magnitude < INFINITY) ? static_cast<Element>(INFINITY) : magnitude > peak ? magnitude : peak;
+      exact[i] = inside[i] ? static_cast<Wide>(element) : codeword[i];
+      if (inside[i]) target[column[i]] = rounded[i];
+    }
+    if (kGather && inside[0]) error += squares(exact, codeword);
+  };
+
+  const int begin = static_cast<int>(int64_t{rows} * warp / warps), end = static_cast<int>(int64_t{rows} * (warp + 1) / warps);
+  for (int base = begin; base < end; base += kWarp) {
+    const int there = end - base < kWarp ? end - base : kWarp;
+    int code = -1;
+    if (lane < there) {
+      const int row = wanted.sorted ? sort.order[base + lane] : base + lane;
+      code = wanted.sorted ? sort.codes[row] : code_of(shape, wanted.indices, first + row);
+      steps[lane] = {shape.begin(first + row), row, code};
+      if (weighted) {
+        const double weight = wanted.weights[first + row];
+        weights[lane] = {weight, __double2ll_rn(weight * *wanted.mass_scale)};
+      }
+    }
+    const int before = __shfl_sync(kAllLanes, code, lane == 0 ? 0 : lane - 1);
+    const unsigned changes = __ballot_sync(kAllLanes, lane > 0 && code != before);  // also behind the last row
+    __syncwarp();
+    for (int from = 0; from < there;) {
+      const unsigned later = changes & ~((2u << from) - 1);
+      const int to = later ? __ffs(later) - 1 : there;
+      if (steps[from].code != current) {
+        report();
+        go_on_to(steps[from].code);
+      }
+      for (; from < to; from += kBatch) {
+        T value[kBatch][kOwn];
+        UEFL_UNROLL
+        for (int r = 0; r < kBatch; ++r) {
+          if (from + r >= to) continue;
+          const int64_t row = steps[from + r].begin;
+          UEFL_UNROLL
+          for (int i = 0; i < kOwn; ++i) value[r][i] = own[i][row];
+        }
+        UEFL_UNROLL
+        for (int r = 0; r < kBatch; ++r) {
+          if (from + r >= to) break;
+          add_row(value[r], from + r);
+        }
+      }
+      from = to;
+    }
+    __syncwarp();
+  }
+  report();
+  if (kGather) add_up(error, wanted.error);
+}
+
+}  // namespace
+}  // namespace uefl::cuda

@@ -1,0 +1,22 @@
+// The launch of row_sums.h, for the ops that end in it.
+#pragma once
+
+#include "cuda/row_sums.h"
+#include "cuda/stream.h"
+#include "cuda/tensors.h"
+
+namespace uefl::cuda {
+
+// parts(blocks) gives the room for the parts of the error.
+template <bool kGather, class T, class Code, class Parts>
+void launch_row_sums(const char* op, const T* x, const Shape& shape, RowSums<T, Code> wanted, const Parts& parts, cudaStream_t stream) {
+  const int64_t blocks = divide_rows(wanted, shape, kSumBlocks * multiprocessors()), bytes = sort_bytes(wanted, shape, kSumThreads);
+  wanted.error.parts = parts(blocks);
+  const auto kernel = row_sums<T, kGather, Code>;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(error));
+  kernel<<<static_cast<unsigned>(blocks), kSumThreads, bytes, stream>>>(x, shape, wanted);
+  check_launch(op);
+}
+
+}  // namespace uefl::cuda

@@ -1,0 +1,114 @@
+// Sums that many blocks add to, whose bits do not depend on who comes first: of integers in any order, and of the errors of vq in a fixed
+// one.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/rows.h"
+
+namespace uefl::cuda {
+namespace {
+
+#if defined(__CUDACC__)
+// Reductions of a global address: nothing is fetched, and the second-level cache adds what the lanes of a warp have for the same 32 bytes
+// at once.
+__device__ inline void add_to(long long* target, long long value) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(target)), "l"(value));
+}
+__device__ inline void raise_to(long long* target, long long value) {
+  asm volatile("red.relaxed.gpu.global.max.s64 [%0], %1;" ::"l"(__cvta_generic_to_global(target)), "l"(value));
+}
+#else
+inline void add_to(long long* target, long long value) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(value));
+}
+inline void raise_to(long long* target, long long value) {  // of what is not negative
+  atomicMax(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(value));
+}
+#endif
+
+// The codeword of an output among those of all books.
+__device__ inline int code_of(const Shape& shape, const int64_t* indices, int64_t output) {
+  const int64_t book = shape.books == 1 ? 0 : output % shape.books;
+  return static_cast<int>(book * shape.k + indices[output]);
+}
+
+// Lanes that hold the same number; and whether a lane is the first of them.
+__device__ inline bool leads(unsigned same) { return __ffs(same) - 1 == static_cast<int>(threadIdx.x % kWarp); }
+
+// Sum of the squares of differences.
+template <int kCount>
+__device__ double squares(const double (&a)[kCount], const double (&b)[kCount]) {
+  double total = 0;
+  UEFL_UNROLL
+  for (int i = 0; i < kCount; ++i) total += (a[i] - b[i]) * (a[i] - b[i]);
+  return total;
+}
+
+// Of a few float32 in float32, one conversion for all of them, where nothing overflows or is near what underflows; else in float64.
+template <int kCount>
+__device__ double squares(const float (&a)[kCount], const float (&b)[kCount]) {
+  static_assert(kCount <= 8);
+  float total = 0;
+  UEFL_UNROLL
+  for (int i = 0; i < kCount; ++i) total += (a[i] - b[i]) * (a[i] - b[i]);
+  if (total >= 1e-30f && total < INFINITY) return total;
+  double exact[2][kCount];
+  UEFL_UNROLL
+  for (int i = 0; i < kCount; ++i) exact[0][i] = a[i], exact[1][i] = b[i];
+  return squares(exact[0], exact[1]);
+}
+
+struct Total {
+  double* sum;
+  double* parts;      // [blocks of the grid]
+  long long* blocks;  // that are done; zeroed
+};
+
+// What the threads of the block have, in a fixed order; for the first thread.
+__device__ inline double block_sum(double value) {
+  __shared__ double of_warps[32];
+  value = warp_sum(value);
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  double sum = 0;
+  for (unsigned warp = 0; threadIdx.x == 0 && warp < blockDim.x / kWarp; ++warp) sum += of_warps[warp];
+  __syncthreads();
+  return sum;
+}
+
+// What all threads of the grid have: the last block to come adds up the parts of all, in a fixed order. Every thread calls it once.
+__device__ inline void add_up(double value, const Total& total) {
+  __shared__ bool last;
+  const double part = block_sum(value);
+  if (threadIdx.x == 0) {
+    total.parts[blockIdx.x] = part;
+    __threadfence();
+    last = atomicAdd(reinterpret_cast<unsigned long long*>(total.blocks), 1ull) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!last) return;
+  double rest = 0;
+  for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x) rest += __ldcg(total.parts + block);
+  rest = block_sum(rest);
+  if (threadIdx.x == 0) *total.sum = rest;
+}
+
+// All that is added to begins at zero.
+constexpr int kSpans = 5;
+struct Spans {
+  long long* begin[kSpans];
+  int64_t size[kSpans];
+};
+__global__ void __launch_bounds__(kThreads) clear(Spans spans) {
+  UEFL_UNROLL
+  for (int i = 0; i < kSpans; ++i) {
+    for (int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; at < spans.size[i]; at += int64_t{gridDim.x} * blockDim.x) {
+      spans.begin[i][at] = 0;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace uefl::cuda

@@ -1,0 +1,73 @@
+// What the ops on CUDA share of torch: element types, x as rows, the device.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+
+#include "common/check_search.h"
+#include "cuda/rows.h"
+#include "cuda/stream.h"
+#include "cuda/sums.h"
+
+namespace uefl::cuda {
+
+// Calls body with a value of the element type.
+template <class Body>
+void with_type(torch::headeronly::ScalarType type, const Body& body) {
+  using torch::headeronly::ScalarType;
+  switch (type) {
+    case ScalarType::Float:
+      return body(float{});
+    case ScalarType::Double:
+      return body(double{});
+    case ScalarType::Half:
+      return body(__half{});
+    default:  // the checks of the ops have seen the others off
+      return body(__nv_bfloat16{});
+  }
+}
+
+// x as [outer, inner, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two strides cannot describe; x
+// becomes what is viewed.
+inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
+  if (x.dim() > 2) x = torch::stable::flatten(x, 1, -2);
+  const int64_t last = x.dim() - 1;
+  Shape shape{};
+  shape.outputs = x.numel() / sizes.d;
+  shape.segments = sizes.segments, shape.books = sizes.books, shape.d = sizes.d, shape.k = sizes.k;
+  shape.inner = last > 0 ? x.size(last - 1) : 1;
+  shape.inner_stride = last > 0 ? x.stride(last - 1) : 0;
+  shape.outer_stride = last > 1 ? x.stride(0) : 0;
+  shape.stride = x.stride(last);
+  return shape;
+}
+
+inline int64_t multiprocessors() {
+  int device = 0, count = 0;
+  const bool known =
+      cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+  return known && count > 0 ? count : 1;
+}
+
+// Zeros for tensors of 8-byte elements, with one launch.
+inline void clear_all(const char* op, std::initializer_list<torch::stable::Tensor*> tensors, cudaStream_t stream) {
+  Spans spans{};
+  int64_t most = 1, i = 0;
+  for (torch::stable::Tensor* tensor : tensors) {
+    spans.begin[i] = static_cast<long long*>(tensor->mutable_data_ptr());
+    spans.size[i++] = tensor->numel();
+    most = std::max(most, tensor->numel());
+  }
+  const int64_t blocks = std::min((most + kThreads - 1) / kThreads, 4 * multiprocessors());
+  clear<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(spans);
+  check_launch(op);
+}
+
+}  // namespace uefl::cuda

@@ -1,0 +1,61 @@
+// The definition of vq_assign on CUDA, for the rows that a search in lower precision leaves open: float64, in the order of the elements,
+// without contraction to FMA, ties to the lowest index.
+#pragma once
+
+#include "cuda/vq_assign_pack.h"
+
+namespace uefl::cuda {
+namespace {
+
+// The distance to one codeword; NaN where it is not finite. Loads of eight elements run ahead of the sum, whose order is fixed.
+template <class T>
+__device__ double distance(const T* row, int64_t stride, const double* code, int64_t d, bool euclidean) {
+  constexpr int kAhead = 8;
+  double total = 0;
+  for (int64_t start = 0; start < d; start += kAhead) {
+    double values[kAhead], codes[kAhead];
+    UEFL_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int64_t j = start + i < d ? start + i : start;
+      values[i] = static_cast<double>(widen(row[j * stride])), codes[i] = code[j];
+    }
+    UEFL_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      if (start + i >= d) break;
+      const double difference = __dsub_rn(values[i], codes[i]);
+      total = euclidean ? __dadd_rn(total, __dmul_rn(difference, difference)) : __dsub_rn(total, __dmul_rn(values[i], codes[i]));
+    }
+  }
+  return total;
+}
+
+struct Nearest {
+  double best = INFINITY;
+  int64_t index = 0;
+
+  __device__ void add(double other_best, int64_t other_index) {
+    if (other_best < best || (other_best == best && other_index < index)) best = other_best, index = other_index;
+  }
+  // Of kLanes lanes that follow one another.
+  template <int kLanes>
+  __device__ void merge() {
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      add(__shfl_xor_sync(kAllLanes, best, step), __shfl_xor_sync(kAllLanes, index, step));
+    }
+  }
+};
+
+// Of all codewords of a book, by one warp: each lane takes every 32nd, all lanes return the index.
+template <class T>
+__device__ int64_t nearest(const T* row, const Shape& shape, const double* codes) {
+  Nearest found;
+  for (int64_t k = threadIdx.x % kWarp; k < shape.k; k += kWarp) {
+    const double total = distance(row, shape.stride, codes + k * shape.d, shape.d, shape.euclidean);
+    if (total < found.best) found.best = total, found.index = k;
+  }
+  found.merge<kWarp>();
+  return found.index;
+}
+
+}  // namespace
+}  // namespace uefl::cuda

@@ -1,0 +1,234 @@
+// What the searches on tensor cores share: the scale of a row, its scores as integers, the two least of them, and the decision whether the
+// least is certain.
+//
+// The score of codeword k is |b|^2 / 2 - y.b with one float16 product (common/certificate.h). It is computed as base + score, where base
+// is so large beside all scores that every sum has the exponent of base: the bits of such sums are equidistant and order as integers do.
+// Shifted, they leave room for the number of the column, so that the order of two scores costs five operations on integers:
+//
+//   low, high = a, b in order      second = least of (second, high, the greater of best and low)      best = least of (best, low)
+//
+// The multiplication that shifts runs beside them in another pipe. The four lanes of a row meet once, at the end.
+#pragma once
+
+#include <climits>
+#include <cstring>
+
+#include "cuda/vq_assign_pack.h"
+
+namespace uefl::cuda {
+namespace {
+
+// Four neighbours.
+template <class T>
+struct Four {
+  T of[4];
+};
+
+// In one load, where they are aligned.
+template <class T>
+__device__ inline Four<T> load_four(const T* from) {
+  Four<T> four;
+  if constexpr (sizeof four == sizeof(float4)) {
+    const float4 bits = *reinterpret_cast<const float4*>(from);
+    memcpy(&four, &bits, sizeof bits);
+  } else if constexpr (sizeof four == sizeof(uint2)) {
+    const uint2 bits = *reinterpret_cast<const uint2*>(from);
+    memcpy(&four, &bits, sizeof bits);
+  } else {
+    UEFL_UNROLL
+    for (int i = 0; i < 4; ++i) four.of[i] = from[i];
+  }
+  return four;
+}
+
+template <class T>
+__device__ inline Four<float> less_centre(const Four<T>& x, const Four<float>& centre) {
+  Four<float> y;
+  UEFL_UNROLL
+  for (int i = 0; i < 4; ++i) y.of[i] = static_cast<float>(widen(x.of[i]) - centre.of[i]);
+  return y;
+}
+
+// y = x - mu of a row that begins at x (nowhere: null), elements j to j + 3, j a multiple of four; zero beyond the row.
+template <class T>
+__device__ inline Four<float> centred_four(const T* x, const Shape& shape, const float* centre, int64_t j) {
+  if (x == nullptr || j >= shape.d) return {};
+  if (shape.stride == 1 && shape.d % 4 == 0 && reinterpret_cast<uintptr_t>(x) % sizeof(Four<T>) == 0) {
+    return less_centre(load_four(x + j), load_four(centre + j));
+  }
+  Four<float> y{};
+  UEFL_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    if (j + i < shape.d) y.of[i] = static_cast<float>(widen(x[(j + i) * shape.stride]) - centre[j + i]);
+  }
+  return y;
+}
+
+__device__ inline float squared(const Four<float>& y, float sum) {
+  UEFL_UNROLL
+  for (int i = 0; i < 4; ++i) sum = fmaf(y.of[i], y.of[i], sum);
+  return sum;
+}
+
+// Four float16, scaled, as two registers of a fragment; to rest, the square of what they lack.
+__device__ inline void halves_of(const Four<float>& y, float up, uint32_t& low, uint32_t& high, float& rest) {
+  Four<float> scaled, lacking;
+  UEFL_UNROLL
+  for (int i = 0; i < 4; ++i) scaled.of[i] = y.of[i] * up;
+  low = to_halves(scaled.of[0], scaled.of[1]), high = to_halves(scaled.of[2], scaled.of[3]);
+  UEFL_UNROLL
+  for (int i = 0; i < 4; ++i) lacking.of[i] = scaled.of[i] - from_half(static_cast<uint16_t>((i < 2 ? low : high) >> i % 2 * 16));
+  rest = squared(lacking, rest);
+}
+
+// The length of a row y from its square, or a little more; infinity where it is not a number.
+__device__ inline float row_norm(float square, int64_t d, int code_exponent) {
+  const float norm = fmaxf(sqrtf(1.01f * square + static_cast<float>(d) * 0x1p-125f), power(code_exponent - 60));
+  return isnan(square) ? INFINITY : norm;
+}
+// What takes a row to a length in [2^14, 2^15), and what takes its products with the packed codewords back.
+__device__ inline float scale_up(float norm) { return power(14 - exponent_of(norm, -126, 60)); }
+__device__ inline float scale_down(float norm, int code_exponent) { return power(exponent_of(norm, -126, 60) + code_exponent - 28); }
+// |y - y1| from the square of what a scaled row lacks in float16, or a little more.
+__device__ inline float row_rest(float square, float norm) { return 1.01f * sqrtf(square) * power(exponent_of(norm, -126, 60) - 14); }
+// The bound of a score of a book: the terms of fp16_error (common/certificate.h) in float32, a little larger.
+struct Certificate {
+  float constant, norm, square, rest;
+  float half_square, radius;  // H and G
+  float reach;
+
+  Certificate() = default;
+  __device__ Certificate(const Shape& shape, const Packed& packed, int64_t book) {
+    const double* bounds = packed.bounds + 4 * book;
+    const double rest_radius = bounds[2] / power(14 - book_exponent(packed, book));
+    const ErrorTerms terms = fp16_error(shape.d, bounds[0], bounds[1], rest_radius, shape.euclidean);
+    const auto above = [](double value) { return static_cast<float>(1.01 * value); };
+    constant = above(terms.constant), norm = above(terms.norm), square = above(terms.square), rest = above(terms.rest);
+    half_square = above(bounds[0]), radius = above(bounds[1] + rest_radius);
+    reach = reach_of(bounds, radius);
+  }
+  __device__ bool holds(float norm) const { return norm < reach; }
+
+  __device__ float error(float row_norm, float row_rest) const {
+    return constant + row_norm * (norm + row_norm * square) + rest * row_rest;
+  }
+};
+
+// A score with the number of its column, of those, at most 32, that a thread has of a row in a tile.
+__device__ inline int pack(float score, int column, int shift) { return multiply_add_integer(__float_as_int(score), shift, column); }
+
+// The two least of packed scores.
+struct TwoLeast {
+  int best = INT_MAX, second = INT_MAX;
+
+  __device__ void add(const TwoLeast& other) {
+    second = least(second, other.second, greater(best, other.best));
+    best = lesser(best, other.best);
+  }
+};
+
+// Of eight, as a tree: 2.5 operations each, eight of them independent at a time.
+constexpr int kGroupColumns = 8;
+__device__ inline TwoLeast two_least(const int (&packed)[kGroupColumns]) {
+  TwoLeast pairs[kGroupColumns / 2];
+  UEFL_UNROLL
+  for (int i = 0; i < kGroupColumns / 2; ++i) {
+    pairs[i] = {lesser(packed[2 * i], packed[2 * i + 1]), greater(packed[2 * i], packed[2 * i + 1])};
+  }
+  UEFL_UNROLL
+  for (int step = 1; step < kGroupColumns / 2; step *= 2) {
+    UEFL_UNROLL
+    for (int i = 0; i < kGroupColumns / 2; i += 2 * step) pairs[i].add(pairs[i + step]);
+  }
+  return pairs[0];
+}
+
+// The same, with the tile that the least is of.
+struct PackedTopTwo {
+  TwoLeast found;
+  int tile = 0;
+
+  __device__ void add(const TwoLeast& other, int number) {
+    tile = other.best < found.best ? number : tile;
+    found.add(other);
+  }
+};
+
+// The same of a whole row.
+struct TopTwo {
+  int best, second, index;
+
+  __device__ void merge(int other_best, int other_second, int other_index) {
+    index = other_best < best ? other_index : index;
+    second = least(second, other_second, greater(best, other_best));
+    best = lesser(best, other_best);
+  }
+};
+
+// Of tiles of 4 kColumns codewords, columns 2 t and 2 t + 1 of every eight are those of lane t of four; the best of the four.
+template <int kColumns>
+__device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
+  const int number = top.found.best & ((1 << kColumnBits) - 1), t = static_cast<int>(threadIdx.x % 4);
+  TopTwo all{top.found.best, top.found.second, top.tile * (4 * kColumns) + number / 2 * 8 + t * 2 + number % 2};
+  UEFL_UNROLL
+  for (int step = 1; step <= 2; step *= 2) {
+    all.merge(__shfl_xor_sync(kAllLanes, all.best, step), __shfl_xor_sync(kAllLanes, all.second, step),
+              __shfl_xor_sync(kAllLanes, all.index, step));
+  }
+  return all;
+}
+
+// What is certain is written; of what is not, the limit that a candidate's score has at most (NaN: score all by the definition).
+__device__ inline bool settle(const TopTwo& found, float norm, float rest, const Certificate& certificate, const Base& base, bool exact,
+                              float& limit) {
+  const float error = certificate.error(norm, rest) + base.unit;
+  const float gap = static_cast<float>((found.second >> kColumnBits) - (found.best >> kColumnBits)) * base.unit;
+  const bool held = certificate.holds(norm) && error < INFINITY;
+  limit = held ? base.score(found.best >> kColumnBits) + 2.2f * (error + base.unit) : NAN;
+  return held && (!exact || gap > 2.02f * error);
+}
+
+// The open rows of a warp on their way to the list of a book: written 32 at a time, so that few warps ever wait for a number there.
+struct OpenRows {
+  static constexpr int kRoom = 2 * kWarp;
+  int64_t* outputs;  // [kRoom] in shared memory, and
+  float* limits;
+  int count = 0;
+
+  // All lanes of the warp call it.
+  __device__ void push(bool open, int64_t output, float limit, const Packed& packed, int64_t book, const Shape& shape) {
+    const unsigned votes = __ballot_sync(kAllLanes, open);
+    if (votes == 0) return;
+    const int lane = threadIdx.x % kWarp, place = count + __popc(votes & ((1u << lane) - 1));
+    if (open) outputs[place] = output, limits[place] = limit;
+    count += __popc(votes);
+    __syncwarp();
+    if (count < kWarp) return;
+    write(kWarp, packed, book, shape);
+    count -= kWarp;
+    const int64_t left_output = outputs[kWarp + lane];
+    const float left_limit = limits[kWarp + lane];
+    __syncwarp();
+    outputs[lane] = left_output, limits[lane] = left_limit;
+    __syncwarp();
+  }
+
+  __device__ void flush(const Packed& packed, int64_t book, const Shape& shape) {
+    if (count > 0) write(count, packed, book, shape);
+    count = 0;
+  }
+
+ private:
+  __device__ void write(int rows, const Packed& packed, int64_t book, const Shape& shape) {
+    const int lane = threadIdx.x % kWarp;
+    unsigned long long first = 0;
+    if (lane == 0) first = atomicAdd(reinterpret_cast<unsigned long long*>(packed.counts + book), static_cast<unsigned long long>(rows));
+    first = __shfl_sync(kAllLanes, first, 0);
+    const int64_t at = book * (shape.outputs / shape.books) + static_cast<int64_t>(first) + lane;
+    if (lane < rows) packed.listed[at] = outputs[lane], packed.limits[at] = limits[lane];
+    __syncwarp();
+  }
+};
+
+}  // namespace
+}  // namespace uefl::cuda

@@ -1,0 +1,137 @@
+// What vq makes of indices: the codewords, the error and the counts, in one pass at the speed of a copy.
+//
+// A warp takes a tile of at most 32 rows, one after another in memory, and cuts it into pieces of 16 bytes of x that its lanes take in
+// turn, some under way each: every access of a warp is of whole sectors, whatever d is. Where pieces do not fit (alignment, strides), a
+// piece is an element.
+//
+// Bytes: x and quantized once each, 8 an index; codewords come from the caches.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cuda/mma.h"
+#include "cuda/rows.h"
+#include "cuda/sums.h"
+
+namespace uefl::cuda {
+namespace {
+
+constexpr int kGatherBlocks = 3;     // to a multiprocessor
+constexpr int kMostCounters = 4096;  // codewords that a block counts in shared memory
+constexpr int kTilePieces = 512;     // of a warp; long rows come in small tiles, so that few rows are work for all warps
+
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T) % 16 == 0 ? 16 : alignof(T)) Piece {
+  T values[kCount];
+};
+
+// How many elements are 16 bytes of x; float64 is read by the element.
+template <class T>
+constexpr int kPieceOf = sizeof(T) < sizeof(double) ? 16 / sizeof(T) : 1;
+
+// In one access, where the compiler would cut an assignment up; and first to leave the caches, which keep the codewords.
+template <class T, int kCount>
+__device__ void store(const Piece<T, kCount>& piece, T* target) {
+  if constexpr (sizeof piece == sizeof(float4)) {
+    float4 whole;
+    memcpy(static_cast<void*>(&whole), &piece, sizeof whole);
+    __stcs(reinterpret_cast<float4*>(target), whole);
+  } else {
+    *reinterpret_cast<Piece<T, kCount>*>(target) = piece;
+  }
+}
+
+template <class T, class Code>
+struct Gather {
+  const Code* codes;       // [codes, d]
+  const int64_t* indices;  // [outputs]
+  T* quantized;            // [outputs, d]
+  long long* counts;       // [codes], zeroed
+  Total error;
+  int tile;          // rows of a tile, a multiple of abreast
+  int abreast;       // rows that a warp reads side by side: 8 where elements of a row are apart, and those of eight rows may be neighbours
+  bool in_counters;  // counts by way of 4 bytes of dynamic shared memory for each codeword
+};
+
+// Tiles, and where to count, for a grid of at most so many blocks; returns the blocks.
+template <class T, class Code>
+int64_t divide_rows(Gather<T, Code>& wanted, const Shape& shape, int piece, int64_t most_blocks) {
+  wanted.abreast = shape.stride == 1 ? 1 : 8;
+  wanted.tile = kWarp;
+  while (wanted.tile > wanted.abreast && wanted.tile * (shape.d / piece) > kTilePieces) wanted.tile /= 2;
+  const int64_t rows = int64_t{wanted.tile} * (kThreads / kWarp), codes = shape.books * shape.k;
+  const int64_t needed = (shape.outputs + rows - 1) / rows, blocks = needed < most_blocks ? needed : most_blocks;
+  wanted.in_counters = codes <= kMostCounters && codes * blocks <= shape.outputs;
+  return blocks;
+}
+
+template <class T, class Code, int kPiece>
+__global__ void __launch_bounds__(kThreads, kGatherBlocks) gather(const T* x, Shape shape, Gather<T, Code> wanted) {
+  constexpr int kPieces = kPiece > 4 ? 2 : 4;  // of a lane under way
+  using Wide = std::conditional_t<sizeof(T) == sizeof(double) || sizeof(Code) == sizeof(double), double, float>;
+  const int lane = threadIdx.x % kWarp, d = static_cast<int>(shape.d), pieces = d / kPiece;
+  const int codes = static_cast<int>(shape.books * shape.k);
+  int* counters = reinterpret_cast<int*>(dynamic_memory());
+  for (int code = threadIdx.x; wanted.in_counters && code < codes; code += blockDim.x) counters[code] = 0;
+  __syncthreads();
+
+  // The lanes that share a row go on by `together` pieces, from the end of a row to the beginning of the next of theirs.
+  const int abreast = wanted.abreast, together = kWarp / abreast;
+  const int first_row = lane / abreast / pieces * abreast + lane % abreast, first_piece = lane / abreast % pieces;
+  const int rows_on = together / pieces * abreast, pieces_on = together % pieces;
+  const int steps = (wanted.tile * pieces + kWarp - 1) / kWarp;
+  const int64_t warp = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kWarp, warps = int64_t{gridDim.x} * blockDim.x / kWarp;
+  double error = 0;
+  for (int64_t first = warp * wanted.tile; first < shape.outputs; first += warps * wanted.tile) {
+    const int rows = static_cast<int>(shape.outputs - first < wanted.tile ? shape.outputs - first : wanted.tile);
+    const int code = lane < rows ? code_of(shape, wanted.indices, first + lane) : -1;
+    const int64_t begin = lane < rows ? shape.begin(first + lane) : 0;
+    int row = first_row, piece = first_piece;
+    for (int step = 0; step < steps; step += kPieces) {
+      Piece<T, kPiece> value[kPieces];
+      Piece<Code, kPiece> close[kPieces];
+      int target[kPieces];  // within the tile
+      UEFL_UNROLL
+      for (int i = 0; i < kPieces; ++i) {
+        const bool there = row < rows;
+        const int from = there ? row : 0, column = piece * kPiece;
+        const T* source = x + __shfl_sync(kAllLanes, begin, from) + column * shape.stride;
+        const Code* codeword = wanted.codes + int64_t{__shfl_sync(kAllLanes, code, from)} * d + column;
+        target[i] = there ? row * d + column : -1;
+        if (there) {
+          value[i] = *reinterpret_cast<const Piece<T, kPiece>*>(source);
+          close[i] = *reinterpret_cast<const Piece<Code, kPiece>*>(codeword);
+        }
+        row += rows_on, piece += pieces_on;
+        if (piece >= pieces) piece -= pieces, row += abreast;
+      }
+      UEFL_UNROLL
+      for (int i = 0; i < kPieces; ++i) {
+        if (target[i] < 0) continue;
+        Wide exact[kPiece], codeword[kPiece];
+        Piece<T, kPiece> rounded;
+        UEFL_UNROLL
+        for (int j = 0; j < kPiece; ++j) {
+          exact[j] = widen(value[i].values[j]), codeword[j] = close[i].values[j];
+          narrow(codeword[j], rounded.values[j]);
+        }
+        store(rounded, wanted.quantized + first * d + target[i]);
+        error += squares(exact, codeword);
+      }
+    }
+    const unsigned same = __match_any_sync(kAllLanes, code);
+    if (code < 0 || !leads(same)) continue;
+    wanted.in_counters ? (void)atomicAdd(counters + code, __popc(same)) : add_to(wanted.counts + code, __popc(same));
+  }
+
+  __syncthreads();
+  for (int code = threadIdx.x; wanted.in_counters && code < codes; code += blockDim.x) {
+    if (counters[code] != 0) add_to(wanted.counts + code, counters[code]);
+  }
+  add_up(error, wanted.error);
+}
+
+}  // namespace
+}  // namespace uefl::cuda

@@ -1,0 +1,56 @@
+// The arrays of Packed as cuda/vq_assign.cu makes them, for the tests of the searches.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "cuda/vq_assign_pack.h"
+#include "emulation.h"
+
+namespace {
+
+// NaN, or a number that is none, where the kernels must write before they read.
+struct Codebook {
+  std::vector<__uint128_t> halves;  // aligned to 16 bytes
+  std::vector<__uint128_t> norms, starts;
+  std::vector<double> exact, bounds;
+  std::vector<long long> counts;
+  std::vector<float> centre, codes, limits;
+  std::vector<int64_t> listed;
+  uefl::cuda::Packed packed{};
+
+  template <class T>
+  Codebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const T* x)
+      : norms(shape.books * shape.padded_k / 4),
+        starts(shape.books * shape.padded_k / uefl::cuda::kBlockCodes * uefl::cuda::kStarts / 4),
+        exact(shape.books * shape.k * shape.d, NAN),
+        bounds(4 * shape.books, NAN),
+        counts(shape.books, -1),
+        centre(shape.books * shape.d, NAN),
+        codes(shape.books * shape.padded_k * shape.d, NAN),
+        limits(shape.outputs, NAN),
+        listed(shape.outputs, -1) {
+    namespace cuda = uefl::cuda;
+    const int64_t width = (shape.d + cuda::kBlockElements - 1) / cuda::kBlockElements * cuda::kBlockElements;
+    halves.resize(shape.books * shape.padded_k * width / 8);
+    packed.exact = exact.data(), packed.bounds = bounds.data(), packed.counts = counts.data(), packed.centre = centre.data();
+    packed.half_norms = reinterpret_cast<float*>(norms.data()), packed.halves = reinterpret_cast<uint16_t*>(halves.data());
+    packed.starts = reinterpret_cast<float*>(starts.data());
+    packed.codes = codes.data(), packed.listed = listed.data(), packed.limits = limits.data();
+    const auto blocks = static_cast<unsigned>(shape.books * shape.padded_k * cuda::kWarp / cuda::kThreads);
+    emulation::launch(static_cast<unsigned>(shape.books * ((shape.d + cuda::kWarp - 1) / cuda::kWarp)), 64, cuda::pack_centre<T>,
+                      codebook.data(), shape, packed);
+    emulation::launch(blocks, cuda::kThreads, cuda::pack_norms<T>, codebook.data(), shape, packed);
+    emulation::launch(static_cast<unsigned>(4 * shape.books), cuda::kThreads, cuda::pack_reach<T>, x, shape, packed);
+    emulation::launch(blocks, cuda::kThreads, cuda::pack_float32, shape, packed);
+    emulation::launch(blocks, cuda::kThreads, cuda::pack_halves, shape, packed);
+  }
+  Codebook(const Codebook&) = delete;  // packed points into it
+
+  void forget_list() {
+    std::fill(counts.begin(), counts.end(), 0);
+    std::fill(listed.begin(), listed.end(), -1);
+  }
+};
+
+}  // namespace

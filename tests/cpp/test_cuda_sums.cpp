@@ -1,0 +1,290 @@
+// What follows the CUDA searches in vq and in a step of k-means, run on the CPU thread by thread, against sums written out. The emulation
+// comes before the kernels.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "check.h"
+#include "cuda/emulation.h"
+#include "cuda/emulation_mma.h"
+#include "cuda/kmeans_step_kernels.h"
+#include "cuda/row_sums.h"
+#include "cuda/vq_gather.h"
+
+namespace cuda = uefl::cuda;
+
+static long long bits(double value) { return __double_as_longlong(value); }
+
+template <class T>
+static T rounded(double value) {
+  if constexpr (sizeof(T) < sizeof(float)) return static_cast<T>(static_cast<float>(value));
+  return static_cast<T>(value);
+}
+
+template <class T>
+static bool same(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+// Rows, codewords and indices; what is to be made of them, written out.
+template <class T, class Code>
+struct Case {
+  cuda::Shape shape;
+  std::vector<T> x;
+  std::vector<Code> codes;
+  std::vector<int64_t> indices;
+  std::vector<double> scales;
+
+  Case(const cuda::Shape& shape, int64_t elements, int seed, int taken = 1 << 30) : shape(shape) {
+    std::mt19937 random(seed);
+    for (const double value : normal<double>(elements, random)) x.push_back(static_cast<T>(value));
+    for (const double value : normal<double>(shape.books * shape.k * shape.d, random)) codes.push_back(static_cast<Code>(value));
+    for (int64_t i = 0; i < shape.outputs; ++i) indices.push_back(static_cast<int64_t>(random() % std::min<int64_t>(shape.k, taken)));
+    for (int64_t i = 0; i < shape.books * shape.k; ++i) scales.push_back(std::ldexp(1, 30 + static_cast<int>(i % 5)));
+  }
+
+  double element(int64_t output, int64_t j) const { return static_cast<double>(x[shape.begin(output) + j * shape.stride]); }
+  int64_t code(int64_t output) const { return output % shape.books * shape.k + indices[output]; }
+};
+
+// Room for what a kernel writes; NaN, or a number that is none, where it must be overwritten.
+template <class T>
+struct Found {
+  std::vector<T> quantized;
+  std::vector<long long> counts, largest, sums;
+  double error = NAN;
+  std::vector<double> parts;
+  long long done = 0;
+
+  explicit Found(const cuda::Shape& shape)
+      : quantized(shape.outputs * shape.d, T(NAN)), counts(shape.books * shape.k, 7), largest(counts), sums(counts.size() * shape.d, 7) {
+    const auto size = [](const std::vector<long long>& numbers) { return static_cast<int64_t>(numbers.size()); };
+    emulation::launch(1, 64, cuda::clear,
+                      cuda::Spans{{counts.data(), largest.data(), sums.data()}, {size(counts), size(largest), size(sums)}});
+  }
+  cuda::Total total(int64_t blocks) {
+    parts.assign(blocks, NAN);
+    return {&error, parts.data(), &done};
+  }
+};
+
+template <class T, class Code>
+static void check(const char* what, const Case<T, Code>& given, const Found<T>& found, bool with_sums) {
+  const cuda::Shape& shape = given.shape;
+  Found<T> expected(shape);
+  double error = 0;
+  for (int64_t output = 0; output < shape.outputs; ++output) {
+    const int64_t code = given.code(output);
+    ++expected.counts[code];
+    for (int64_t j = 0; j < shape.d; ++j) {
+      const double value = given.element(output, j), target = static_cast<double>(given.codes[code * shape.d + j]);
+      expected.quantized[output * shape.d + j] = rounded<T>(target);
+      error += (value - target) * (value - target);
+      if (!with_sums) continue;
+      expected.largest[code] = std::max(expected.largest[code], bits(std::isfinite(value) ? std::fabs(value) : INFINITY));
+      expected.sums[code * shape.d + j] += std::llrint(value * given.scales[code]);
+    }
+  }
+  CHECK(same(found.quantized, expected.quantized), "%s: quantized", what);
+  CHECK(found.counts == expected.counts, "%s: counts", what);
+  CHECK(found.largest == expected.largest && found.sums == expected.sums, "%s: largest or sums", what);
+  const bool close = std::isfinite(error) ? std::fabs(found.error - error) <= 1e-7 * error : bits(found.error) << 1 == bits(error) << 1;
+  CHECK(close, "%s: error %g, expected %g", what, found.error, error);
+}
+
+template <int kPiece, class T, class Code>
+static void gather(const char* what, const Case<T, Code>& given, int64_t most_blocks) {
+  Found<T> found(given.shape);
+  cuda::Gather<T, Code> wanted{given.codes.data(), given.indices.data(), found.quantized.data(), found.counts.data(), {}, 0, 0, false};
+  const int64_t blocks = cuda::divide_rows(wanted, given.shape, kPiece, most_blocks);
+  wanted.error = found.total(blocks);
+  emulation::launch(static_cast<unsigned>(blocks), cuda::kThreads, cuda::gather<T, Code, kPiece>, given.x.data(), given.shape, wanted);
+  check(what, given, found, false);
+}
+
+// With as many codewords as the rows of a block or more, nothing is sorted.
+template <class T, class Code>
+static void row_sums(const char* what, const Case<T, Code>& given, int64_t most_blocks) {
+  double error = 0;
+  for (const bool again : {false, true}) {
+    Found<T> found(given.shape);
+    cuda::RowSums<T, Code> wanted{};
+    wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
+    wanted.scales = given.scales.data(), wanted.codes = given.codes.data(), wanted.quantized = found.quantized.data();
+    wanted.largest = found.largest.data();
+    const int64_t blocks = cuda::divide_rows(wanted, given.shape, most_blocks);
+    wanted.error = found.total(blocks);
+    emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, true, Code>, given.x.data(), given.shape, wanted);
+    if (again) {
+      CHECK(bits(found.error) == bits(error), "%s: another error", what);
+    } else {
+      check(what, given, found, true);
+    }
+    error = found.error;
+  }
+}
+
+// Every row of every element type, in elements and, where they fit, in pieces of 16 bytes.
+template <class T, class Code, int kPiece = 1>
+static void vq(const char* what, const cuda::Shape& shape, int64_t elements, int64_t blocks, int taken = 1 << 30) {
+  const Case<T, Code> given(shape, elements, static_cast<int>(elements), taken);
+  gather<1>(what, given, blocks);
+  if constexpr (kPiece > 1) gather<kPiece>(what, given, blocks);
+  row_sums(what, given, blocks);
+}
+
+static void vq_of_all_shapes() {
+  const auto flat = [](int64_t rows, int64_t segments, int64_t books, int64_t d, int64_t k) {
+    return cuda::Shape{rows * segments, segments, books, d, k, 0, rows, 0, segments * d, 1, true};
+  };
+  vq<float, float>("one", flat(1, 1, 1, 1, 1), 1, 9);
+  vq<float, float>("one element", flat(70, 1, 1, 1, 9), 70, 9);
+  vq<float, float>("three elements", flat(300, 1, 1, 3, 9), 900, 2);
+  vq<float, float, 4>("four elements", flat(300, 1, 1, 4, 9), 1200, 1);
+  vq<float, float, 4>("60 elements", flat(500, 1, 1, 60, 20), 500 * 60, 3);
+  vq<float, float, 4>("a long row", flat(9, 1, 1, 4400, 3), 9 * 4400, 2);
+  vq<float, float, 4>("many codewords", flat(600, 1, 1, 8, 5000), 600 * 8, 2);
+  vq<float, float, 4>("one codeword takes all", flat(600, 1, 1, 8, 70), 600 * 8, 2, 1);
+  vq<_Float16, float, 8>("float16", flat(400, 1, 1, 72, 30), 400 * 72, 2);
+  vq<_Float16, double>("float16, wide", flat(90, 1, 1, 7, 4), 90 * 7, 2);
+  vq<float, double>("wide", flat(90, 1, 1, 7, 4), 90 * 7, 2);
+  vq<double, float>("double", flat(150, 1, 1, 70, 20), 150 * 70, 2);
+  vq<double, double>("double, wide", flat(150, 1, 1, 17, 20), 150 * 17, 2);
+  vq<float, float, 4>("segments", flat(150, 3, 1, 4, 20), 150 * 12, 2);
+  vq<float, float, 4>("books", flat(240, 3, 3, 4, 20), 240 * 12, 3);
+  vq<float, float, 4>("rows with gaps", {140, 1, 1, 8, 9, 0, 70, 1500, 20, 1, true}, 3000, 2);
+  vq<float, float>("channels first", {280, 2, 1, 6, 9, 0, 70, 840, 1, 70, true}, 280 * 6, 2);
+  vq<float, float>("long channels first", {140, 1, 1, 130, 9, 0, 70, 9100, 1, 70, true}, 140 * 130, 2);
+}
+
+// Rows that are not finite, and errors beyond what float32 holds, at both ends.
+static void hard_rows() {
+  const cuda::Shape shape{40, 1, 1, 8, 5, 0, 40, 0, 8, 1, true};
+  for (const double value : {double{NAN}, double{INFINITY}, -double{INFINITY}, 1e30}) {
+    Case<float, float> given(shape, 320, 3);
+    given.x[7 * 8 + 3] = static_cast<float>(value);
+    Found<float> found(shape);
+    gather<1>("hard", given, 1);
+    gather<4>("hard", given, 1);
+    if (value == 1e30) continue;                   // its sum is of no meaning
+    for (double& scale : given.scales) scale = 0;  // as is that of what is not finite
+    cuda::RowSums<float, float> wanted{};
+    wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
+    wanted.scales = given.scales.data(), wanted.codes = given.codes.data(), wanted.quantized = found.quantized.data();
+    wanted.largest = found.largest.data();
+    wanted.error = found.total(cuda::divide_rows(wanted, shape, 1));
+    emulation::launch(1, 64, cuda::row_sums<float, true, float>, given.x.data(), shape, wanted);
+    CHECK(found.largest[given.indices[7]] == bits(INFINITY), "%g", value);
+    CHECK(std::isnan(value) ? std::isnan(found.error) : std::isinf(found.error), "%g: %g", value, found.error);
+  }
+  Case<float, float> tiny(shape, 320, 4);
+  for (float& value : tiny.x) value *= 1e-30f;
+  for (float& value : tiny.codes) value *= 1e-30f;
+  for (double& scale : tiny.scales) scale = 0x1p120;
+  gather<4>("tiny", tiny, 1);
+  row_sums("tiny", tiny, 1);
+}
+
+// What a step of k-means asks for: masses, and sums less a middle in units of each column; with weights and without.
+template <class T>
+static void k_means(int64_t d) {
+  std::mt19937 random(4);
+  const int64_t n = 250, k = 9;
+  const Case<T, float> given({n, 1, 1, d, k, 0, n, 0, d, 1, true}, n * d, 5);
+  const auto middle = normal<double>(d, random, 3);
+  std::vector<double> weights(n), scales(d);
+  for (int64_t i = 0; i < n; ++i) weights[i] = i % 3 ? 1.0 / static_cast<double>(1 + i) : 0;
+  for (int64_t j = 0; j < d; ++j) scales[j] = std::ldexp(1, static_cast<int>(20 + j % 20));
+  const double mass_scale = 0x1.8p40;
+  for (const bool weighted : {false, true}) {
+    Found<T> found(given.shape);
+    cuda::RowSums<T, float> wanted{};
+    wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
+    wanted.scales = scales.data(), wanted.middle = middle.data(), wanted.mass_scale = &mass_scale;
+    wanted.weights = weighted ? weights.data() : nullptr;
+    const int64_t blocks = cuda::divide_rows(wanted, given.shape, 5);
+    emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, false, float>, given.x.data(), given.shape, wanted);
+    std::vector<long long> masses(k), sums(k * d);
+    for (int64_t i = 0; i < n; ++i) {
+      const double weight = weighted ? weights[i] : 1;
+      masses[given.indices[i]] += std::llrint(weight * mass_scale);
+      for (int64_t j = 0; j < d; ++j) {
+        sums[given.indices[i] * d + j] += std::llrint((given.element(i, j) - middle[j]) * weight * scales[j]);
+      }
+    }
+    CHECK(found.counts == masses && found.sums == sums, "weighted %d, d %ld", weighted, static_cast<long>(d));
+  }
+}
+
+// Ranges of rows: all of them once, not more than a block sorts.
+static void ranges() {
+  for (const int64_t outputs : {1, 1000, 1000000, 30000000}) {
+    for (const int64_t d : {1, 64, 65, 4096}) {
+      for (const int64_t k : {2, 256, 2048, 2049}) {
+        cuda::RowSums<float, float> wanted{};
+        const cuda::Shape shape{outputs, 1, 1, d, k, 0, outputs, 0, d, 1, true};
+        const int64_t columns = (d + 63) / 64, blocks = cuda::divide_rows(wanted, shape, 264);
+        CHECK(blocks % columns == 0 && blocks / columns * wanted.rows >= outputs && (blocks / columns - 1) * wanted.rows < outputs,
+              "%ld rows of %ld, %d to a block", static_cast<long>(outputs), static_cast<long>(d), wanted.rows);
+        CHECK(wanted.rows <= cuda::kMostRows && cuda::sort_bytes(wanted, shape, cuda::kSumThreads) <= 100 << 10, "%d", wanted.rows);
+      }
+    }
+  }
+}
+
+// square_norms() and tree_sum() of ops/kmeans_step/reference.py, written out; to the bit.
+static void inertia() {
+  std::mt19937 random(5);
+  for (const int64_t n : {1, 2, 5, 150}) {
+    const int64_t d = 19, k = 3;
+    const auto x = normal<float>(n * d, random), centres = normal<float>(k * d, random);
+    const auto weights = normal<double>(n, random, 9);
+    std::vector<int64_t> labels(n);
+    for (int64_t i = 0; i < n; ++i) labels[i] = i % k;
+    std::vector<double> squares(n, NAN), expected(n);
+    for (int64_t i = 0; i < n; ++i) {
+      double part[8] = {};
+      for (int64_t j = 0; j < d; ++j) {
+        const double difference = static_cast<double>(x[i * d + j]) - centres[labels[i] * d + j];
+        part[j % 8] += difference * difference;
+      }
+      for (int64_t half = 4; half > 0; half /= 2) {
+        for (int64_t j = 0; j < half; ++j) part[j] += part[j + half];
+      }
+      expected[i] = weights[i] * part[0];
+    }
+    const cuda::Shape shape{n, 1, 1, d, k, 0, n, 0, d, 1, true};
+    emulation::launch(2, 64, cuda::row_squares<float, float>, x.data(), shape, centres.data(), labels.data(), weights.data(),
+                      squares.data());
+    CHECK(same(squares, expected), "squares of %ld rows", static_cast<long>(n));
+  }
+  for (const int64_t n : {1, 2, 3, 31, 33, 1000, 1024, 1025, 40000}) {
+    const auto values = normal<double>(n, random, 9);
+    std::vector<double> folded = values, expected(std::bit_ceil(static_cast<uint64_t>(n)));
+    std::copy(values.begin(), values.end(), expected.begin());
+    for (size_t half = expected.size() / 2; half > 0; half /= 2) {
+      for (size_t i = 0; i < half; ++i) expected[i] += expected[i + half];
+    }
+    double total = NAN;
+    constexpr int64_t kBlock = 64;
+    for (int64_t left = n, size = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));;) {
+      size = std::max<int64_t>(size / cuda::kFolded, 1);
+      const int64_t blocks = (size + kBlock - 1) / kBlock;
+      emulation::launch(static_cast<unsigned>(blocks), kBlock, cuda::fold, folded.data(), left, size, &total);
+      if (blocks == 1) break;
+      left = size;
+    }
+    CHECK(bits(total) == bits(expected[0]), "%ld values: %a, expected %a", static_cast<long>(n), total, expected[0]);
+  }
+}
+
+void run() {
+  vq_of_all_shapes();
+  hard_rows();
+  k_means<float>(17);
+  k_means<float>(64);
+  k_means<_Float16>(100);
+  k_means<double>(65);
+  ranges();
+  inertia();
+}

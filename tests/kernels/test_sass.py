@@ -1,0 +1,129 @@
+"""What the compiler makes of the CUDA kernels for sm_90a: the instructions that their speed was planned with. Needs nvcc and no GPU."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from benchmarks import sass
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sass.NVCC is None, reason="nvcc is not installed"),
+    pytest.mark.skipif(sass.disassembler() is None, reason="nvdisasm is not installed, nor Triton, which brings one"),
+]
+
+ARCHITECTURE = "90a"
+SEARCH, GATHER, SUMS, STEP, HEAD = (
+    ("vq_assign", "search_wgmma", 6),  # at least: float32, float16, bfloat16; two warpgroups and three
+    ("vq_forward", "gather", 10),
+    ("vq_forward", "row_sums", 8),
+    ("kmeans_step", "row_sums", 4),
+    ("mc_dropout_mlp", "head", 4),
+)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The instances of a kernel by their template arguments; each source is compiled once in a session."""
+
+    def found(stem, kernel, number):
+        instances = sass.instances(stem, ARCHITECTURE, kernel)
+        assert len(instances) >= number, f"{kernel}: {sorted(instances)}"
+        return instances
+
+    return found
+
+
+def count(operations, pattern):
+    """How many instructions begin like that."""
+    return sum(re.match(pattern, operation) is not None for operation in operations)
+
+
+@pytest.mark.parametrize("kernel", [SEARCH, GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
+def test_registers_suffice(kernels, kernel):
+    for name, lines in kernels(*kernel).items():
+        local = count(sass.operations(lines), "STL|LDL")
+        # With codewords in float64 the sums keep one number for a whole block of rows in memory.
+        assert local <= (2 if (kernel, name) == (SUMS, "fLb1Ed") else 0), f"{name}: {local} accesses of local memory"
+
+
+def test_the_loop_of_the_head_keeps_to_registers(kernels):
+    """What is not in the loop spills once a pair of passes; the loop is 16 blocks of units of a layer of 512."""
+    for name, lines in kernels(*HEAD).items():
+        loop = sass.operations(sass.innermost_loop(lines, r"\bHMMA"))
+        assert count(loop, "HMMA") == (48 if name.startswith("Li4") else 24), name
+        assert count(loop, "STL|LDL") == 0, name
+        assert count(sass.operations(lines), "STL|LDL") <= 45, name
+        # A mask of 16 bits for each of 32 units: 311, 219 where the rows share theirs, and 20 to 40 more of both for 32 outputs.
+        most = {"Li2ELb0E": 325, "Li2ELb1E": 232, "Li4ELb0E": 365, "Li4ELb1E": 272}[name]
+        assert len(loop) <= most, f"{name}: {len(loop)} instructions for 32 masks"
+
+
+@pytest.mark.parametrize("kernel", [GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
+def test_what_is_added_to_memory_is_not_waited_for(kernels, kernel):
+    """A reduction returns nothing. The one atomic that does is the ticket by which the last block knows that it is the last."""
+    for name, lines in kernels(*kernel).items():
+        found = Counter(operation for operation in sass.operations(lines) if re.match(r"(ATOM|RED)(?!S|UX)", operation))
+        tickets = sum(number for operation, number in found.items() if operation.startswith("ATOMG"))
+        assert tickets == (0 if kernel == STEP else 1), f"{name}: {found}"
+        assert not [operation for operation in found if re.match(r"ATOM\.|RED\.", operation)], f"{name}: of a generic address: {found}"
+        assert any(operation.startswith("REDG.E.ADD.64") for operation in found), f"{name}: {found}"
+
+
+def test_gather_moves_16_bytes_at_a_time(kernels):
+    """float32 has four pieces of x and as many of codewords under way, 16-bit types two of x and four of codewords, in the loop."""
+    for name, lines in kernels(*GATHER).items():
+        pieces = {"ffLi4E": (4, 8), "6__halffLi8E": (2, 6), "13__nv_bfloat16fLi8E": (2, 6)}.get(name)
+        if pieces is None:  # what is not aligned, or float64: by the element
+            continue
+        loop = sass.operations(sass.innermost_loop(lines, r"STG"))
+        stores, loads = pieces
+        assert count(loop, r"STG\.E\.EF\.128$") == count(loop, "STG") == stores, name
+        assert loads <= count(loop, r"LDG\.E\.128$") == count(loop, "LDG") <= 2 * loads, f"{name}: {count(loop, 'LDG')}"
+
+
+def test_the_search_multiplies_and_copies_asynchronously(kernels):
+    for name, lines in kernels(*SEARCH).items():
+        operations = sass.operations(lines)
+        assert count(operations, r"HGMMA\.64x128x16\.F32") == count(operations, "HGMMA") >= 4, name
+        assert count(operations, "UBLKCP") > 0, name
+        assert count(operations, "SYNCS") > 0, name
+        # The fragments of the rows and the starts of the scores.
+        assert count(operations, r"LDS\.128") >= (24 if name.startswith("f") else 8), name
+
+
+def test_a_score_costs_five_instructions(kernels):
+    """A product, a number of its column, and the two least: 2.5 comparisons where eight scores are a tree."""
+    for name, lines in kernels(*SEARCH).items():
+        operations = sass.comparison(lines)
+        share = {key: count(operations, f"{key}$") / sass.SCORES for key in ("FFMA", "IMAD", "VIMNMX", "VIMNMX3", r"LOP3\.LUT")}
+        assert 1 <= share["FFMA"] <= 1.1, f"{name}: {share}"
+        assert 1 <= share["IMAD"] <= 1.15, f"{name}: {share}"
+        assert share["VIMNMX"] <= 2.1, f"{name}: {share}"
+        assert share["VIMNMX3"] <= 0.6, f"{name}: {share}"
+        assert share[r"LOP3\.LUT"] <= 0.25, f"{name}: a bit operation for every score: {share}"
+        assert count(operations, r"LDS\.128") == 8, name  # the starts of 32 columns
+        assert count(operations, r"LDS(?!\.128)") == 0, name
+        assert len(operations) / sass.SCORES <= 5.5, f"{name}: {len(operations) / sass.SCORES} of all kinds"
+
+
+def test_threads_fit(kernels):
+    """Registers that the launch bounds leave: more would spill, far fewer waste what was kept for them."""
+    registers = {}
+    for stem in ("vq_assign", "vq_forward", "kmeans_step", "mc_dropout_mlp"):
+        _, log = sass.compiled(stem, ARCHITECTURE)
+        registers |= dict(re.findall(r"Function properties for (\S+)\n.*\n.*Used (\d+) registers", log))
+    for (stem, kernel, _), most in ((SEARCH, 168), (GATHER, 80), (SUMS, 80), (STEP, 80), (HEAD, 255)):
+        used = [int(number) for name, number in registers.items() if f"{len(kernel)}{kernel}I" in name]
+        assert used, f"{stem}: {kernel}"
+        assert max(used) <= most, f"{kernel}: {used}"
+
+
+@pytest.mark.parametrize("stem", [source.stem for source in sass.SOURCES])
+def test_the_compiler_has_no_complaint(stem):
+    """C7510 and its like: products that wait for each other because registers are in the way. They are no warnings to -Werror."""
+    _, log = sass.compiled(stem, ARCHITECTURE)
+    assert not re.findall(r".*(?:serialized|C75\d\d|warning).*", log)

@@ -1,0 +1,155 @@
+"""What checks the kernels on a GPU machine, rehearsed without one: limits, summaries, and what is left behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu_profile, gpu_smoke
+from benchmarks.ops import REGISTRY
+from benchmarks.registry import case_of
+
+SCRIPT = Path(gpu_smoke.__file__).with_name("gpu_check.sh")
+PYTHON = """#!/usr/bin/env bash
+case "$*" in
+  *sys.executable*) echo "$0" ;;
+  *gpu_smoke*triton*) exit 1 ;;
+  *gpu_smoke*) echo first case; sleep 60 ;;
+  *gpu_profile*) echo a table ;;
+  *wgmma\\ or*) trap '' INT; echo hanging; sleep 60; sleep 60 ;;
+  *pytest*) echo "$UEFL_CUDA_SEARCH." ;;
+esac
+"""
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Runs the script with a Python that does nothing and limits of a second; the exit code, the lines of the summary and the folder."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    scripts = {
+        "python": PYTHON,
+        "timeout": f'#!/bin/sh\nshift 5\nexec {shutil.which("timeout")} -s INT -k 1 1 "$@"\n',
+        "ncu": "#!/bin/sh\necho counters\n",
+        "compute-sanitizer": "#!/bin/sh\n",
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+    def run(*stages, **variables):
+        out = tmp_path / "out"
+        given = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": str(folder / "python"), "OUT": str(out)}
+        done = subprocess.run(["bash", SCRIPT, *stages], env=os.environ | given | variables, capture_output=True, text=True)
+        summary = (out / "summary.txt").read_text() if out.exists() else ""
+        return done, [(line.split()[0], line.split()[3]) for line in summary.splitlines()], out
+
+    return run
+
+
+def test_step_that_ends_at_its_limit_keeps_what_it_found_and_stops_no_other(check):
+    done, summary, out = check("smoke")
+    assert done.returncode == 1
+    assert summary == [("timeout", "smoke"), ("ok", "profile"), ("ok", "ncu"), ("FAILED", "smoke-triton")]
+    assert (out / "smoke.log").read_text() == "first case\n"
+    assert "a table" in done.stdout
+    assert done.stdout.endswith("not ok: smoke smoke-triton\n")
+
+
+def test_step_that_ignores_the_interrupt_is_killed(check):
+    _, summary, out = check("tests")
+    assert dict(map(reversed, summary)) == {
+        "tests-float32": "ok",
+        "tests-mma": "ok",
+        "tests-wgmma": "timeout",
+        "memcheck": "timeout",
+        "racecheck": "timeout",
+        "tests-triton": "ok",
+    }
+    assert (out / "tests-wgmma.log").read_text() == "hanging\n"
+    assert (out / "tests-mma.log").read_text() == "mma.\n"
+
+
+def test_nothing_begins_when_the_time_is_over(check):
+    _, summary, _ = check("bench", LIMIT="15")
+    assert len(summary) > 5
+    assert {status for status, _ in summary} == {"skipped"}
+
+
+def test_unknown_stage_is_refused(check):
+    done, summary, _ = check("smoke", "sanitize")
+    assert done.returncode == 2
+    assert "no stage 'sanitize'; there are smoke, tests, bench" in done.stdout
+    assert summary == []
+
+
+def test_ops_of_the_script_are_all_there_are():
+    named = [word for line in SCRIPT.read_text().splitlines() if " --op " in line for word in line.split(" --op ")[1].split()[0].split(",")]
+    assert {name for name in named if name.isidentifier()} == set(REGISTRY)
+
+
+@pytest.mark.parametrize("name", [name for name in gpu_smoke.CHECKS if not name.startswith("vq")] + ["vq gradient", "vq_assign one row"])
+def test_small_case(name):
+    gpu_smoke.CHECKS[name].run("cpu")
+
+
+def test_small_case_tells_what_failed(tmp_path, capsys):
+    arguments = ["--device", "cpu", "--paths", "cpu,mma", "--only", "one row", "--limit", "120", "--out", str(tmp_path)]
+    assert gpu_smoke.main(arguments) == 1
+    good, bad, summary = sorted(capsys.readouterr().out.splitlines(), key=lambda line: ("ok", "FAILED", "of").index(line.split()[0]))
+    assert good.endswith(" cpu      vq_assign one row")
+    assert "mma      vq_assign one row  RuntimeError: backend 'cuda' cannot run vq_assign here: the input is on cpu" in bad
+    assert summary.startswith("of 2: 1 ok, 1 FAILED, 0 timeout, 0 stopped; ")
+    assert [path.name for path in tmp_path.iterdir()] == ["mma-vq_assign-one-row.log"]
+
+
+def test_small_case_that_hangs_ends_with_what_it_started(tmp_path, monkeypatch, capsys):
+    sleeper = tmp_path / "python"
+    sleeper.write_text('#!/bin/sh\n[ "$1" = -c ] && exit\necho begun\nsleep 60 & wait\n')
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(sleeper))
+    assert gpu_smoke.main(["--device", "cpu", "--only", "one row", "--limit", "0.5", "--out", str(tmp_path / "out")]) == 1
+    assert "of 1: 0 ok, 0 FAILED, 1 timeout, 0 stopped; " in capsys.readouterr().out
+    assert (tmp_path / "out" / "cpu-vq_assign-one-row.log").read_text() == "begun\n"
+
+
+def test_wrong_answer_is_told():
+    answers = iter((torch.zeros(3), torch.ones(3)))
+    with pytest.raises(AssertionError, match="answer 0: "):
+        gpu_smoke.Check(lambda x: next(answers), (torch.zeros(1),)).run("cpu")
+
+
+def test_targets_are_measured_by_the_benchmark_too():
+    for target in gpu_profile.TARGETS:
+        op = REGISTRY[target.op]
+        assert case_of(type(op.smoke), target.shape) in op.cases_on("cuda")
+
+
+def test_profile(tmp_path, capsys):
+    assert gpu_profile.main(["--device", "cpu", "--only", "^kmeans_", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "profile.json").read_text())
+    assert [row["target"] for row in found["targets"]] == ["kmeans_step 1048576x64x256", "kmeans_lloyd 1048576x64x256"]
+    assert all(row["events_us"] > 0 and row["kernels"] for row in found["targets"])
+    assert set(found["limits"]) == {"copy", "bfloat16"}
+    assert "kmeans_lloyd 1048576x64x256" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (
+            "void (anonymous namespace)::search_wgmma<float>(float const*, uefl::Shape, (anonymous namespace)::Stages, bool)",
+            "search_wgmma<float>",
+        ),
+        ("void uefl::cuda::head<2, 4>(uefl::cuda::Problem)", "head<2, 4>"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
+        ("_search", "_search"),
+    ],
+)
+def test_names_of_kernels_are_shown_without_their_arguments(name, shown):
+    assert gpu_profile.short(name) == shown
