@@ -9,6 +9,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` has those of a wheel
 
 .PHONY: setup demo test lint bench bench-plot bench-smoke ctest gpu-check clean
 .DELETE_ON_ERROR:

@@ -79,11 +79,40 @@ def test_uefl_build(value, modules):
 
 
 def test_cmake_args_are_split_as_by_a_shell(tmp_path):
-    """A cmake that only writes down its arguments."""
+    """A cmake that only writes down its arguments: that of the Python package, though no PATH names it; ninja's likewise."""
+    (tmp_path / "cmake.py").write_text(f"CMAKE_BIN_DIR = {str(tmp_path)!r}")
+    (tmp_path / "ninja.py").write_text("BIN_DIR = '/of/the/package'")
     cmake = tmp_path / "cmake"
     cmake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/arguments\n')
     cmake.chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "CMAKE_ARGS": "-DONE='a b' -DTWO=c"}
+    environment = os.environ | {"PATH": "/bin:/usr/bin", "PYTHONPATH": str(tmp_path), "CMAKE_ARGS": "-DONE='a b' -DTWO=c"}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", tmp_path / "temp", "--build-lib", tmp_path / "lib"]
     subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, check=True)
-    assert {"-DONE=a b", "-DTWO=c"} <= set((tmp_path / "arguments").read_text().splitlines())
+    expected = {"-DONE=a b", "-DTWO=c", "-DCMAKE_MAKE_PROGRAM=/of/the/package/ninja"}
+    assert expected <= set((tmp_path / "arguments").read_text().splitlines())
+
+
+NO_GPU, HOPPER, OLD_AND_NEW, NEWER = "exit 9", "echo 9.0", "echo 8.9; echo 10.0; echo 8.0", "echo 12.0"
+
+
+@pytest.mark.slow
+@real
+@pytest.mark.skipif(CMAKE is None, reason="cmake is not installed")
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [
+        pytest.param(NO_GPU, "No GPU here, so no CUDA kernels", id="none"),
+        pytest.param(HOPPER, "CUDA kernels for 90a-real,90-virtual ", id="hopper"),
+        pytest.param(OLD_AND_NEW, "CUDA kernels for 80-real,100-real,100-virtual ", id="two generations"),
+        pytest.param(NEWER, "CUDA kernels for 80-real,90a-real,100-real,100-virtual ", id="newer than all"),
+    ],
+)
+def test_local_kernels_are_those_of_the_gpus_here(tmp_path, gpus, says):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{gpus}\n")
+    tool.chmod(0o755)
+    options = [f"-DPython3_EXECUTABLE={sys.executable}", "-DUEFL_CUDA=LOCAL", f"-DNVIDIA_SMI={tool}"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [CMAKE, "-S", ROOT, "-B", tmp_path / "build", "-GNinja", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=True)
+    assert says in re.sub(r"\s+", " ", done.stdout)
