@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.interpreter import patch_once_a_launch
 from uefl_kernels._library import triton_available
 
 if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/kernels/test_cuda.py runs the kernels natively
@@ -29,6 +30,7 @@ if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/ke
         import uefl_kernels.ops.vq_backward.triton
         import uefl_kernels.ops.vq_forward.triton  # noqa: F401
 
+        patch_once_a_launch()
 
 THREADS = torch.get_num_threads()  # before any test
 
