@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")  # the one that takes longest
+SOURCES = sorted((ROOT / "csrc" / "ops" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")  # the one that takes longest
 NVCC = shutil.which("nvcc")
 _FOLDER = tempfile.TemporaryDirectory(prefix="uefl-cubin-")  # made here, not when first asked for: sources are compiled by several threads
 
@@ -37,7 +37,7 @@ def compiled(stem: str, architecture: str) -> tuple[Path, str]:
     paths = [f"-I{ROOT / 'csrc'}", "-isystem", str(Path(torch.__file__).parent / "include")]
     defines = ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"]
     target = Path(_FOLDER.name) / f"{stem}_{architecture}.cubin"
-    source = str(ROOT / "csrc" / "cuda" / f"{stem}.cu")
+    source = str(ROOT / "csrc" / "ops" / "cuda" / f"{stem}.cu")
     done = subprocess.run([NVCC, *flags, *paths, *defines, source, "-o", str(target)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{stem}.cu for sm_{architecture}: {done.stderr[-3000:]}")

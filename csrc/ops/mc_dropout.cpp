@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 
-#include "common/check_mc_dropout.h"
 #include "cpu/mc_dropout_mlp.h"
+#include "ops/check_mc_dropout.h"
 #include "ops/dtype.h"
 
 namespace uefl {

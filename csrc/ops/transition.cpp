@@ -8,8 +8,8 @@
 #include <optional>
 #include <tuple>
 
-#include "common/check_transition.h"
 #include "cpu/set_proportion_loss.h"
+#include "ops/check_transition.h"
 #include "ops/dtype.h"
 
 namespace uefl {

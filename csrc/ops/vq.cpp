@@ -13,10 +13,10 @@
 #include <tuple>
 #include <vector>
 
-#include "common/check_backward.h"
-#include "common/check_search.h"
 #include "cpu/vq_assign.h"
 #include "cpu/vq_backward.h"
+#include "ops/check_backward.h"
+#include "ops/check_search.h"
 #include "ops/dtype.h"
 
 namespace uefl {

@@ -7,10 +7,10 @@
 #include <optional>
 #include <tuple>
 
-#include "common/check_transition.h"
-#include "cuda/stream.h"
-#include "cuda/tensors.h"
 #include "cuda/transition_kernels.h"
+#include "ops/check_transition.h"
+#include "ops/cuda/stream.h"
+#include "ops/cuda/tensors.h"
 
 namespace uefl::cuda {
 namespace transition {

@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "common/check_search.h"
+#include "ops/check_search.h"
 
 namespace uefl {
 

@@ -6,12 +6,12 @@
 #include <optional>
 #include <tuple>
 
-#include "common/check_search.h"
-#include "cuda/row_sums_launch.h"
-#include "cuda/stream.h"
-#include "cuda/tensors.h"
-#include "cuda/vq_assign.h"
 #include "cuda/vq_gather.h"
+#include "ops/check_search.h"
+#include "ops/cuda/row_sums_launch.h"
+#include "ops/cuda/stream.h"
+#include "ops/cuda/tensors.h"
+#include "ops/cuda/vq_assign.h"
 
 namespace uefl::cuda {
 namespace {

@@ -10,12 +10,12 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/stream.h"
-#include "cuda/tensors.h"
-#include "cuda/vq_assign.h"
 #include "cuda/vq_assign_float32.h"
 #include "cuda/vq_assign_mma.h"
 #include "cuda/vq_assign_wgmma.h"
+#include "ops/cuda/stream.h"
+#include "ops/cuda/tensors.h"
+#include "ops/cuda/vq_assign.h"
 
 namespace uefl::cuda {
 namespace {

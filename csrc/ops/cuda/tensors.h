@@ -11,10 +11,10 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "common/check_search.h"
 #include "cuda/rows.h"
-#include "cuda/stream.h"
 #include "cuda/sums.h"
+#include "ops/check_search.h"
+#include "ops/cuda/stream.h"
 
 namespace uefl::cuda {
 

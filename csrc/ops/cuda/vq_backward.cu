@@ -7,10 +7,10 @@
 #include <optional>
 #include <type_traits>
 
-#include "common/check_backward.h"
-#include "common/check_search.h"
-#include "cuda/stream.h"
 #include "cuda/vq_backward_kernels.h"
+#include "ops/check_backward.h"
+#include "ops/check_search.h"
+#include "ops/cuda/stream.h"
 
 namespace uefl::cuda {
 namespace {

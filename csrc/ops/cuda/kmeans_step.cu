@@ -9,10 +9,10 @@
 #include <type_traits>
 
 #include "cuda/kmeans_step_kernels.h"
-#include "cuda/row_sums_launch.h"
-#include "cuda/stream.h"
-#include "cuda/tensors.h"
-#include "cuda/vq_assign.h"
+#include "ops/cuda/row_sums_launch.h"
+#include "ops/cuda/stream.h"
+#include "ops/cuda/tensors.h"
+#include "ops/cuda/vq_assign.h"
 
 namespace uefl::cuda {
 namespace {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/row_sums.h"
-#include "cuda/stream.h"
-#include "cuda/tensors.h"
+#include "ops/cuda/stream.h"
+#include "ops/cuda/tensors.h"
 
 namespace uefl::cuda {
 

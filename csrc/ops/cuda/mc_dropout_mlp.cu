@@ -9,9 +9,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/check_mc_dropout.h"
 #include "cuda/mc_dropout_mlp_plan.h"
-#include "cuda/stream.h"
+#include "ops/check_mc_dropout.h"
+#include "ops/cuda/stream.h"
 
 namespace uefl::cuda {
 namespace mc_dropout {
