@@ -337,7 +337,7 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
     """Rows [n, d] at length 1, rounded to their dtype; a row of zeros stays."""
     wide = rows.double()
     norms = square_root(steps.square_norms(wide))
-    return torch.where(norms[:, None] > 0, wide / norms[:, None], 0.0).to(rows.dtype)
+    return torch.where(norms[:, None] == 0, 0.0, wide / norms[:, None]).to(rows.dtype)  # NaN stays NaN
 
 
 def sample(masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
