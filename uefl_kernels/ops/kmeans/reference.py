@@ -53,6 +53,11 @@ def kmeans(
     return batch(parts, x, weights, init, sizes, clusters, seeds, method, spherical, n_init, max_iter, tol)
 
 
+def kmeans_fallback(*arguments: object) -> Result:
+    """The same by the faster search."""
+    return batch(Parts(steps.kmeans_step_fallback, Grid, advance), *arguments)  # type: ignore[arg-type]
+
+
 def kmeans_around(kmeans_step: Step, *arguments: object) -> Result:
     """The same around another step; the seeding before it and what follows it in Triton, where that runs."""
     parts = Parts(kmeans_step, Grid, advance)
