@@ -76,7 +76,7 @@ def train_under_ddp(rank, **options):
 def train_compiled(rank):
     """Beside the same steps without the compiler: 1 for each step and tensor of the state that are equal."""
     eager, compiled = (layer(threshold_ema_dead_code=1) for _ in range(2))
-    run, same = torch.compile(compiled, fullgraph=True, backend="aot_eager"), []
+    run, same = torch.compile(compiled, fullgraph=True), []
     for step in (0, 1):
         results = []
         for call in (eager, run):

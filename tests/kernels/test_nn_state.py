@@ -42,7 +42,7 @@ def test_compiles_without_a_break(kind):
     """A graph break is also where the device would be waited for: there is none, in the averages and the revival either."""
     torch._dynamo.reset()  # each kind anew: dynamo counts the versions of a function over all of them
     plain, compiled = (layer(threshold_ema_dead_code=1, **KINDS[kind]) for _ in range(2))
-    run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    run = torch.compile(compiled, fullgraph=True)
     mask = torch.arange(20).expand(2, 20) < 15
     for step, given in enumerate(({}, {}, {"mask": mask})):
         gradients = []

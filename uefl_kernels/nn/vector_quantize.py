@@ -12,6 +12,7 @@ from torch import nn
 from .. import VQOutput, vq, vq_with_sums
 from .._checks import check_tensor
 from .._gather import flat_indices, gather
+from .._hold import hold
 from .._numbers import is_count
 from . import _peer
 from ._codebook import Codebook
@@ -279,7 +280,7 @@ class VectorQuantize(nn.Module):
         updating = self.training and not frozen and book.tracks
         learning = self.training and not frozen and self.learnable_codebook and self.commitment_weight > 0
         # A copy where the codewords are updated in place below: the backward pass still needs the ones that were chosen.
-        codes = book.codes.clone() if updating else book.codes
+        codes = hold(book.codes) if updating else book.codes
         chosen_from = codes if learning else codes.detach()
         options: dict[str, Any] = {
             "metric": book.metric,
