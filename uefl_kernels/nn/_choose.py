@@ -68,10 +68,10 @@ def nearest(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, k: int) -> to
         found = distances(x, c, cosine).topk(min(k + 4, len(c)), dim=-1).indices
         near = c.double()[found]
         score = -(near * x.double().unsqueeze(-2)).sum(-1) if cosine else (near - x.double().unsqueeze(-2)).square().sum(-1)
-        return found.gather(-1, score.argsort(-1, stable=True))
+        return found.gather(-1, score.argsort(dim=-1, stable=True))
 
     found = _in_blocks(rows, codes, rest)
-    others = (found == first).to(torch.uint8).argsort(-1, stable=True)  # the first one, if it is there, behind all others
+    others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)  # the first one, if it is there, behind all others
     return torch.cat([first, found.gather(-1, others)[..., : k - 1]], -1)
 
 

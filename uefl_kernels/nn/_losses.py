@@ -29,10 +29,17 @@ def mean_square(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return error.square().mean() if mask is None else masked_mean(error.masked_fill(~mask.unsqueeze(-1), 0).square(), mask)
 
 
-def diversity(near: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Minus the entropy of the mean of softmax(near * temperature); near is ``[h, n, K]``."""
-    share = (near * temperature).softmax(-1).mean(1)
-    loss: torch.Tensor = (share * share.clamp(min=1e-5).log()).sum(-1).mean()
+def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temperature: float) -> torch.Tensor:
+    """Minus the mean entropy of the ``length`` positions' shares of codewords, the mean over the batch of softmax(near * temperature).
+
+    near is ``[h, n, K]``, and ``[h, n]`` says which rows are no padding. As in the peer, each position of a sequence is to use all
+    codewords.
+    """
+    share = (near * temperature).softmax(-1).reshape(-1, length, near.shape[-1])
+    weight = torch.ones_like(share[..., :1]) if kept is None else kept.reshape(-1, length, 1).to(share.dtype)
+    share = (share * weight).sum(0) / weight.sum(0).clamp(min=1)
+    used = weight.amax(0).squeeze(-1)
+    loss: torch.Tensor = ((share * share.clamp(min=1e-5).log()).sum(-1) * used).sum() / used.sum().clamp(min=1)
     return loss
 
 

@@ -233,7 +233,8 @@ def _loss(
     weighted = layer.training or call.topk is not None
     loss = commitment * (layer.commitment_weight if layer.commitment_weight > 0 else 1.0) if weighted else commitment
     if layer.training and layer.codebook_diversity_loss_weight > 0 and chosen.near is not None:
-        diversity = _losses.diversity(chosen.near, layer.codebook_diversity_temperature)
+        kept = None if call.mask is None else _by_book(layer, call.mask.unsqueeze(-1).expand(chosen.indices.shape), given)
+        diversity = _losses.diversity(chosen.near, kept, given.shape[1:-1].numel(), layer.codebook_diversity_temperature)
         loss = loss + diversity * layer.codebook_diversity_loss_weight
     if layer.training and layer.orthogonal_reg is not None:
         book = layer._codebook

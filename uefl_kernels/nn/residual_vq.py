@@ -56,6 +56,7 @@ class ResidualVQ(nn.Module):
         ValueError: sizes that do not fit, or options that exclude each other.
         TypeError: an argument that nobody knows.
 
+    Departures from the peer: outside training ``diveq`` moves nothing by noise; ``beam_size`` counts the codewords that were chosen.
     In a checkpointed region ``beam_size`` updates the codewords once, but the second time searches the updated ones.
 
     Source: Zeghidour et al. 2021, "SoundStream", algorithm 1.
@@ -299,7 +300,7 @@ class ResidualVQ(nn.Module):
         first.expire_codes_(torch.stack([given.detach() for given in inputs], -2))
 
     def _output(self, x: torch.Tensor, start: torch.Tensor, total: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        if self.diveq:
+        if self.diveq and self.training:
             total = directional(start, total, 5e-3)
         output: torch.Tensor = self.project_out(total)
         if mask is not None:

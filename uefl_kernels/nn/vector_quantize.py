@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._checks import check_tensor
 from .._gather import gather
 from . import _affine, _distributed
 from ._arguments import counts, numbers, refuse_together
