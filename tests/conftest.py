@@ -5,9 +5,12 @@ before that, so that it must seed what it draws. And one import must be the firs
 whether its kernels are interpreted.
 """
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that wait by spinning cost a busy machine several times the tests
+
 import gzip
 import hashlib
-import os
 import pickle
 import random
 from pathlib import Path
