@@ -51,19 +51,23 @@ def snippet() -> str:
     return next(code for code in found if "uefl_kernels" in code)
 
 
-def check(wheel: Path) -> list[str]:
-    """What is wrong with the wheel; nothing where the list is empty."""
-    problems = []
+def faults(wheel: Path) -> list[str]:
+    """What is wrong with the file; nothing where the list is empty."""
+    found = []
     if wheel.stat().st_size > LIMIT:
-        problems.append(f"{wheel.stat().st_size / 1e6:.0f} MB, expected at most {LIMIT / 1e6:.0f} MB")
+        found.append(f"{wheel.stat().st_size / 1e6:.0f} MB, expected at most {LIMIT / 1e6:.0f} MB")
     if "manylinux" not in wheel.name:
-        problems.append("no manylinux tag: repair it with auditwheel")
+        found.append("no manylinux tag: repair it with auditwheel")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    problems += [f"{name} is missing" for name in NEEDED if name not in names]
+    found += [f"{name} is missing" for name in NEEDED if name not in names]
     if sum(name.startswith("uefl_kernels/_host.cpython-") for name in names) != 1:
-        problems.append("expected one uefl_kernels/_host, for one version of Python")
-    problems += [f"{name} is not part of the package" for name in names if name.startswith(("tests", "benchmarks", "csrc", "tools"))]
+        found.append("expected one uefl_kernels/_host, for one version of Python")
+    return found + [f"{name} is not part of the package" for name in names if name.startswith(("tests", "benchmarks", "csrc", "tools"))]
+
+
+def failure(wheel: Path) -> str:
+    """Why the README's snippet does not run with the wheel; empty where it does."""
     with tempfile.TemporaryDirectory(prefix="uefl-bare-") as name:
         bare = Path(name) / "venv"
         venv.create(bare, with_pip=True)
@@ -77,10 +81,10 @@ def check(wheel: Path) -> list[str]:
         environment |= {"PATH": str(bare / "bin"), "CC": "/nonexistent", "CXX": "/nonexistent"}
         done = subprocess.run([python, "-c", code], cwd=name, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
-            problems.append(f"the snippet of the README fails:\n{done.stderr}")
-        elif done.stdout.split()[-2:] != ["True", str(site / "uefl_kernels" / "__init__.py")]:
-            problems.append(f"the snippet ran elsewhere or without compiled kernels: {done.stdout}")
-    return problems
+            return f"the snippet of the README fails:\n{done.stderr}"
+        if done.stdout.split()[-2:] != ["True", str(site / "uefl_kernels" / "__init__.py")]:
+            return f"the snippet ran elsewhere or without compiled kernels: {done.stdout}"
+        return ""
 
 
 def main(command: str = "", path: str = "dist") -> int | str:
@@ -90,7 +94,8 @@ def main(command: str = "", path: str = "dist") -> int | str:
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
         return 0
     if command == "check":
-        return "\n".join(check(Path(path)))
+        wheel = Path(path)
+        return "\n".join(faults(wheel)) or failure(wheel) or 0
     return __doc__ or ""
 
 
