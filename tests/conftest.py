@@ -7,9 +7,7 @@ whether its kernels are interpreted.
 
 import os
 
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "passive"
-)  # before torch; threads that spin while they wait multiply the time of a busy machine
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; threads that spin while they wait multiply the time of a busy machine
 
 import gzip
 import hashlib
