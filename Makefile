@@ -64,7 +64,7 @@ wheel: .venv/.packages
 	for wheel in dist/*.whl; do $(PY) tools/wheel.py check $$wheel || exit 1; done
 
 docs: build/docs-venv/.packages
-	build/docs-venv/bin/mkdocs build --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --strict --site-dir build/site
 
 build/docs-venv/.packages: docs/requirements.txt
 	test -x build/docs-venv/bin/python || $(PYTHON) -m venv build/docs-venv
