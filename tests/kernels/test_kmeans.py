@@ -48,7 +48,7 @@ def test_equals_the_reference(dtype, init, metric):
         x = blobs(n, d, 6, seed=n, dtype=dtype)
         weights = torch.rand(n, generator=torch.Generator().manual_seed(n))
         for mass in (None, weights, (weights > 0.5).float() + (torch.arange(n) == 0)):
-            assert_as_reference(x, k, weights=mass, init=init, metric=metric, seed=n, max_iter=10)
+            assert_as_reference(x, k, weights=mass, init=init, metric=metric, seed=n, max_iter=20)
 
 
 @compiled
