@@ -1,6 +1,7 @@
 """Rows of results: where they come from, how they are shown, and ``results/<machine>.csv``, which keeps the newest of each.
 
-``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours beside the fastest peer and the rulers, for documents.
+``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours beside the fastest peer and the rulers; without a file, the page
+docs/measured.md with all that is saved.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ def about(device: str, threads: int) -> dict[str, Any]:
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    found = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.+)", info.read_text(), re.MULTILINE)) if info.exists() else {}
+    name = found.get("model name") or platform.processor() or platform.machine()
+    if name == "AMD EPYC" and {"cpu family", "model"} <= set(found):  # all that some virtual machines say, of any generation
+        name += f" family {found['cpu family']} model {found['model']}"
+    return name
 
 
 class Table:
@@ -147,9 +151,26 @@ def summary(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def page(files: list[Path]) -> str:
+    """docs/measured.md: what was measured, machine by machine."""
+    parts = [
+        "# Measured",
+        "Written by `python -m benchmarks.results > docs/measured.md` out of [benchmarks/results](../benchmarks/results), which has\n"
+        "the answers of all peers, their errors and versions too. A row of ours names the instruction sets, the best first; times\n"
+        "faster has one number for each. What rows and rulers are: [benchmarks/README.md](../benchmarks/README.md).",
+    ]
+    for path in files:
+        rows = load(path)
+        dates = sorted({row["date"] for row in rows})
+        parts.append(f"## {rows[0]['machine']}\n\n{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}.")
+        parts.append(summary(rows))
+    return "\n\n".join(parts)
+
+
 def _times(other: dict[str, str], mains: list[dict[str, str]]) -> str:
     return " / ".join(f"{float(other['median_ms']) / float(row['median_ms']):.2g}" for row in mains)
 
 
 if __name__ == "__main__":
-    print(summary([row for path in sys.argv[1:] or sorted(FOLDER.glob("*.csv")) for row in load(Path(path))]))
+    named = [Path(argument) for argument in sys.argv[1:]]
+    print(summary([row for path in named for row in load(path)]) if named else page(sorted(FOLDER.glob("*.csv"))))

@@ -4,7 +4,9 @@ import csv
 import json
 import pkgutil
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -289,6 +291,23 @@ def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         roofline.main([str(tmp_path / "other.csv")])
     assert "other.csv; python -m benchmarks.run --save writes one" in capsys.readouterr().err
+
+
+def test_the_page_of_measurements_is_that_of_the_results():
+    page = Path(__file__).parents[1] / "docs" / "measured.md"
+    assert page.read_text() == results.page(sorted(results.FOLDER.glob("*.csv"))) + "\n", "python -m benchmarks.results > docs/measured.md"
+
+
+def test_everyone_is_held_to_the_same_instructions(tmp_path):
+    host = pytest.importorskip("uefl_kernels._host")
+    if not host.cpu_features()["avx2"]:
+        pytest.skip("no AVX2 here")
+    command = [sys.executable, "-m", "benchmarks.run", "--smoke", "--op", "vq_assign", "--held", "avx2", "--save", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+    assert done.returncode == 0, done.stderr
+    (saved,) = tmp_path.glob("*-held-to-avx2.csv")
+    rows = results.load(saved)
+    assert {row["variant"] for row in rows if row["provider"] == "uefl"} == {"avx2"}
 
 
 def test_the_model_of_a_gpu_names_the_walls(tmp_path, capsys):

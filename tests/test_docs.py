@@ -1,4 +1,4 @@
-"""The pages of docs/: their examples run, every public name of the kernels has its entry and an example, and tables are complete."""
+"""The pages of docs/: their examples run, and every public name of the kernels has its entry and an example."""
 
 from __future__ import annotations
 
@@ -57,15 +57,14 @@ def test_every_public_name_has_an_entry_and_an_example():
         assert re.search(rf"\b{name}\b", examples), f"{name} has no example"
 
 
-def test_the_page_of_measured_times_has_every_row(monkeypatch):
+def test_links_out_of_the_docs_become_text(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
-    measured = importlib.import_module("measured")
-    page = measured.on_page_markdown((ROOT / "docs" / "measured.md").read_text(encoding="utf-8"))
-    for path in measured.RESULTS.glob("*.csv"):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        assert page.count("\n| ") >= len([line for line in lines[1:] if line])
-    assert page.count("\n## ") == len(list(measured.RESULTS.glob("*.csv")))
-    assert measured.on_page_markdown("# Another page") == "# Another page"
+    inside = importlib.import_module("links").inside
+    page = "[a](../benchmarks/NOTES.md#x), [b](uefl.md#y), ![c](images/c.png), [d](https://a.b/c), [e](../uefl.md), [f](../../Makefile)"
+    assert inside(page, "") == "a, [b](uefl.md#y), ![c](images/c.png), [d](https://a.b/c), e, f"
+    assert (
+        inside(page, "api") == "[a](../benchmarks/NOTES.md#x), [b](uefl.md#y), ![c](images/c.png), [d](https://a.b/c), [e](../uefl.md), f"
+    )
 
 
 def test_signs_of_docstrings_become_markdown(monkeypatch):

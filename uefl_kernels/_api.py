@@ -1,7 +1,12 @@
-"""Everything public that needs torch; ``uefl_kernels`` hands it out on first use."""
+"""Everything public that needs torch; ``uefl_kernels`` hands it out on first use.
+
+The estimators are imported when they are asked for, since scikit-learn comes with them where it is installed.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ._library import COMPILED, backend
-from .estimator import KMeans
 from .ops.kmeans import KMeansResult, kmeans, kmeans_batched
 from .ops.kmeans_step import KMeansStep, KMeansUnits, kmeans_step
 from .ops.log_transition_probs import log_transition_probs, transition_double_softmax
@@ -11,6 +16,11 @@ from .ops.transition_nll import transition_nll
 from .ops.vq import VQOutput, vq, vq_with_sums
 from .ops.vq_assign import vq_assign
 from .transition import log_transition_matrix
+
+if TYPE_CHECKING:
+    from .estimator import KMeans
+
+_ESTIMATORS = ("KMeans",)
 
 __all__ = [
     "COMPILED",
@@ -34,3 +44,9 @@ __all__ = [
     "vq_assign",
     "vq_with_sums",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ESTIMATORS:
+        return getattr(import_module(".estimator", __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,15 +3,16 @@
 Every backend has a dispatcher namespace of its own, and an op has the same name and schema in each of them:
 
 =================  =============================================================================================
-``uefl``           the default: the compiled CPU kernel on CPU tensors, CUDA C++ or Triton on CUDA tensors, and the
-                   reference wherever neither exists (no compiler, another architecture, ROCm without Triton)
+``uefl``           the default: the compiled CPU kernel on CPU tensors, CUDA C++ or Triton on CUDA tensors, and where
+                   neither exists (no compiler, another architecture, XPU, ROCm without Triton) the fallback: the
+                   reference, but for ops with a search, whose plain PyTorch gives the same indices many times faster
 ``uefl_reference`` plain PyTorch, the definition of correct
 ``uefl_triton``    the Triton kernel (on CPU tensors under ``TRITON_INTERPRET=1``)
 ``uefl_cuda``      the CUDA C++ kernel
 =================  =============================================================================================
 
-So a forced backend costs one dictionary look-up in Python and nothing in the kernels. The reference computes in float64, so the
-ops run on the CPU and on GPUs of CUDA and ROCm, not on a device that lacks it, like MPS.
+So a forced backend costs one dictionary look-up in Python and nothing in the kernels. Reference and fallback need float64, so the
+ops run on the CPU and on GPUs of CUDA and ROCm, not on a device that lacks it: MPS is refused in words.
 """
 
 from __future__ import annotations
@@ -38,21 +39,23 @@ _NAMESPACE = {"auto": "uefl", "cpu": "uefl", "reference": "uefl_reference", "tri
 _libraries = {name: torch.library.Library(name, "DEF") for name in sorted(set(_NAMESPACE.values()))}
 _overloads: dict[tuple[str, str], Any] = {}
 _fakes: dict[str, Callable[..., Any]] = {}
+_fallbacks: dict[str, Callable[..., Any]] = {}
 _composed: dict[tuple[str, str, str], str] = {}  # (namespace, op, dispatch key) -> the op that decides whether it is there
 _load_error: str | None = None
 _cuda_architectures: tuple[str, ...] = ()
 
 
-def define(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Declare an op in every namespace and register its reference as what runs where nothing faster does."""
+def define(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any], fallback: Callable[..., Any] | None = None) -> None:
+    """Declare an op in every namespace; ``fallback``, by default the reference, is what runs where no kernel does."""
     name = schema.split("(", 1)[0]
     _fakes[name] = fake
+    _fallbacks[name] = fallback or reference
     for namespace, library in _libraries.items():
         library.define(schema)
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
         _overloads[namespace, name] = getattr(getattr(torch.ops, namespace), name).default
-    for namespace in ("uefl", "uefl_reference"):
-        _libraries[namespace].impl(name, reference, "CompositeExplicitAutograd")
+    for namespace, implementation in (("uefl", _fallbacks[name]), ("uefl_reference", reference)):
+        _libraries[namespace].impl(name, implementation, "CompositeExplicitAutograd")
 
 
 def define_autograd(name: str, backward: Callable[..., Any], setup_context: Callable[..., Any], gradient: str | None = None) -> None:
@@ -98,7 +101,7 @@ def define_triton(name: str, module: str) -> None:
             return _overloads["uefl_cuda", name](*args)
         if triton_available():
             return _overloads["uefl_triton", name](*args)
-        return _overloads["uefl_reference", name](*args)
+        return _fallbacks[name](*args)
 
     _libraries["uefl"].impl(name, choose, "CUDA")
 
@@ -258,4 +261,4 @@ def _absent(forced: str, name: str, device: torch.device) -> str | None:
 
 
 COMPILED: bool = load()
-"""True when the compiled kernels are loaded; without them every op runs on its reference, more slowly."""
+"""True when the compiled kernels are loaded; without them every op runs on its fallback, more slowly."""

@@ -31,8 +31,9 @@
 //
 // Or 16-bit integers, y1 = p q with integers q and a unit p in float32, and b1 likewise; R and T are measured again, |y1| <= |y| + R. The
 // products of integers are summed exactly (units are such that they stay below 2^31), then rounded to float32, multiplied by
-// the product of the units, itself rounded, and subtracted from h_k with one rounding: 3.01 u (|y| + R)(G + T) + u H. With the inputs,
-// the rounding of h_k, what v stands for, and few underflows:
+// the product of the units, itself rounded, and subtracted from h_k with one rounding: 3.01 u (|y| + R)(G + T) + u H. Without FMA there is
+// one more, and R and T are measured up to u |y| and u G too small: 6.1 u. With the inputs, the rounding of h_k, what v stands for, and
+// few underflows:
 //   E = 8 u (H + (|y| + R)(G + T)) + (d + 8) (v (|y|^2 + 3 H) [l2 only] + v |y| G + 2^-123 (1 + |y| + G)) + 1.01 (R G + (|y| + R) T).
 //
 // The matrix units of GPUs take float16 (11 bits, unit roundoff 2^-11). Let the largest element of the book be below 2^15 and the

@@ -132,11 +132,12 @@ bool kmeans_step(const Rows& x, const Search& search, const void* centres, const
     KMeansTotals& mine = alone ? totals : own;
     std::vector<int64_t> found(step);
     DenseRows rows(x);
+    Search::Scratch scratch(search);
     bool moved = false;
     for (int64_t block = lo; block < hi; ++block) {
       const int64_t first = block * step, last = std::min(n, first + step);
       const Dense dense = rows.read(first, last);
-      search.assign(rows_of(dense), first, last, found.data() - first);
+      search.assign(rows_of(dense), first, last, found.data() - first, scratch);
       for (int64_t i = first; i < last; ++i) {
         const int64_t to = found[i - first];
         if (distances) distances[i] = kmeans_kernel().distance(dense, i, static_cast<const char*>(centres) + to * centre_bytes);

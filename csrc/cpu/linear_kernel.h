@@ -42,7 +42,7 @@ extern const LinearTiles linear_amx;
 
 #if defined(UEFL_KERNEL_BODY)
 
-#include "cpu/lanes.h"
+#include "cpu/simd.h"
 
 namespace uefl::cpu {
 namespace {

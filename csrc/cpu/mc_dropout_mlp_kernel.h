@@ -54,7 +54,7 @@ extern const McKernel mc_portable, mc_avx2, mc_avx512;
 
 #if defined(UEFL_KERNEL_BODY)
 
-#include "cpu/lanes.h"
+#include "cpu/simd.h"
 
 namespace uefl::cpu {
 namespace {

@@ -56,11 +56,12 @@ void Vq::run(int64_t lo, int64_t hi) {
   std::vector<int64_t> counts(largest_.size()), largest(largest_.size());
   const int64_t segments = x_.dim / codebook_.d, row_bytes = x_.dim * element_size(x_.dtype);
   Tile tile(x_);
+  Search::Scratch scratch(search_);
   for (int64_t block = lo; block < hi; ++block) {
     const int64_t first = first_row(block), rows = first_row(block + 1) - first;
     const Span x = tile.read(first, first + rows);
     int64_t* indices = output_.indices + first * segments;
-    search_.assign(x.rows, x.first, x.first + rows, indices - x.first * segments);
+    search_.assign(x.rows, x.first, x.first + rows, indices - x.first * segments, scratch);
     errors_[block] = kernel().replace({.x = x,
                                        .rows = rows,
                                        .d = codebook_.d,

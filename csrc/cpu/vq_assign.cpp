@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -22,6 +20,7 @@ namespace {
 // What a pass in half the bits costs besides its products, above all for the codewords that it leaves possible, is paid by long ones.
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
 [[maybe_unused]] bool integers_pay(int64_t d, int64_t k) { return d >= (k < 512 ? 64 : 32) && k >= 32; }
+[[maybe_unused]] bool integers_pay_without_vnni(int64_t d, int64_t k) { return d >= 64 && k >= 64; }
 
 constexpr int64_t kFew = 64;           // codewords, whose scores with 16 rows fit into the tile registers
 constexpr int64_t kWithoutTiles = 16;  // that skip the coarse pass after one for which it did little
@@ -32,9 +31,7 @@ void raise(double& largest, double value) {
 }
 
 // Long rows come in smaller tiles, which with some codewords stay in the second-level cache.
-int64_t tile_rows(int64_t at_most, int64_t count, int64_t d) {
-  return std::min({count, at_most, std::max<int64_t>(64, (1 << 15) / d / 64 * 64)});
-}
+int64_t tile_rows(int64_t at_most, int64_t d) { return std::min(at_most, std::max<int64_t>(64, (1 << 15) / d / 64 * 64)); }
 
 // Elements [column, column + d) of row n in float64.
 void widen_row(const Rows& x, int64_t n, int64_t column, std::vector<double>& values) {
@@ -71,9 +68,12 @@ Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
   }
   if (best >= Isa::avx512vnni && (always || integers_pay(d, k))) return {Isa::avx512vnni, &vq_assign_avx512, &vq_assign_coarse_avx512vnni};
   if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512, nullptr};
-  if (best == Isa::avx2) return {best, &vq_assign_avx2, nullptr};
-#endif
+  const CoarseKernel* const coarse = best == Isa::avx2 ? &vq_assign_coarse_avx2 : &vq_assign_coarse_portable;
+  const bool integers = always || integers_pay_without_vnni(d, k);
+  return {best, best == Isa::avx2 ? &vq_assign_avx2 : &vq_assign_portable, integers ? coarse : nullptr};
+#else
   return {best, &vq_assign_portable, nullptr};
+#endif
 }
 
 void check_lanes(const Plan& plan) {
@@ -93,16 +93,16 @@ int64_t block_rows(int64_t dim, int64_t k) {
 struct Search::FineTile {
   static constexpr int64_t kMaxRows = 192;
 
-  FineTile(const VqAssignKernel& kernel, int64_t count, int64_t d)
+  FineTile(const VqAssignKernel& kernel, int64_t d)
       : kernel(kernel),
-        rows(kernel.load_top_two ? std::min<int64_t>(kernel.rows, count) : tile_rows(kernel.rows, count, d)),
+        rows(kernel.load_top_two ? kernel.rows : tile_rows(kernel.rows, d)),
         d(d),
         y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
 
   void load(const Rows& x, const int64_t* row, int64_t count, int64_t column, const float* mean) {
     const char* source[kMaxRows];
     for (int64_t r = 0; r < count; ++r) source[r] = element(x, row[r], column);
-    kernel.load(source, count, x.dtype, x.dim_stride, d, mean, y.get(), size);
+    kernel.load(source, count, x.dtype, d, mean, y.get(), size);
   }
 
   void top_two(const Rows& x, int64_t start, int64_t count, int64_t column, const float* mean, const void* panels,
@@ -110,10 +110,10 @@ struct Search::FineTile {
     const char* source[kMaxRows];
     for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, column);
     if (kernel.load_top_two) {
-      kernel.load_top_two(source, count, x.dtype, x.dim_stride, d, mean, y.get(), size, panels, half_squares, blocks, best, second, index);
+      kernel.load_top_two(source, count, x.dtype, d, mean, y.get(), size, panels, half_squares, blocks, best, second, index);
       return;
     }
-    kernel.load(source, count, x.dtype, x.dim_stride, d, mean, y.get(), size);
+    kernel.load(source, count, x.dtype, d, mean, y.get(), size);
     kernel.top_two(y.get(), count, panels, half_squares, blocks, d, ahead_of(x, start + count, rows, column, d), best, second, index);
   }
 
@@ -127,9 +127,9 @@ struct Search::FineTile {
 
 // The same for the pass before it.
 struct Search::CoarseTile {
-  CoarseTile(const CoarseKernel& kernel, int64_t count, int64_t d)
+  CoarseTile(const CoarseKernel& kernel, int64_t d)
       : kernel(kernel),
-        rows(tile_rows(kernel.rows, count, d)),
+        rows(tile_rows(kernel.rows, d)),
         y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]),
         scratch(new Line[kernel.scratch_bytes / sizeof(Line)]),
         row(new float[table_pitch(d)]),
@@ -155,42 +155,56 @@ double Search::coarse_error(const Segment& segment, const RowSize& row) const {
   return bound(d_, segment.half_square, segment.radius, segment.coarse.rest_radius, row.square, row.rest, metric_ == Metric::l2);
 }
 
+Search::Scratch::Scratch(const Search& search) : search_(search) {}
+Search::Scratch::~Scratch() = default;
+
+Search::FineTile& Search::Scratch::fine() {
+  if (!fine_) fine_ = std::make_unique<FineTile>(*search_.plan_.kernel, search_.d_);
+  return *fine_;
+}
+
+Search::CoarseTile& Search::Scratch::coarse() {
+  if (!coarse_) coarse_ = std::make_unique<CoarseTile>(*search_.plan_.coarse, search_.d_);
+  return *coarse_;
+}
+
 void Search::assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const {
+  Scratch scratch(*this);
+  assign(x, lo, hi, indices, scratch);
+}
+
+void Search::assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
   const int64_t segments = x.dim / d_;
   if (x.dim_stride != 1 && x.dim > 1) {  // elements side by side first
     Tile together(x);
     for (int64_t first = lo; first < hi; first += block_rows(x.dim)) {
       const int64_t last = std::min(first + block_rows(x.dim), hi);
       const Span span = together.read(first, last);
-      assign(span.rows, span.first, span.first + last - first, indices + (first - span.first) * segments);
+      assign(span.rows, span.first, span.first + last - first, indices + (first - span.first) * segments, scratch);
     }
     return;
   }
-  for (int64_t s = 0; s < segments; ++s) {
-    std::optional<FineTile> fine_tile;
-    std::optional<CoarseTile> coarse_tile;
-    const auto fine = [&]() -> FineTile& {
-      if (!fine_tile) fine_tile.emplace(*plan_.kernel, std::max(hi - lo, kRescored), d_);
-      return *fine_tile;
-    };
-    if (plan_.coarse) coarse_tile.emplace(*plan_.coarse, hi - lo, d_);
-    std::vector<int64_t> uncertain;
-    int64_t without = 0;  // rows that are not worth a coarse look, as the last ones were not
-    for (int64_t start = lo, end; start < hi; start = end) {
-      if (coarse_tile && without <= 0) {
-        end = std::min(start + coarse_tile->rows, hi);
-        const int64_t in_vain = look(*coarse_tile, x, s, start, end, indices, uncertain);
-        // Only where either way gives the same: what is fast must not depend on the rows before.
-        if (exact_ && 2 * in_vain > end - start) without = kWithoutTiles * coarse_tile->rows;
-      } else {
-        end = std::min(start + fine().rows, hi);
-        certify(fine(), x, s, start, end, indices, uncertain);
-        without -= end - start;
-      }
-      if (static_cast<int64_t>(uncertain.size()) >= kRescored) rescore(fine(), x, s, uncertain, indices);
+  for (int64_t s = 0; s < segments; ++s) assign_segment(x, s, lo, hi, indices, scratch);
+}
+
+void Search::assign_segment(const Rows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
+  std::vector<int64_t>& uncertain = scratch.uncertain_;
+  int64_t without = 0;  // rows that are not worth a coarse look, as the last ones were not
+  for (int64_t start = lo, end; start < hi; start = end) {
+    if (plan_.coarse && without <= 0) {
+      CoarseTile& tile = scratch.coarse();
+      end = std::min(start + tile.rows, hi);
+      const int64_t in_vain = look(tile, x, s, start, end, indices, uncertain);
+      // Only where either way gives the same: what is fast must not depend on the rows before.
+      if (exact_ && 2 * in_vain > end - start) without = kWithoutTiles * tile.rows;
+    } else {
+      end = std::min(start + scratch.fine().rows, hi);
+      certify(scratch.fine(), x, s, start, end, indices, uncertain);
+      without -= end - start;
     }
-    if (!uncertain.empty()) rescore(fine(), x, s, uncertain, indices);
+    if (static_cast<int64_t>(uncertain.size()) >= kRescored) rescore(scratch.fine(), x, s, uncertain, indices);
   }
+  if (!uncertain.empty()) rescore(scratch.fine(), x, s, uncertain, indices);
 }
 
 // The coarse pass for rows [start, end), of which those with many codewords within the bound go to `uncertain`. Returns how many.
@@ -201,7 +215,7 @@ int64_t Search::look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, 
   Candidates& found = tile.found;
   const char* source[Candidates::kRows] = {};
   for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, s * d_);
-  tile.kernel.load(source, count, x.dtype, x.dim_stride, d_, segment.mean.data(), tile.y.get(), tile.size);
+  tile.kernel.load(source, count, x.dtype, d_, segment.mean.data(), tile.y.get(), tile.size);
   for (int64_t r = 0; r < count; ++r) {
     // With what rounding best + margin, and the margin itself, may lose: |best| is at most about h + |y||b|.
     const double error = coarse_error(segment, tile.size[r]);
@@ -233,8 +247,8 @@ int64_t Search::look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, 
 int64_t Search::choose(CoarseTile& tile, const Rows& x, int64_t s, int64_t n, const RowSize& size, int* codes, int count) const {
   const Segment& segment = this->segment(s);
   float score[Candidates::kMost];
-  tile.kernel.score_few(element(x, n, s * d_), x.dtype, x.dim_stride, d_, segment.mean.data(), segment.table.data(),
-                        segment.half_squares.data(), codes, count, tile.row.get(), score);
+  tile.kernel.score_few(element(x, n, s * d_), x.dtype, d_, segment.mean.data(), segment.table.data(), segment.half_squares.data(), codes,
+                        count, tile.row.get(), score);
   const int best = static_cast<int>(std::min_element(score, score + count) - score);
   if (!exact_) return codes[best];
   const double limit = score[best] + 2 * score_error(d_, segment.half_square, segment.radius, size.square, metric_ == Metric::l2);
@@ -277,7 +291,7 @@ void Search::certify(FineTile& tile, const Rows& x, int64_t s, int64_t start, in
 void Search::rescore(FineTile& tile, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const {
   const VqAssignKernel& kernel = tile.kernel;
   const int64_t segments = x.dim / d_, padded = blocks_ * kernel.lanes, total = static_cast<int64_t>(rows.size());
-  const int64_t together = std::min<int64_t>(kernel.rows, kRescored);
+  const int64_t together = std::min<int64_t>(tile.rows, kRescored);
   const Segment& segment = this->segment(s);
   std::vector<float> scores(together * padded);
   std::vector<double> values(d_);

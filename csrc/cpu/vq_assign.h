@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -56,8 +57,12 @@ class Search {
   Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign",
          const Parallel& parallel = on_this_thread);
 
-  // Rows [lo, hi) of x, whose dim is S * d, into indices[n * S + s]. Safe to call from several threads. Long runs of rows are faster:
-  // uncertain ones are scored again together.
+  // Memory for the searches of one thread: pages that the operating system would otherwise give anew to every call.
+  class Scratch;
+
+  // Rows [lo, hi) of x, whose dim is S * d, into indices[n * S + s]. Safe to call from several threads, each with a scratch of its own.
+  // Long runs of rows are faster: uncertain ones are scored again together.
+  void assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
   void assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const;
 
   // The codewords in float64, [segments, k, d].
@@ -92,6 +97,7 @@ class Search {
   struct FineTile;
   struct CoarseTile;
 
+  void assign_segment(const Rows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
   void prepare(Segment& segment, const Parallel& parallel) const;
   template <class PackCode>
   void pack(Panels& panels, int64_t block_bytes, const Parallel& parallel, const PackCode& pack_code) const;
@@ -115,6 +121,22 @@ class Search {
   int64_t blocks_;
   std::vector<double> codes_, units_;
   std::vector<Segment> segments_;
+};
+
+class Search::Scratch {
+ public:
+  explicit Scratch(const Search& search);
+  ~Scratch();
+
+ private:
+  friend class Search;
+  FineTile& fine();
+  CoarseTile& coarse();
+
+  const Search& search_;
+  std::unique_ptr<FineTile> fine_;
+  std::unique_ptr<CoarseTile> coarse_;
+  std::vector<int64_t> uncertain_;
 };
 
 }  // namespace uefl::cpu

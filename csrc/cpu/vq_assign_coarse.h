@@ -27,15 +27,15 @@ struct CoarseKernel {
   int64_t scratch_bytes;  // for candidates()
   // As in VqAssignKernel. unit: of the fixed-point numbers of the codebook, where the arithmetic has them (code_unit).
   double (*pack)(const float* code, int64_t d, float unit, int64_t lane, void* block);
-  void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y, RowSize* size);
+  void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size);
   void (*candidates)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float unit,
                      Ahead ahead, void* scratch, Candidates& out);
   // Float32 scores of `count` codewords with one row; `codes`: centred, table_pitch(d) apart, filled up with zeros. y: room for a row.
-  void (*score_few)(const char* source, Dtype dtype, int64_t stride, int64_t d, const float* mean, const float* codes,
-                    const float* half_squares, const int* code, int count, float* y, float* score);
+  void (*score_few)(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes, const float* half_squares,
+                    const int* code, int count, float* y, float* score);
 };
 
-extern const CoarseKernel vq_assign_coarse_amx, vq_assign_coarse_avx512vnni;
+extern const CoarseKernel vq_assign_coarse_portable, vq_assign_coarse_avx2, vq_assign_coarse_avx512vnni, vq_assign_coarse_amx;
 
 namespace {
 
@@ -53,6 +53,8 @@ inline float fixed_unit(float norm, float largest) {
 }  // namespace uefl::cpu
 
 #if defined(UEFL_COARSE_BODY)
+
+#include "cpu/simd.h"
 
 namespace uefl::cpu {
 namespace {
@@ -79,36 +81,39 @@ __attribute__((noinline)) void note(Candidates& found, int64_t row, int code, fl
   ++count;
 }
 
-template <class T>
-void score_few_typed(const char* source, int64_t stride, int64_t d, const float* mean, const float* codes, const float* half_squares,
-                     const int* code, int count, float* y, float* score) {
-  const T* x = reinterpret_cast<const T*>(source);
+void score_few(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes, const float* half_squares,
+               const int* code, int count, float* y, float* score) {
+  constexpr int kSums = 4, kStep = kSums * kLanes;
   const int64_t pitch = table_pitch(d);
   const auto fetch = [&](int i, int64_t j) __attribute__((always_inline)) {
-    if (i < count) _mm_prefetch(reinterpret_cast<const char*>(codes + code[i] * pitch + j), _MM_HINT_T0);
+    if (i < count) __builtin_prefetch(codes + code[i] * pitch + j);
   };
   for (int64_t j = 0; j < pitch && j < 256; j += 16) fetch(0, j);
-  for (int64_t j = 0; j < d; ++j) y[j] = centre(x[j * stride], mean[j]);
+  with_type(dtype, [&]<class T>(const T*) {
+    const T* x = reinterpret_cast<const T*>(source);
+    for (int64_t j = 0; j < d; ++j) y[j] = centre(x[j], mean[j]);
+  });
   for (int64_t j = d; j < pitch; ++j) y[j] = 0;
   for (int i = 0; i < count; ++i) {
     const float* b = codes + code[i] * pitch;
-    __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    Floats sum[kSums] = {}, left, right;
     int64_t j = 0;
-    for (; j + 64 <= pitch; j += 64) {
+    for (; j + kStep <= pitch; j += kStep) {
+      for (int64_t line = 0; line < kStep; line += 16) fetch(i + 1, j + line);
 #pragma GCC unroll 4
-      for (int p = 0; p < 4; ++p) {
-        fetch(i + 1, j + 16 * p);
-        sum[p] = _mm512_fmadd_ps(_mm512_loadu_ps(y + j + 16 * p), _mm512_loadu_ps(b + j + 16 * p), sum[p]);
+      for (int p = 0; p < kSums; ++p) {
+        load(y + j + p * kLanes, left);
+        load(b + j + p * kLanes, right);
+        subtract_product(left, right, sum[p]);
       }
     }
-    for (; j < pitch; j += 16) sum[0] = _mm512_fmadd_ps(_mm512_loadu_ps(y + j), _mm512_loadu_ps(b + j), sum[0]);
-    score[i] = half_squares[code[i]] - _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+    for (; j < pitch; j += kLanes) {
+      load(y + j, left);
+      load(b + j, right);
+      subtract_product(left, right, sum[0]);
+    }
+    score[i] = half_squares[code[i]] + sum_across((sum[0] + sum[1]) + (sum[2] + sum[3]));
   }
-}
-
-void score_few(const char* source, Dtype dtype, int64_t stride, int64_t d, const float* mean, const float* codes, const float* half_squares,
-               const int* code, int count, float* y, float* score) {
-  with_type(dtype, [&]<class T>(const T*) { score_few_typed<T>(source, stride, d, mean, codes, half_squares, code, count, y, score); });
 }
 
 }  // namespace

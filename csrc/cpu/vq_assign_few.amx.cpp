@@ -38,9 +38,9 @@ double pack_columns(const float* code, int64_t d, int64_t lane, void* block) {
 template <class T>
 class Splitter {
  public:
-  inline __attribute__((always_inline)) Splitter(const char* const* source, int64_t count, int64_t stride, int64_t d, const float* mean,
-                                                 char* group, RowSize* size)
-      : source_(source), count_(count), stride_(stride), d_(d), mean_(mean), group_(group), size_(size) {}
+  inline __attribute__((always_inline)) Splitter(const char* const* source, int64_t count, int64_t d, const float* mean, char* group,
+                                                 RowSize* size)
+      : source_(source), count_(count), d_(d), mean_(mean), group_(group), size_(size) {}
 
   inline __attribute__((always_inline)) void until(int64_t unit) {
     for (; done_ < unit; ++done_) {
@@ -60,9 +60,9 @@ class Splitter {
 
  private:
   inline __attribute__((always_inline)) void read(__m512 (&value)[2]) const {
-    const T* x = reinterpret_cast<const T*>(source_[row_ < count_ ? row_ : count_ - 1]) + start_ * stride_;
+    const T* x = reinterpret_cast<const T*>(source_[row_ < count_ ? row_ : count_ - 1]) + start_;
     const int64_t n = d_ - start_ < kDepth ? d_ - start_ : kDepth;
-    if (sizeof(T) == sizeof(float) && stride_ == 1) {
+    if (sizeof(T) == sizeof(float)) {
       const uint32_t mask = 0xffffffffu >> (kDepth - n);
       const __mmask16 half[2] = {static_cast<__mmask16>(mask), static_cast<__mmask16>(mask >> 16)};
       const float* from = reinterpret_cast<const float*>(x);
@@ -72,7 +72,7 @@ class Splitter {
       }
     } else {
       alignas(64) float centred[kDepth] = {};
-      for (int64_t j = 0; j < n; ++j) centred[j] = centre(x[j * stride_], mean_[start_ + j]);
+      for (int64_t j = 0; j < n; ++j) centred[j] = centre(x[j], mean_[start_ + j]);
       for (int i = 0; i < 2; ++i) value[i] = _mm512_load_ps(centred + i * kTile);
     }
   }
@@ -85,7 +85,7 @@ class Splitter {
   }
 
   const char* const* source_;
-  int64_t count_, stride_, d_;
+  int64_t count_, d_;
   const float* mean_;
   char* group_;
   RowSize* size_;
@@ -160,15 +160,15 @@ inline void compare(const Sums& sums, const float* half_squares, int64_t count, 
 }
 
 template <class T, int kBlocks>
-void load_top_two_typed(const char* const* source, int64_t count, int64_t stride, int64_t d, const float* mean, char* y, RowSize* size,
-                        const char* panels, const float* half_squares, float* best, float* second, int64_t* index) {
+void load_top_two_typed(const char* const* source, int64_t count, int64_t d, const float* mean, char* y, RowSize* size, const char* panels,
+                        const float* half_squares, float* best, float* second, int64_t* index) {
   const int64_t units = kTile * steps_of(d);
   constexpr int kPortion = kTile / (2 * kBlocks);
   Sums sums;
-  Splitter<T>(source, count, stride, d, mean, y, size).until(units);
+  Splitter<T>(source, count, d, mean, y, size).until(units);
   for (int64_t first = 0, turn = 0; first < count; first += kTile, turn ^= 1) {
     const int64_t following = first + kTile;
-    Splitter<T> splitter(source + following, count - following, stride, d, mean, y + (turn ^ 1) * group_bytes(d), size + following);
+    Splitter<T> splitter(source + following, count - following, d, mean, y + (turn ^ 1) * group_bytes(d), size + following);
     int64_t unit = 0;
     const int64_t portion = following < count ? kPortion : 0;
     multiply<kBlocks>(y + turn * group_bytes(d), panels, d, sums,
@@ -177,23 +177,20 @@ void load_top_two_typed(const char* const* source, int64_t count, int64_t stride
   }
 }
 
-void load_top_two(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y,
-                  RowSize* size, const void* panels, const float* half_squares, int64_t blocks, float* best, float* second,
-                  int64_t* index) {
+void load_top_two(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size,
+                  const void* panels, const float* half_squares, int64_t blocks, float* best, float* second, int64_t* index) {
   const ConfiguredTiles configured;
   with_type(dtype, [&]<class T>(const T*) {
     const auto search = blocks == 1 ? load_top_two_typed<T, 1> : load_top_two_typed<T, 2>;
-    search(source, count, stride, d, mean, static_cast<char*>(y), size, static_cast<const char*>(panels), half_squares, best, second,
-           index);
+    search(source, count, d, mean, static_cast<char*>(y), size, static_cast<const char*>(panels), half_squares, best, second, index);
   });
 }
 
-void load_groups(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y,
-                 RowSize* size) {
+void load_groups(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size) {
   with_type(dtype, [&]<class T>(const T*) {
     for (int64_t first = 0; first < count; first += kTile) {
       char* group = static_cast<char*>(y) + first / kTile * group_bytes(d);
-      Splitter<T>(source + first, count - first, stride, d, mean, group, size + first).until(kTile * steps_of(d));
+      Splitter<T>(source + first, count - first, d, mean, group, size + first).until(kTile * steps_of(d));
     }
   });
 }

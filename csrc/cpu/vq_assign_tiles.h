@@ -120,7 +120,7 @@ inline __attribute__((always_inline)) void transpose(const void* source, int64_t
 
 // Rows lie in a tile as columns: [16 words][16 rows]. A row is read in one go, for the sake of the prefetcher, then columns are formed.
 template <class T, int kParts>
-void load_columns(const char* const* source, int64_t count, int64_t stride, int64_t d, const float* mean, char* y, RowSize* size) {
+void load_columns(const char* const* source, int64_t count, int64_t d, const float* mean, char* y, RowSize* size) {
   constexpr int64_t kSlab = 512;
   alignas(64) __m512i parts[kParts][kTile][kSlab / kDepth + 1];  // one more: rows a power of two apart would share sets of the cache
   alignas(64) float chunk[kTile][kChunk];
@@ -141,7 +141,7 @@ void load_columns(const char* const* source, int64_t count, int64_t stride, int6
       square[r] += _mm512_reduce_add_ps(sum);
       left[r] += _mm512_reduce_add_ps(rest);
     };
-    if (sizeof(T) == sizeof(float) && stride == 1) {
+    if (sizeof(T) == sizeof(float)) {
       for (int r = 0; r < kTile; ++r) {
         const float* row = reinterpret_cast<const float*>(source[r < count ? r : count - 1]) + slab;
         convert(r, 0, end, [&](int64_t j, int i) __attribute__((always_inline)) {
@@ -153,7 +153,7 @@ void load_columns(const char* const* source, int64_t count, int64_t stride, int6
       }
     } else {
       for (int64_t start = 0; start < end; start += kChunk) {
-        load_chunk<T, kTile, kDepth>(source, count, stride, slab + start, d, mean, chunk[0]);
+        load_chunk<T, kTile, kDepth>(source, count, slab + start, d, mean, chunk[0]);
         for (int r = 0; r < kTile; ++r) {
           convert(r, start, end - start < kChunk ? end : start + kChunk,
                   [&](int64_t j, int i) __attribute__((always_inline)) { return _mm512_load_ps(chunk[r] + j - start + i * kTile); });
@@ -171,14 +171,14 @@ void load_columns(const char* const* source, int64_t count, int64_t stride, int6
 }
 
 template <int kParts>
-void load(const char* const* source, int64_t count, Dtype dtype, int64_t stride, int64_t d, const float* mean, void* y, RowSize* size) {
+void load(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size) {
   char* tile = static_cast<char*>(y);
   with_type(dtype, [&]<class T>(const T*) {
     for (int64_t r = 0; r < (count + kPair - 1) / kPair * kPair; r += kTile) {
       const int64_t from = r < count ? r : count - 1;  // a second tile without rows repeats the last one
       RowSize unused[kTile];
-      load_columns<T, kParts>(source + from, count - from, stride, d, mean,
-                              tile + r / kPair * kParts * part_bytes(d) + r / kTile % 2 * kTileBytes, r < count ? size + r : unused);
+      load_columns<T, kParts>(source + from, count - from, d, mean, tile + r / kPair * kParts * part_bytes(d) + r / kTile % 2 * kTileBytes,
+                              r < count ? size + r : unused);
     }
   });
 }

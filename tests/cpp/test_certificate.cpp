@@ -69,7 +69,7 @@ static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::
   auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d));
   Scored out{{}, std::vector<RowSize>(kernel.rows), 0};
   for (int64_t k = 0; k < of.k; ++k) out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, k, block.data()));
-  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, 1, of.d, of.mean.data(), y.data(), out.size.data());
+  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(), out.size.data());
   std::vector<float> all(kernel.rows * kernel.lanes);
   kernel.scores(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, all.data());
   for (int64_t r = 0; r < of.n; ++r) out.scores.insert(out.scores.end(), &all[r * kernel.lanes], &all[r * kernel.lanes + of.k]);
@@ -83,7 +83,7 @@ static Scored score(const CoarseKernel& kernel, const Problem& of, const std::ve
   for (int64_t k = 0; k < of.k; ++k) {
     out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, unit, k, block.data()));
   }
-  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, 1, of.d, of.mean.data(), y.data(), out.size.data());
+  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(), out.size.data());
   Candidates found;
   std::fill_n(found.margin, Candidates::kRows, 0x1p126f);  // every codeword is close enough to be listed
   kernel.candidates(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, unit, {}, scratch.data(), found);
@@ -237,6 +237,8 @@ static void check_kernel(const char* name, const Kernel& kernel) {
 static void every_kernel_keeps_its_bound() {
   check_kernel("portable", vq_assign_portable);
 #if defined(__x86_64__)
+  check_kernel("portable, first pass", vq_assign_coarse_portable);
+  if (isa() >= Isa::avx2) check_kernel("avx2, first pass", vq_assign_coarse_avx2);
   if (isa() >= Isa::avx2) check_kernel("avx2", vq_assign_avx2);
   if (isa() >= Isa::avx512) check_kernel("avx512", vq_assign_avx512);
   if (isa() >= Isa::avx512vnni) check_kernel("avx512vnni, first pass", vq_assign_coarse_avx512vnni);

@@ -78,18 +78,59 @@ def test_uefl_build(value, modules):
     assert done.stdout.split()[-1] == str(modules)
 
 
-def test_cmake_args_are_split_as_by_a_shell(tmp_path):
-    """A cmake that only writes down its arguments: that of the Python package, though no PATH names it; ninja's likewise."""
-    (tmp_path / "cmake.py").write_text(f"CMAKE_BIN_DIR = {str(tmp_path)!r}")
-    (tmp_path / "ninja.py").write_text("BIN_DIR = '/of/the/package'")
-    cmake = tmp_path / "cmake"
-    cmake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/arguments\n')
-    cmake.chmod(0o755)
-    environment = os.environ | {"PATH": "/bin:/usr/bin", "PYTHONPATH": str(tmp_path), "CMAKE_ARGS": "-DONE='a b' -DTWO=c"}
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", tmp_path / "temp", "--build-lib", tmp_path / "lib"]
-    subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, check=True)
-    expected = {"-DONE=a b", "-DTWO=c", "-DCMAKE_MAKE_PROGRAM=/of/the/package/ninja"}
-    assert expected <= set((tmp_path / "arguments").read_text().splitlines())
+@pytest.fixture
+def build(tmp_path):
+    """Runs setup.py with packages ``cmake`` and ``ninja`` whose scripts, not on PATH, only write down their arguments."""
+    for name in ("cmake", "ninja"):
+        script = tmp_path / "bin" / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/{name}-arguments\n')
+        script.chmod(0o755)
+        metadata = tmp_path / "site" / f"{name}-9.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.0\n")
+        (metadata / "RECORD").write_text(f"../bin/{name},,\n")
+
+    def run(**environment: str) -> set[str]:
+        """What cmake was asked."""
+        packages = f"{tmp_path / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", tmp_path / "temp", "--build-lib", tmp_path / "lib"]
+        environment = os.environ | {"PYTHONPATH": packages} | environment
+        subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, check=True)
+        return set((tmp_path / "cmake-arguments").read_text().splitlines())
+
+    return run
+
+
+def test_cmake_args_are_split_as_by_a_shell(build):
+    assert {"-DONE=a b", "-DTWO=c"} <= build(CMAKE_ARGS="-DONE='a b' -DTWO=c")
+
+
+def test_cmake_and_ninja_need_not_be_on_path(build, tmp_path):
+    assert f"-DCMAKE_MAKE_PROGRAM={tmp_path / 'bin' / 'ninja'}" in build(PATH=os.defpath)
+
+
+def test_a_program_that_is_nowhere_is_named():
+    code = (
+        "import importlib.metadata as metadata\n"
+        "found = metadata.distribution\n"
+        "def distribution(name):\n"
+        "    if name == 'ninja': raise metadata.PackageNotFoundError(name)\n"
+        "    return found(name)\n"
+        "metadata.distribution = distribution\n"
+        "import runpy; runpy.run_path('setup.py')['program']('ninja')"
+    )
+    environment = os.environ | {"PATH": "/nowhere", "UEFL_BUILD": "off"}
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 1
+    assert "uefl: ninja is needed to build the kernels, and was not found: pip install ninja, or set UEFL_BUILD=off" in done.stderr
+
+
+def test_old_setuptools_are_named():
+    code = "import setuptools, runpy; setuptools.__version__ = '76.1.0'; runpy.run_path('setup.py')"
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert "setuptools 76.1.0 is too old to build this, 77 or newer is needed: pip install 'setuptools>=77'" in done.stderr
 
 
 NO_GPU, HOPPER, OLD_AND_NEW, NEWER = "exit 9", "echo 9.0", "echo 8.9; echo 10.0; echo 8.0", "echo 12.0"

@@ -126,8 +126,8 @@ def test_what_is_no_array_is_refused(arguments, message):
 def test_plan_and_features():
     plan = _host.plan(n=100_000, d=64, k=256)
     assert plan["variant"] == _host.variant()
-    arithmetic = {"amx": "three bfloat16 products", "avx512vnni": "16-bit integers, then float32"}
-    assert plan["arithmetic"] == arithmetic.get(plan["variant"], "float32")
+    arithmetic = {"amx": "three bfloat16 products", "avx512": "float32"}
+    assert plan["arithmetic"] == arithmetic.get(plan["variant"], "16-bit integers, then float32")
     if plan["variant"] == "amx":
         assert _host.plan(1000, 512, 256)["arithmetic"] == "one bfloat16 product, then three bfloat16 products"
     assert plan["blocks"] * plan["block_rows"] >= 100_000

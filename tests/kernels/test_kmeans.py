@@ -304,8 +304,9 @@ def test_values_that_are_refused(name):
         for value in (float("nan"), float("inf"), float("-inf")):
             x = torch.ones(300, 70)
             x[299, 69] = value
-            with pytest.raises(RuntimeError, match="kmeans: x holds NaN or infinity; remove or replace those rows"):
-                kmeans(x, 2)
+            for metric in ("l2", "cosine"):
+                with pytest.raises(RuntimeError, match="kmeans: x holds NaN or infinity; remove or replace those rows"):
+                    kmeans(x, 2, metric=metric)
         with pytest.raises(RuntimeError, match=r"kmeans: x holds values beyond 2\^480 \(3e144\), whose squares overflow; scale x down"):
             kmeans(-X.double() * 1e150, 2)
         for bad in (float("nan"), float("inf"), 1e300):

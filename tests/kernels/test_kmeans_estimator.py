@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -15,22 +14,6 @@ from uefl_kernels import COMPILED, KMeans, backend, kmeans, vq_assign
 from .conftest import normal
 
 DATA = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float32)
-
-# Checks of scikit-learn that cannot apply, with the reason.
-NOT_APPLICABLE = {
-    "check_sample_weight_equivalence_on_dense_data": "rows are drawn by number, so another order or a repeated row draws others; "
-    "scikit-learn excepts its own KMeans from this check, too",
-}
-
-
-def test_scikit_learn_accepts_it():
-    checks = pytest.importorskip("sklearn.utils.estimator_checks")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Estimator KMeans does not inherit")
-        results = checks.check_estimator(KMeans(n_clusters=2, random_state=0), on_skip=None, on_fail=None)
-    failed = {result["check_name"]: result["exception"] for result in results if result["status"] == "failed"}
-    assert failed.keys() <= NOT_APPLICABLE.keys(), failed
-    assert len(results) > 40
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -162,18 +145,18 @@ REFUSED = {
     "shape of weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(3)), ValueError, r"sample_weight must have shape \[200\]"),
     "init by a function": (lambda: KMeans(2, init=max).fit(DATA), TypeError, "init must be a name or the centres, got a function"),
     "complex": (lambda: KMeans(2).fit(DATA * 1j), ValueError, "Complex data not supported"),
-    "seed": (lambda: KMeans(2, random_state="a").fit(DATA), TypeError, "^KMeans: random_state must be an int, got 'a'"),
-    "n_clusters": (lambda: KMeans("a").fit(DATA), TypeError, "^KMeans: n_clusters must be an int, got 'a'"),
-    "no clusters": (lambda: KMeans(0).fit(DATA), ValueError, "^KMeans: n_clusters must be at least 1, got 0"),
-    "random_state": (lambda: KMeans(2, random_state=2**63).fit(DATA), ValueError, r"^KMeans: random_state must be from -2\^63 to"),
-    "init": (lambda: KMeans(2, init="best").fit(DATA), ValueError, "^KMeans: init 'best' is not known"),
+    "seed": (lambda: KMeans(2, random_state="a").fit(DATA), TypeError, "^The 'random_state' parameter of KMeans must be .* Got 'a'"),
+    "n_clusters": (lambda: KMeans("a").fit(DATA), TypeError, "^The 'n_clusters' parameter of KMeans must be .* Got 'a'"),
+    "no clusters": (lambda: KMeans(0).fit(DATA), ValueError, "^The 'n_clusters' parameter of KMeans must be .* Got 0 instead"),
+    "random_state": (lambda: KMeans(2, random_state=2**63).fit(DATA), ValueError, "^The 'random_state' parameter of KMeans must be"),
+    "init": (lambda: KMeans(2, init="best").fit(DATA), ValueError, "^The 'init' parameter of KMeans must be a str among"),
     "shape of init": (lambda: KMeans(2, init=DATA[:3]).fit(DATA), ValueError, r"^KMeans: init must have shape \[2, 5\], got \[3, 5\]"),
     "init of text": (lambda: KMeans(2, init=["a"]).fit(DATA), TypeError, "^KMeans: init must hold real numbers, got an array of dtype <U1"),
     "weights of text": (
         lambda: KMeans(2).fit(DATA, sample_weight=["a"] * 200), TypeError, "^KMeans: sample_weight must hold real numbers, got .* <U1",
     ),
-    "no tol": (lambda: KMeans(2, tol=None).fit(DATA), TypeError, "^KMeans: tol must be a number, got None"),
-    "tol": (lambda: KMeans(2, tol="x").fit(DATA), TypeError, "^KMeans: tol must be a number, got 'x'"),
+    "no tol": (lambda: KMeans(2, tol=None).fit(DATA), TypeError, "^The 'tol' parameter of KMeans must be a float in .* Got None instead"),
+    "tol": (lambda: KMeans(2, tol="x").fit(DATA), TypeError, "^The 'tol' parameter of KMeans must be a float in .* Got 'x' instead"),
     "complex tensor": (lambda: KMeans(2).fit(torch.from_numpy(DATA * 1j)), ValueError, "^Complex data not supported"),
     "complex weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(200) * 1j), ValueError, "^Complex data not supported"),
     "score, negative weights": (
@@ -215,11 +198,6 @@ assert "torch" not in sys.modules and "sklearn" not in sys.modules
 def test_numpy_without_torch():
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_import_without_scikit_learn():
-    code = "import sys; from uefl_kernels import KMeans; assert 'sklearn' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @compiled

@@ -53,6 +53,7 @@ define(
     "kmeans(Tensor x, Tensor? weights, Tensor? init, SymInt[] sizes, SymInt[] clusters, int[] seeds, str method, bool spherical,"
     " int n_init, int max_iter, float tol) -> (Tensor centres, Tensor labels, Tensor inertia, Tensor iterations)",
     reference=reference.kmeans,
+    fallback=reference.kmeans_fallback,
     fake=_fake,
 )
 define_composed("kmeans", reference.kmeans_around, kernel="kmeans_step")

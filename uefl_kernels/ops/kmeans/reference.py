@@ -53,6 +53,11 @@ def kmeans(
     return batch(parts, x, weights, init, sizes, clusters, seeds, method, spherical, n_init, max_iter, tol)
 
 
+def kmeans_fallback(*arguments: object) -> Result:
+    """The same by the faster search."""
+    return batch(Parts(steps.kmeans_step_fallback, Grid, advance), *arguments)  # type: ignore[arg-type]
+
+
 def kmeans_around(kmeans_step: Step, *arguments: object) -> Result:
     """The same around another step; the seeding before it and what follows it in Triton, where that runs."""
     parts = Parts(kmeans_step, Grid, advance)
@@ -337,7 +342,7 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
     """Rows [n, d] at length 1, rounded to their dtype; a row of zeros stays."""
     wide = rows.double()
     norms = square_root(steps.square_norms(wide))
-    return torch.where(norms[:, None] > 0, wide / norms[:, None], 0.0).to(rows.dtype)
+    return torch.where(norms[:, None] == 0, 0.0, wide / norms[:, None]).to(rows.dtype)  # NaN stays NaN
 
 
 def sample(masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:

@@ -69,6 +69,7 @@ define(
     "kmeans_step(Tensor x, Tensor centres, Tensor? weights, Tensor middle, Tensor scale, Tensor mass_scale, bool with_inertia)"
     " -> (Tensor labels, Tensor sums, Tensor masses, Tensor inertia)",
     reference=reference.kmeans_step,
+    fallback=reference.kmeans_step_fallback,
     fake=_fake,
 )
 define_triton("kmeans_step", f"{__name__}.triton")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from ..vq.reference import power_of_two
+from ..vq_assign import fallback
 from ..vq_assign.reference import search
 
 Units = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -57,10 +58,22 @@ def kmeans_step(
     with_inertia: bool,
 ) -> Step:
     """x [N, d], centres [k, d], weights [N] at most 1, units -> labels, sums, masses, inertia (see ``ops/kmeans_step/__init__.py``)."""
-    if centres.device.type == "cpu":
-        require_valid_centres("kmeans_step", "centres", centres)
-        _require_within_units(x, weights, mass_scale)
+    require_valid_step(x, centres, weights, mass_scale)
     return compose(x, centres, search(x, centres, "l2")[:, 0], weights, middle, scale, mass_scale, with_inertia)
+
+
+def kmeans_step_fallback(
+    x: torch.Tensor,
+    centres: torch.Tensor,
+    weights: torch.Tensor | None,
+    middle: torch.Tensor,
+    scale: torch.Tensor,
+    mass_scale: torch.Tensor,
+    with_inertia: bool,
+) -> Step:
+    """The same by the faster search."""
+    require_valid_step(x, centres, weights, mass_scale)
+    return compose(x, centres, fallback.search(x, centres, "l2")[:, 0], weights, middle, scale, mass_scale, with_inertia)
 
 
 def compose(
@@ -162,7 +175,11 @@ def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> Non
         raise RuntimeError(f"{op}: weights must be finite (at most 2^1000), not negative and not all zero")
 
 
-def _require_within_units(x: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.Tensor) -> None:
+def require_valid_step(x: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.Tensor) -> None:
+    """The same for all that a step takes."""
+    if centres.device.type != "cpu":
+        return
+    require_valid_centres("kmeans_step", "centres", centres)
     if len(x) > 0 and float(mass_scale) * len(x) > 2.0**62:
         raise RuntimeError("kmeans_step: units are of fewer rows than x has; give those of these rows or of more")
     if weights is not None and not bool(((weights >= 0) & (weights <= 1)).all()):

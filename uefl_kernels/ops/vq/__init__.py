@@ -104,6 +104,7 @@ define(
     "vq(Tensor x, Tensor codebook, str metric, bool exact, bool with_sums, float codebook_weight, float commitment_weight, bool rotation)"
     " -> (Tensor quantized, Tensor indices, Tensor loss, Tensor counts, Tensor sums)",
     reference=reference.vq,
+    fallback=reference.vq_fallback,
     fake=_fake,
 )
 define_composed("vq", reference.vq_around, "vq_forward")

@@ -35,6 +35,21 @@ def vq(
     return _vq(forward.vq_forward, forward.add, x, codebook, metric, exact, with_sums, codebook_weight, commitment_weight)
 
 
+def vq_fallback(
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    metric: str,
+    exact: bool,
+    with_sums: bool,
+    codebook_weight: float,
+    commitment_weight: float,
+    rotation: bool,
+) -> Result:
+    """The same by the faster search."""
+    require_finite("vq", codebook)
+    return _vq(forward.vq_forward_fallback, forward.add, x, codebook, metric, exact, with_sums, codebook_weight, commitment_weight)
+
+
 def vq_around(
     vq_forward: Callable[..., forward.Result],
     x: torch.Tensor,

@@ -6,14 +6,19 @@ import torch
 
 from ..._checks import check_search
 from ..._library import define, define_triton, resolve
-from . import reference
+from . import fallback, reference
 
 
 def _fake(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // codebook.shape[-1], dtype=torch.int64)
 
 
-define("vq_assign(Tensor x, Tensor codebook, str metric, bool exact) -> Tensor", reference=reference.vq_assign, fake=_fake)
+define(
+    "vq_assign(Tensor x, Tensor codebook, str metric, bool exact) -> Tensor",
+    reference=reference.vq_assign,
+    fallback=fallback.vq_assign,
+    fake=_fake,
+)
 define_triton("vq_assign", f"{__name__}.triton")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 # Rows are taken in blocks so that the distances of one block, not of all rows, are in memory.
-_BLOCK_ELEMENTS = 1 << 22
+BLOCK_ELEMENTS = 1 << 22
 
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
@@ -35,18 +35,19 @@ def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor
     segments = x.reshape(-1, x.shape[-1] // d, d)
     n, s = segments.shape[:2]
     indices = torch.empty(n, s, dtype=torch.int64, device=x.device)
-    block = max(1, _BLOCK_ELEMENTS // codebook.shape[-2])
+    block = max(1, BLOCK_ELEMENTS // codebook.shape[-2])
     for segment in range(s):
         codes = (codebook if codebook.dim() == 2 else codebook[segment]).double()
         if metric == "cosine":
-            codes = _unit(codes)
+            codes = unit(codes)
         for start in range(0, n, block):
             rows = segments[start : start + block, segment].double()
-            indices[start : start + block, segment] = _argmin(rows, codes, metric)
+            indices[start : start + block, segment] = argmin(rows, codes, metric)
     return indices.reshape(*x.shape[:-1], s)
 
 
-def _argmin(rows: torch.Tensor, codes: torch.Tensor, metric: str) -> torch.Tensor:
+def argmin(rows: torch.Tensor, codes: torch.Tensor, metric: str) -> torch.Tensor:
+    """rows [n, d], codes [K, d], both float64, the codes of length 1 for "cosine" -> indices [n]."""
     total = rows.new_zeros(rows.shape[0], codes.shape[0])
     for j in range(rows.shape[1]):
         value, code = rows[:, j, None], codes[:, j]
@@ -58,8 +59,8 @@ def _argmin(rows: torch.Tensor, codes: torch.Tensor, metric: str) -> torch.Tenso
     return total.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).argmin(1)
 
 
-def _unit(codes: torch.Tensor) -> torch.Tensor:
-    """codes / |codes|, the norm summed in the order d = 0, 1, ...; a zero codeword stays zero."""
+def unit(codes: torch.Tensor) -> torch.Tensor:
+    """codes / |codes| of codes [K, d] float64, the norm summed in the order d = 0, 1, ...; a zero codeword stays zero."""
     square = codes.new_zeros(codes.shape[0])
     for j in range(codes.shape[1]):
         square += codes[:, j] * codes[:, j]

@@ -33,6 +33,7 @@ define(
     "vq_forward(Tensor x, Tensor codebook, Tensor? scales, str metric, bool exact)"
     " -> (Tensor quantized, Tensor indices, Tensor error, Tensor counts, Tensor largest, Tensor fixed)",
     reference=reference.vq_forward,
+    fallback=reference.vq_forward_fallback,
     fake=_fake,
 )
 define_triton("vq_forward", f"{__name__}.triton")

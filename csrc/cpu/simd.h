@@ -1,13 +1,18 @@
-// A row to each lane of a vector: what the MC-dropout kernel computes with, on every instruction set. Float results may differ in the
-// last bits between instruction sets (FMA or not); random words never do.
+// The vectors of an instruction set and what the kernels do with them: one text for all, and an intrinsic where GCC's vector types do not
+// come to the instruction that is meant. Vectors are as wide as the registers: wider ones GCC lowers through memory. Float results may
+// differ in the last bits between instruction sets (FMA or not); integers never do.
 #pragma once
 
 #include <cstdint>
 
 #include "common/mc_dropout.h"
 
-#if defined(__AVX2__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // what GCC 12 says of its own _mm512_undefined_epi32
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+#elif defined(__SSE2__)
+// What GCC 12 says of the deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 #endif
 
@@ -34,7 +39,140 @@ typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef uint64_t Longs __attribute__((vector_size(4 * kLanes)));
 
-// By reference throughout: a vector return has no fixed ABI across flags.
+UEFL_INLINE Floats broadcast(float value) { return value - Floats{}; }  // 0 + value is an addition: of -0 it makes 0
+UEFL_INLINE Ints broadcast(int32_t value) { return value - Ints{}; }
+
+template <class Vector>
+UEFL_INLINE void load(const void* from, Vector& out) {
+  __builtin_memcpy(&out, from, sizeof out);
+}
+template <class Vector>
+UEFL_INLINE void store(const Vector& value, void* to) {
+  __builtin_memcpy(to, &value, sizeof value);
+}
+
+// The smaller and the larger of two; b where one is NaN.
+UEFL_INLINE Floats least(const Floats& a, const Floats& b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+UEFL_INLINE Floats most(const Floats& a, const Floats& b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+UEFL_INLINE Floats magnitude(const Floats& x) { return (Floats)((Ints)x & 0x7fffffff); }
+
+#if defined(__AVX512F__)
+UEFL_INLINE float least_across(const Floats& x) { return _mm512_reduce_min_ps((__m512)x); }
+UEFL_INLINE float most_across(const Floats& x) { return _mm512_reduce_max_ps((__m512)x); }
+UEFL_INLINE float sum_across(const Floats& x) { return _mm512_reduce_add_ps((__m512)x); }
+#else
+typedef float Floats4 __attribute__((vector_size(16)));
+// Lane 0 of what combine() makes of all lanes, by halves.
+template <class Combine>
+UEFL_INLINE float across(const Floats& x, const Combine& combine) {
+  Floats4 half;
+  __builtin_memcpy(&half, &x, sizeof half);
+  if constexpr (kLanes == 8) {
+    Floats4 high;
+    __builtin_memcpy(&high, reinterpret_cast<const char*>(&x) + sizeof half, sizeof high);
+    half = combine(half, high);
+  }
+  const float even = combine(half[0], half[2]), odd = combine(half[1], half[3]);
+  return combine(even, odd);
+}
+UEFL_INLINE float least_across(const Floats& x) {
+  return across(x, [](auto a, auto b) { return a < b ? a : b; });
+}
+UEFL_INLINE float most_across(const Floats& x) {
+  return across(x, [](auto a, auto b) { return a > b ? a : b; });
+}
+UEFL_INLINE float sum_across(const Floats& x) {
+  return across(x, [](auto a, auto b) { return a + b; });
+}
+#endif
+
+// A bit for each lane of a that is at most that of b.
+UEFL_INLINE uint32_t lanes_not_above(const Floats& a, const Floats& b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LE_OQ);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_LE_OQ)));
+#elif defined(__SSE2__)
+  return static_cast<uint32_t>(_mm_movemask_ps(_mm_cmple_ps((__m128)a, (__m128)b)));
+#else
+  uint32_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits |= static_cast<uint32_t>(a[lane] <= b[lane]) << lane;
+  return bits;
+#endif
+}
+
+// x with infinity in one lane; not through memory, where a vector that is read after a part of it was written has to wait.
+UEFL_INLINE Floats with_infinity(const Floats& x, int lane) {
+  Ints numbers;
+  for (int i = 0; i < kLanes; ++i) numbers[i] = i;
+  return numbers == lane ? broadcast(__builtin_inff()) : x;
+}
+
+// sum -= a * b
+UEFL_INLINE void subtract_product(const Floats& a, const Floats& b, Floats& sum) {
+#if defined(__AVX512F__)
+  sum = (Floats)_mm512_fnmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+  sum = (Floats)_mm256_fnmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__ARM_NEON)
+  sum = (Floats)vfmsq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+  sum -= a * b;
+#endif
+}
+
+#if defined(__SSE2__)
+// To the nearest integers.
+UEFL_INLINE Ints rounded(const Floats& x) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtps_epi32((__m256)x);
+#else
+  return (Ints)_mm_cvtps_epi32((__m128)x);
+#endif
+}
+
+// Two vectors of numbers as pairs of 16 bits, in an order of its own.
+UEFL_INLINE Ints pairs_of(const Ints& a, const Ints& b) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_packs_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_packs_epi32((__m256i)a, (__m256i)b);
+#else
+  return (Ints)_mm_packs_epi32((__m128i)a, (__m128i)b);
+#endif
+}
+
+// The two products of each pair of 16-bit numbers, added to a sum of 32 bits. By hand: around the intrinsics GCC 12 copies every sum, or
+// moves all products before all sums, which then do not fit into the registers.
+UEFL_INLINE void add_pair_products(const Ints& a, const Ints& b, Ints& sum) {
+#if defined(__AVX512VNNI__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+#elif defined(__AVX2__)
+  Ints products;
+  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(products) : "v"(a), "v"(b));
+#else
+  sum += (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#endif
+}
+#endif
 
 // sum += x * factor
 UEFL_INLINE void multiply_add(const Floats& x, float factor, Floats& sum) {
@@ -42,6 +180,8 @@ UEFL_INLINE void multiply_add(const Floats& x, float factor, Floats& sum) {
   sum = (Floats)_mm512_fmadd_ps((__m512)x, _mm512_set1_ps(factor), (__m512)sum);
 #elif defined(__FMA__)
   sum = (Floats)_mm256_fmadd_ps((__m256)x, _mm256_set1_ps(factor), (__m256)sum);
+#elif defined(__ARM_NEON)
+  sum = (Floats)vfmaq_n_f32((float32x4_t)sum, (float32x4_t)x, factor);
 #else
   sum += x * factor;
 #endif

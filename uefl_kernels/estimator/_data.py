@@ -1,0 +1,138 @@
+"""From what a caller has (arrays, lists, data frames, tensors) to tensors, and back."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._checks import DTYPES
+from .._kmeans_checks import native
+
+Back = Callable[[torch.Tensor], Any]
+
+_COMPLEX = "Complex data not supported: {} needs real numbers."
+
+
+def rows_of(name: str, X: Any) -> tuple[torch.Tensor, Back]:
+    """Rows [n, d] of one of the four dtypes, not copied where that can be, and the way back to the caller's kind."""
+    x, back = (real(name, X.detach()), _keep) if isinstance(X, torch.Tensor) else (_tensor(name, X), _to_numpy)
+    if x.dim() != 2:
+        raise ValueError(f"Expected 2D array, got {x.dim()}D array instead. Reshape your data: one row per sample.")
+    if x.dtype not in DTYPES:
+        x = x.double()
+    n, d = x.shape
+    if n == 0 or d == 0:
+        kind = f"{n} sample(s)" if n == 0 else f"{d} feature(s)"
+        raise ValueError(f"Found array with {kind} (shape=({n}, {d})) while a minimum of 1 is required by {name}.")
+    return x, back
+
+
+def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
+    """Weights or centres, in float64."""
+    if isinstance(value, torch.Tensor):
+        return real(name, value.detach()).double()
+    array = without_na(native(name, argument, value))
+    if array.dtype.kind == "c":
+        raise ValueError(_COMPLEX.format(name))
+    try:
+        return torch.from_numpy(np.array(array, np.float64, order="C"))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: {argument} must hold real numbers, got an array of dtype {array.dtype}") from None
+
+
+def real(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, unless it is complex."""
+    if tensor.is_complex():
+        raise ValueError(_COMPLEX.format(name))
+    return tensor
+
+
+def shared(array: Any) -> torch.Tensor:
+    """A tensor on the memory of an array, which is only read; torch warns when it could not be written to."""
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def without_na(array: Any) -> Any:
+    """The array with NaN for what pandas calls missing, which NumPy cannot turn into a number."""
+    pandas = sys.modules.get("pandas")
+    return array if pandas is None or array.dtype.kind != "O" else np.where(pandas.isna(array), np.nan, array)
+
+
+def column_names(X: Any) -> Any:
+    """Names of the columns of a data frame when all are strings, else None; some strings and some not is an error, as in scikit-learn."""
+    columns = getattr(X, "column_names", getattr(X, "columns", None))  # of PyArrow, of all others
+    if columns is None or isinstance(X, torch.Tensor) or len(columns) == 0:
+        return None
+    kinds = sorted({type(name).__qualname__ for name in columns})
+    if "str" not in kinds:
+        return None
+    if len(kinds) > 1:
+        raise TypeError(
+            "Feature names are only supported if all input features have string names, but your input has "
+            f"{kinds} as feature name / column name types. Convert them all to strings, as by X.columns = X.columns.astype(str)."
+        )
+    return np.asarray(list(columns), dtype=object)
+
+
+def check_names(estimator: str, seen: Any, names: Any) -> None:
+    """Raise ValueError for other column names than those of the fit, or in another order; warn where only one of the two has any."""
+    if seen is None and names is None:
+        return
+    if seen is None:
+        warnings.warn(f"X has feature names, but {estimator} was fitted without feature names", stacklevel=4)
+        return
+    if names is None:
+        warnings.warn(f"X does not have valid feature names, but {estimator} was fitted with feature names", stacklevel=4)
+        return
+    if list(seen) == list(names):
+        return
+    message = "The feature names should match those that were passed during fit.\n"
+    unseen, missing = sorted(set(names) - set(seen)), sorted(set(seen) - set(names))
+    for title, differing in (("Feature names unseen at fit time", unseen), ("Feature names seen at fit time, yet now missing", missing)):
+        if differing:
+            message += f"{title}:\n" + "".join(f"- {name}\n" for name in differing[:5]) + ("- ...\n" if len(differing) > 5 else "")
+    if not unseen and not missing:
+        message += "Feature names must be in the same order as they were in fit.\n"
+    raise ValueError(message)
+
+
+def seed_of(random_state: Any) -> int:
+    """A seed for the kernels."""
+    if random_state is None:
+        return int(torch.randint(2**31, ()))
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31))
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31))
+    return random_state  # type: ignore[no-any-return]  # an int, which is checked
+
+
+def _keep(result: torch.Tensor) -> torch.Tensor:
+    return result
+
+
+def _to_numpy(result: torch.Tensor) -> Any:
+    return result.numpy()
+
+
+def _tensor(name: str, X: Any) -> torch.Tensor:
+    if hasattr(X, "toarray"):
+        raise TypeError(f"{name}: sparse data are not supported, expected a dense array; use X.toarray()")
+    array = native(name, "X", X)
+    if array.dtype.kind == "c":
+        raise ValueError(_COMPLEX.format(name))
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        array = without_na(array).astype(np.float64)
+    if array.ndim < 2:
+        raise ValueError(f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: one row per sample.")
+    whole = array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    return shared(array if whole else np.array(array, order="C"))

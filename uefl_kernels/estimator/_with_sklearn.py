@@ -1,0 +1,40 @@
+"""Bases made of scikit-learn's own classes: parameters, set_output, metadata routing, tags, representations in notebooks."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from .._kmeans_checks import INITS, METRICS
+
+__all__ = ["ClusteringEstimator", "ConvergenceWarning", "NotFittedError", "constraints"]
+
+_COUNT = Interval(Integral, 1, None, closed="left")
+_CONSTRAINTS: dict[str, list[Any]] = {
+    "n_clusters": [_COUNT],
+    "init": [StrOptions(set(INITS)), "array-like"],
+    "n_init": [StrOptions({"auto"}), _COUNT],
+    "max_iter": [_COUNT],
+    "tol": [Interval(Real, 0, None, closed="left")],
+    "random_state": [Interval(Integral, -(2**63), 2**63 - 1, closed="both"), np.random.RandomState, np.random.Generator, None],
+    "metric": [StrOptions(set(METRICS))],
+}
+
+
+def constraints(*names: str) -> dict[str, list[Any]]:
+    """What scikit-learn checks of the parameters of these names, for ``_parameter_constraints``."""
+    return {name: _CONSTRAINTS[name] for name in names}
+
+
+class ClusteringEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):  # type: ignore[misc]
+    """A clustering that also transforms."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags

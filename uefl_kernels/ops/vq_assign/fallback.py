@@ -1,0 +1,145 @@
+"""``vq_assign`` where no kernel is compiled: a blocked matrix product, and the definition for the rows that it does not decide.
+
+The product ranks the codewords of a row by s = |c|^2 / 2 - x.c (cosine: s = -x.c), which is their distance but for |x|^2. A bound
+on all rounding says how far two scores must be apart for the definition to order them the same way. A row whose best score is ahead
+of all others by that much is decided. Of another one, the definition (``reference.py``) is evaluated on the few codewords within the
+bound, or on all of them where they are many or where NaN or an overflow leaves no bound. So the indices are those of the definition.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import reference
+
+_BLOCK_ELEMENTS = 1 << 21  # scores of a block of rows: some megabytes, so that they stay in the cache between the passes over them
+_FEWEST_ROWS = 16
+_FEW = 8  # codewords within the bound, which are looked at one by one
+_PAIR_ELEMENTS = 1 << 20  # of the float64 differences that are in memory at a time
+_NARROW = 1e-12, 1e12  # magnitudes of a codebook whose products with ordinary rows are far from the limits of float32
+_LONGEST = 1 << 16  # elements of a codeword that float32 can add up: (d + 6) 2^-24 must be far below 1
+
+
+def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
+    """x [..., D], codebook [K, d] or [S, K, d] -> indices [..., S] int64, those of ``reference.vq_assign``; always exact."""
+    reference.require_finite("vq_assign", codebook)
+    return search(x, codebook, metric)
+
+
+def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor:
+    """``vq_assign`` of a codebook that is finite."""
+    x, codebook = x.detach(), codebook.detach()
+    d = codebook.shape[-1]
+    segments = x.reshape(-1, x.shape[-1] // d, d)
+    books = [codebook] * segments.shape[1] if codebook.dim() == 2 else list(codebook)
+    shared = _Book(codebook, metric, x.dtype) if codebook.dim() == 2 else None
+    found = [(shared or _Book(book, metric, x.dtype)).nearest(segments[:, s]) for s, book in enumerate(books)]
+    return torch.stack(found, 1).reshape(*x.shape[:-1], len(books))
+
+
+class _Book:
+    """One codebook [K, d], ready for the product."""
+
+    def __init__(self, codes: torch.Tensor, metric: str, rows: torch.dtype) -> None:
+        self.metric = metric
+        self.exact = reference.unit(codes.double()) if metric == "cosine" else codes.double()
+        peak = self.exact.abs().amax()
+        single = (
+            torch.float64 not in (rows, codes.dtype)
+            and codes.shape[1] <= _LONGEST
+            and _full_float32(codes.device)
+            and bool((peak >= _NARROW[0]) & (peak <= _NARROW[1]))
+        )
+        self.dtype = torch.float32 if single else torch.float64
+        middle = self.exact.mean(0).to(self.dtype)
+        # Distances do not change when rows and codewords are moved by the same vector, but the bound grows with their lengths.
+        self.middle = middle if metric == "l2" and bool(middle.abs().amax() > peak / 8) else None
+        centred = self.exact if self.middle is None else self.exact - self.middle
+        norms = centred.square().sum(1)
+        self.codes = centred.to(self.dtype).T
+        self.halves = (norms / 2 if metric == "l2" else torch.zeros_like(norms)).to(self.dtype)
+        self.radius = _above(norms.amax().sqrt(), codes.shape[1]).item()
+
+    def nearest(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [n, d] -> indices [n]."""
+        k = len(self.halves)
+        indices = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+        step = max(_FEWEST_ROWS, _BLOCK_ELEMENTS // k)
+        few, many = [], []  # of the rows that are not decided: (row, codeword) pairs, and rows
+        for start in range(0, len(rows), step):
+            scores, bound = self._scores(rows[start : start + step])
+            best, index = scores.min(1)
+            indices[start : start + step] = index
+            limit = best + bound
+            ahead = scores.scatter_(1, index[:, None], torch.inf).amin(1) > limit
+            row = (~ahead).nonzero()[:, 0]
+            if len(row) == 0:
+                continue
+            near = ~(scores[row] > limit[row, None])  # NaN is near
+            near[torch.arange(len(row), device=row.device), index[row]] = True
+            is_few = (near.sum(1) <= _FEW) & limit[row].isfinite()
+            pairs = near[is_few].nonzero()
+            few.append(torch.stack([row[is_few][pairs[:, 0]] + start, pairs[:, 1]]))
+            many.append(row[~is_few] + start)
+        if few:
+            self._settle_pairs(rows, torch.cat(few, 1), indices)
+            self._settle_rows(rows, torch.cat(many), indices)
+        return indices
+
+    def _scores(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores [n, K] of rows [n, d], and the least difference [n] that decides.
+
+        With u the unit roundoff, R the radius of the centred codebook and |x| that of the centred row: centring rounds every element of
+        x and c once; |c|^2 / 2, the sum of d products and their difference are off by at most (d + 6) u (R^2 + |x| R), in any order and
+        with or without FMA; what falls below the smallest normal number, also where that is flushed to zero, adds less than the last
+        term. The definition itself is off by (d + 3) 2^-53 of a distance, which is at most (|x| + R)^2. Two scores are off twice that.
+        """
+        d = rows.shape[1]
+        centred = rows.to(self.dtype) if self.middle is None else rows.to(self.dtype) - self.middle
+        with torch.autocast(rows.device.type, enabled=False):
+            scores = torch.addmm(self.halves, centred, self.codes, alpha=-1)
+        info = torch.finfo(self.dtype)
+        norm, r = _above(torch.linalg.vector_norm(centred, dim=1), d).double(), self.radius
+        bound = (norm + r) * (r * (d + 6) * info.eps) + (norm + r).square() * ((d + 3) * 2.0**-52) + (norm + r + 1) * (64 * d * info.tiny)
+        return scores, (bound * 1.1).to(self.dtype)  # with room for what is rounded here, and in adding it to the best score
+
+    def _settle_pairs(self, rows: torch.Tensor, pairs: torch.Tensor, indices: torch.Tensor) -> None:
+        """The definition of a few codewords for each of a few rows; pairs [2, P] are in order."""
+        row, code = pairs
+        if len(row) == 0:
+            return
+        step = max(1, _PAIR_ELEMENTS // rows.shape[1])
+        split = zip(row.split(step), code.split(step), strict=True)
+        distances = torch.cat([self._distances(rows[r].double(), self.exact[c]) for r, c in split])
+        asked, number = row.unique_consecutive(return_inverse=True)
+        least = torch.full_like(asked, torch.inf, dtype=torch.float64).scatter_reduce_(0, number, distances, "amin")
+        first = torch.where(distances == least[number], code, len(self.halves))
+        indices[asked] = torch.full_like(asked, len(self.halves)).scatter_reduce_(0, number, first, "amin")
+
+    def _distances(self, rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        """``reference.distances`` of rows and codes [P, d], with one operation for each d in place of several."""
+        difference = rows - codes
+        terms = difference * difference if self.metric == "l2" else -(rows * codes)
+        total = terms.new_zeros(len(terms))
+        for term in terms.T.contiguous().unbind():
+            total += term
+        return total
+
+    def _settle_rows(self, rows: torch.Tensor, asked: torch.Tensor, indices: torch.Tensor) -> None:
+        """The definition of all codewords."""
+        if len(asked) == 0:
+            return
+        for some in asked.split(max(1, reference.BLOCK_ELEMENTS // len(self.halves))):
+            indices[some] = reference.argmin(rows[some].double(), self.exact, self.metric)
+
+
+def _above(norm: torch.Tensor, d: int) -> torch.Tensor:
+    """At least the norm of vectors of d elements, of the norm as it was computed: squares may have underflown, each of less than tiny."""
+    above: torch.Tensor = norm * 1.01 + d * 4 * float(torch.finfo(norm.dtype).tiny) ** 0.5
+    return above
+
+
+def _full_float32(device: torch.device) -> bool:
+    """Whether a float32 product keeps 24 bits there, which a user may have given up for speed (TF32, bfloat16)."""
+    backends = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
+    return backends.matmul.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined, no-any-return]
