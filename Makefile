@@ -1,17 +1,18 @@
 # make demo     UEFL beside FedAvg on real digits, with pictures, in runs/demo
-# make test     the whole test suite
+# make test     the tests, but those marked slow              make test-slow   those: other instruction sets, nvcc, wheels, long runs
 # make lint     style, types, C++ format
 # make bench    the benchmark suite against its peers       make bench-plot   pictures of its saved results
 # make ctest    C++ tests, without torch                    make clean        remove what was built
+# make wheel    dist/*.whl as it is published                   make docs     the documentation, in build/site
 # make gpu-check  on a GPU machine: every kernel once, its tests, timings
-# Every target but gpu-check, which runs on a bare machine, first does the set-up it needs: .venv, pinned packages, kernels.
+# Every target but docs and gpu-check, which runs on a bare machine, first does the set-up it needs: .venv, pinned packages, kernels.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` has those of a wheel
 
-.PHONY: setup demo test lint bench bench-plot bench-smoke ctest gpu-check clean
+.PHONY: setup demo test test-slow lint bench bench-plot bench-smoke ctest wheel docs gpu-check clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.built
@@ -31,8 +32,12 @@ SOURCES := setup.py CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/*/*.*
 demo: setup
 	@if [ -f runs/demo/config.toml ]; then .venv/bin/uefl train --resume runs/demo; else .venv/bin/uefl train demo --out runs/demo; fi
 
+# Two processes halve the time: most tests keep one core busy. Slow tests compile, or start processes, on all cores themselves.
 test: setup
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --dist loadfile -m 'not slow and not large'
+
+test-slow: setup
+	$(PY) -m pytest -m 'slow and not large'
 
 lint: .venv/.packages
 	.venv/bin/ruff check .
@@ -54,8 +59,20 @@ bench-plot: .venv/.packages
 bench-smoke: setup
 	$(PY) -m benchmarks.run --smoke
 
+wheel: .venv/.packages
+	CMAKE_ARGS=-DUEFL_CUDA=AUTO $(PY) tools/wheel.py build dist
+	for wheel in dist/*.whl; do $(PY) tools/wheel.py check $$wheel || exit 1; done
+
+docs: build/docs-venv/.packages
+	NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --strict --site-dir build/site
+
+build/docs-venv/.packages: docs/requirements.txt
+	test -x build/docs-venv/bin/python || $(PYTHON) -m venv build/docs-venv
+	build/docs-venv/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
+
 gpu-check:
 	bash benchmarks/gpu_check.sh
 
 clean:
-	rm -rf build .venv/.built uefl_kernels/*.so *.egg-info
+	rm -rf build dist .venv/.built uefl_kernels/*.so *.egg-info

@@ -5,11 +5,16 @@ before that, so that it must seed what it draws. And one import must be the firs
 whether its kernels are interpreted.
 """
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; threads that spin while they wait multiply the time of a busy machine
+
 import gzip
 import hashlib
-import os
 import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +47,16 @@ def _whatever_ran_before():
     np.random.seed(0)  # noqa: NPY002  # some libraries draw from it
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(scope="session")
+def published_wheel(tmp_path_factory):
+    """The wheel as ``make wheel`` has it, with CUDA kernels where nvcc is installed; built once, for slow tests."""
+    pytest.importorskip("auditwheel")
+    folder = tmp_path_factory.mktemp("wheel")
+    environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO"}
+    subprocess.run([sys.executable, Path(__file__).parents[1] / "tools" / "wheel.py", "build", folder], check=True, env=environment)
+    return next(folder.glob("*.whl"))
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_case_is_named_by_what_is_not_default():
 
 def test_smoke_run_saves_what_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    assert run.main(["--smoke", "--peers", "cdist+argmin,eager", "--save"]) == 0
+    assert run.main(["--smoke", "--op", "vq_assign,vq", "--peers", "cdist+argmin,eager", "--save"]) == 0
     (saved,) = tmp_path.glob("*.csv")
     rows = list(csv.DictReader(saved.open()))
     assert {(row["op"], row["provider"]) for row in rows} >= {("vq_assign", "uefl"), ("vq_assign", "cdist+argmin"), ("vq", "eager")}

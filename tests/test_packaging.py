@@ -1,7 +1,8 @@
-"""What `pip install .` puts on a machine: with kernels, and in pure Python where UEFL_BUILD=off."""
+"""What `pip install .` puts on a machine: with kernels, and in pure Python where UEFL_BUILD=off; and the wheel as it is published."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ def wheel(tmp_path: Path, **variables: str) -> Path:
     source = tmp_path / "source"
     ignore = shutil.ignore_patterns(".git", ".venv", "build", "runs", "*.so", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, source, ignore=ignore)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"} | variables
+    environment = os.environ | variables
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True, env=environment)
     (built,) = tmp_path.glob("*.whl")
@@ -48,13 +49,13 @@ def use(site: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_wheel_with_kernels(tmp_path):
-    content = names(wheel(tmp_path, CMAKE_ARGS="-DUEFL_CUDA=OFF"))
-    for needed in ("uefl_kernels/_C.abi3.so", "uefl_kernels/py.typed", "uefl/py.typed", "uefl/presets/demo.toml", "uefl/report/plots.py"):
+def test_the_published_wheel_runs_without_a_compiler(published_wheel):
+    """The README's snippet in a bare environment; size, names and manylinux tag."""
+    done = subprocess.run([sys.executable, ROOT / "tools" / "wheel.py", "check", published_wheel], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    content = names(published_wheel)
+    for needed in ("uefl/presets/demo.toml", "uefl/report/plots.py"):
         assert needed in content
-    assert any(name.startswith("uefl_kernels/_host.") for name in content)
-    assert not any(name.startswith(("tests", "benchmarks", "csrc")) for name in content)
-    assert use(tmp_path / "site") == [str(tmp_path / "site" / "uefl_kernels" / "__init__.py"), "True"]
 
 
 @pytest.mark.slow
@@ -63,3 +64,23 @@ def test_a_wheel_without_a_compiler(tmp_path):
     assert not any(name.endswith(".so") for name in names(built))
     assert built.name.endswith("py3-none-any.whl")
     assert use(tmp_path / "site")[1] == "False"
+
+
+def test_a_broken_wheel_is_not_passed(tmp_path):
+    spec = importlib.util.spec_from_file_location("wheel_tool", ROOT / "tools" / "wheel.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    built = tmp_path / "uefl-0.1.0-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(built, "w") as archive:
+        archive.writestr("tests/test_x.py", "")
+        archive.writestr("uefl-0.1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: uefl\nVersion: 0.1.0\n")
+        archive.writestr("uefl-0.1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n")
+        archive.writestr("uefl-0.1.0.dist-info/RECORD", "")
+    said = "\n".join(tool.faults(built))
+    for fault in (
+        "no manylinux tag",
+        "uefl_kernels/_C.abi3.so is missing",
+        "expected one uefl_kernels/_host",
+        "tests/test_x.py is not part",
+    ):
+        assert fault in said

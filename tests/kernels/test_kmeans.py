@@ -377,6 +377,7 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
 
 
 @compiled
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(request, variant):
     """The tests of equality."""

@@ -248,6 +248,7 @@ def test_autocast():
 
 
 @compiled
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(request, variant):
     """The tests of equality on the CPU."""

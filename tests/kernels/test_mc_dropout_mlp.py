@@ -224,6 +224,7 @@ for shape in SHAPES.values():
 
 
 @pytest.mark.skipif(not COMPILED, reason="not compiled")
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["avx512", "avx2", "portable"])
 def test_every_instruction_set(variant):
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))

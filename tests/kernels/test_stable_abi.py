@@ -3,19 +3,28 @@
 import re
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import uefl_kernels
 
-LIBRARY = Path(uefl_kernels.__file__).with_name("_C.abi3.so")
+INSTALLED = Path(uefl_kernels.__file__).with_name("_C.abi3.so")
 STREAM = "aoti_torch_get_current_cuda_stream"
 
-pytestmark = [
-    pytest.mark.skipif(not LIBRARY.exists(), reason="the compiled kernels are not built"),
-    pytest.mark.skipif(shutil.which("nm") is None or shutil.which("readelf") is None, reason="binutils are not installed"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("nm") is None or shutil.which("readelf") is None, reason="binutils are not installed")
+
+
+@pytest.fixture(scope="module", params=["installed", pytest.param("published", marks=pytest.mark.slow)])
+def library(request, tmp_path_factory):
+    """The library in use, and that of a wheel, which also has the CUDA kernels where nvcc is installed."""
+    if request.param == "installed":
+        if not INSTALLED.exists():
+            pytest.skip("the compiled kernels are not built")
+        return INSTALLED
+    with zipfile.ZipFile(request.getfixturevalue("published_wheel")) as archive:
+        return Path(archive.extract("uefl_kernels/_C.abi3.so", tmp_path_factory.mktemp("library")))
 
 
 def output(*command):
@@ -23,14 +32,14 @@ def output(*command):
 
 
 @pytest.fixture(scope="module")
-def undefined():
+def undefined(library):
     """Undefined dynamic symbol -> its type: U, or w when it is weak."""
-    lines = output("nm", "-D", "--undefined-only", str(LIBRARY)).splitlines()
+    lines = output("nm", "-D", "--undefined-only", str(library)).splitlines()
     return {name.partition("@")[0]: kind for kind, name in (line.split() for line in lines)}
 
 
-def test_no_cpp_symbol_of_torch(undefined):
-    demangled = output("nm", "-D", "-C", "--undefined-only", str(LIBRARY))
+def test_no_cpp_symbol_of_torch(library):
+    demangled = output("nm", "-D", "-C", "--undefined-only", str(library))
     assert re.findall(r".*\b(?:at|c10|torch|caffe2)::.*", demangled) == []
 
 
@@ -62,10 +71,10 @@ def test_shims_exist_in_the_oldest_torch_promised(undefined):
     assert newer & set(undefined) == set()
 
 
-def test_a_second_opinion():
+def test_a_second_opinion(library):
     """torch-abi-audit knows by name every symbol of the stable ABI and the version it came with."""
     audit = pytest.importorskip("torch_abi_audit", reason="torch-abi-audit is not installed")
-    found = audit.inspect_extension(LIBRARY).torch
+    found = audit.inspect_extension(library).torch
     assert found.uses_torch
     assert found.stable
     assert (found.unstable_symbols, found.unknown_shim_symbols) == ((), ())
@@ -78,7 +87,7 @@ def test_cuda_stream_is_optional(undefined):
     assert undefined[STREAM] == "w"
 
 
-def test_needs_no_cuda_library():
-    needed = re.findall(r"NEEDED.*\[(.+)\]", output("readelf", "-d", str(LIBRARY)))
+def test_needs_no_cuda_library(library):
+    needed = re.findall(r"NEEDED.*\[(.+)\]", output("readelf", "-d", str(library)))
     assert "libtorch_cpu.so" in needed
     assert [name for name in needed if re.search(r"cuda|cudart|nv|c10|python", name)] == []

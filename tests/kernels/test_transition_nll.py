@@ -277,6 +277,7 @@ for threads in (1, 2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["avx512", "avx2", "portable"])
 def test_every_instruction_set(variant):
     environment = {**os.environ, "UEFL_CPU": variant}

@@ -281,6 +281,7 @@ def test_fuzz(data, n, k, d, metric):
 
 
 @compiled
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(request, variant):
     """All of this file that the search decides."""

@@ -114,8 +114,7 @@ LAYOUTS = {
 }
 
 
-@settings(max_examples=2000)
-@given(
+searches = given(
     seed=st.integers(0, 1 << 30),
     n=st.sampled_from(ROWS),
     k=st.sampled_from(COUNTS),
@@ -127,7 +126,9 @@ LAYOUTS = {
     dtypes=st.tuples(st.sampled_from((torch.float32, *DTYPES)), st.sampled_from((torch.float32, *DTYPES))),
     metric=st.sampled_from(("l2", "l2", "cosine")),
 )
-def test_fuzz(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
+
+
+def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     random = torch.Generator().manual_seed(seed)
     parts = [
         KINDS[kind](
@@ -141,10 +142,24 @@ def test_fuzz(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     assert wrong_indices(x, codebook.clamp(-limit, limit).to(dtypes[1]), metric) == 0
 
 
+@settings(max_examples=200)
+@searches
+def test_fuzz(**search):
+    assert_exact(**search)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000)
+@searches
+def test_long_fuzz(**search):
+    assert_exact(**search)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fuzz_of_every_variant(request, variant):
+def test_long_fuzz_of_every_variant(request, variant):
     """The same searches."""
-    variants.run(request, "test_fuzz and not variant", variant)
+    variants.run(request, "test_long_fuzz and not variant", variant)
 
 
 def test_more_than_2_to_the_31_elements():

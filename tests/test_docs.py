@@ -1,0 +1,74 @@
+"""The pages of docs/: their examples run, and every public name of the kernels has its entry and an example."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import uefl_kernels
+import uefl_kernels.metrics
+import uefl_kernels.nn
+
+ROOT = Path(__file__).parents[1]
+API = sorted((ROOT / "docs" / "api").glob("*.md"))
+GUIDES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+PUBLIC = {f"uefl_kernels.{name}" for name in uefl_kernels.__all__} | {f"uefl_kernels.nn.{name}" for name in uefl_kernels.nn.__all__}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", API, ids=lambda page: page.stem)
+def test_examples_of_the_reference_give_what_they_show(page):
+    examples = blocks(page, "pycon")
+    assert examples
+    torch.manual_seed(0)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for text in examples:
+        test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+        assert test.examples
+        said: list[str] = []
+        runner.run(test, out=said.append)
+        assert not said, "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [(page, number) for page in GUIDES for number in range(len(blocks(page, "python")))],
+    ids=lambda x: getattr(x, "stem", None),
+)
+def test_python_of_the_guides_runs_alone(page, number):
+    exec(blocks(page, "python")[number], {})
+
+
+def test_every_public_name_has_an_entry_and_an_example():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in API)
+    entries = {name.replace(".estimator.", ".") for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}  # which is imported late
+    assert PUBLIC | {"uefl_kernels.numpy", "uefl_kernels.metrics"} == entries
+    examples = "\n".join(code for page in API for code in blocks(page, "pycon"))
+    functions = [name for name, value in vars(uefl_kernels.metrics).items() if getattr(value, "__module__", "") == "uefl_kernels.metrics"]
+    for name in [*(name.rpartition(".")[2] for name in PUBLIC), *(name for name in functions if not name.startswith("_"))]:
+        assert re.search(rf"\b{name}\b", examples), f"{name} has no example"
+
+
+def test_links_out_of_the_docs_become_text(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    inside = importlib.import_module("links").inside
+    kept = "[b](uefl.md#y), ![c](images/c.png), [d](https://a.b/c)"
+    page = f"[a](../benchmarks/NOTES.md#x), {kept}, [e](../uefl.md), [f](../../Makefile)"
+    assert inside(page, "") == f"a, {kept}, e, f"
+    assert inside(page, "api") == page.replace("[f](../../Makefile)", "f")
+
+
+def test_signs_of_docstrings_become_markdown(monkeypatch):
+    pytest.importorskip("griffe", reason="mkdocstrings is not installed: make docs uses it")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    markdown = importlib.import_module("docstrings").markdown
+    assert markdown("see :func:`vq_assign`, :class:`~uefl_kernels.MCStats`::") == "see `vq_assign`, `MCStats`:"
+    assert markdown("Args:\n    a, b: one\n        two\n") == "Args:\n    a: one\n        two\n    b: one\n        two\n"

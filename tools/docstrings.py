@@ -1,0 +1,32 @@
+"""For mkdocstrings: the few signs of reStructuredText in our docstrings, as Markdown.
+
+Docstrings are read in editors and terminals, too, so they stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+ROLE = re.compile(r":(?:func|class|meth|mod|attr):`~?(?:[\w.]+\.)?(\w+)`")
+LITERAL = re.compile(r"::$", re.MULTILINE)
+ENTRY = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", re.MULTILINE)  # "k, seed: as kmeans" below Args
+
+
+def markdown(text: str) -> str:
+    """Names as code, an indented block of code behind a single colon, and an entry for each of several arguments."""
+
+    def entries(match: re.Match[str]) -> str:
+        return "\n".join(f"{match[1]}{name}: {match[3]}" for name in match[2].split(", "))
+
+    return ENTRY.sub(entries, LITERAL.sub(":", ROLE.sub(r"`\1`", text)))
+
+
+class Markdown(griffe.Extension):
+    """Rewrites every docstring once it is read."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = markdown(obj.docstring.value)
