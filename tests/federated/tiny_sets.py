@@ -11,7 +11,7 @@ from uefl import config
 from uefl.algorithms import FedUL, build, clients
 from uefl.algorithms.client import Device
 from uefl.config import Config
-from uefl.data import sets as s
+from uefl.data.old import sets as s
 from uefl.data.priors import draw_priors, realised
 from uefl.engines.local import LocalEngine
 
