@@ -72,7 +72,7 @@ def of_twins(twins: Sequence[tuple[str, str]]) -> list[str]:
     if not twins:
         return []
     measured, trained = twins[0]
-    more = f", and {len(twins) - 1} more such pairs" if len(twins) > 1 else ""
+    more = f", and {len(twins) - 1} more such pair{'s' * (len(twins) > 2)}" if len(twins) > 1 else ""
     return [f"{measured} is the same image as {trained}{more}: what is measured on it says little"]
 
 
