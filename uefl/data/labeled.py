@@ -51,7 +51,8 @@ def federate(table: Table, deal: Deal, data: Data, seed: int, *, partition: dict
     notes.check_names("silo", (share.name for share in (*deal.clients, *deal.unseen)))
     clients = _split(table, deal.clients, data, seed, one_class=one_class)
     prepare = Preparation.of([table.images], data.image_size)
-    prepare.check_memory(sum(len(client.share.train) + len(client.test) for client in clients))
+    unseen_images = sum(len(share.test) for share in deal.unseen if share.test is not None)
+    prepare.check_memory(sum(len(client.share.train) + len(client.test) for client in clients) + unseen_images)
 
     content, pixels = record.Content(), PixelCounts(prepare.channels)
     silos, entries = [], {}

@@ -99,13 +99,16 @@ def test_names_of_classes_and_clients_that_are_only_measured():
     assert federation.mean == from_arrays(parts()).mean
 
 
-def test_what_is_handed_over_is_not_changed_and_not_shared():
+@pytest.mark.parametrize("width", [5, 4], ids=["of-one-size", "of-two-sizes"])
+def test_what_is_handed_over_is_copied(width):
     images = PIXELS.copy()
-    federation = from_arrays({"a": ((images[:20], LABELS[:20]), (images[20:30], LABELS[:10])), "b": parts()["south"]})
-    first = federation.silos[0].load()
-    first.test.images.zero_()
+    a = (images[:20, ..., :width], LABELS[:20]), (images[20:30, ..., :width], LABELS[:10])
+    federation = from_arrays({"a": a, "b": parts()["south"]}, data=Data(image_size=0 if width == 5 else 8))
+    before = federation.silos[0].load().test.images.clone()
+    federation.silos[0].load().test.images.zero_()
     assert np.array_equal(images, PIXELS)
-    assert federation.silos[0].load().test.images.any()
+    images[:] = 0
+    assert torch.equal(federation.silos[0].load().test.images, before)
 
 
 GOOD = (PIXELS[:20], LABELS[:20])

@@ -107,6 +107,11 @@ def test_names_that_cannot_be_shown_are_refused_in_one_line(make_npz, tmp_path, 
     assert len(str(error.value)) < 200
 
 
+def test_names_that_are_the_same_once_they_are_text(make_npz):
+    with pytest.raises(UserError, match="silo 'K\ufffdln' is there twice; rename one"):
+        labeled(make_npz(silo=np.repeat([b"K\xf6ln", b"K\xfcln"], 20)))
+
+
 def test_names_in_other_scripts_are_fine(make_npz):
     assert [silo.name for silo in labeled(make_npz(silo=np.repeat(["東京", "Köln ☂"], 20))).silos] == ["Köln ☂", "東京"]
 
