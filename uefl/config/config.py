@@ -151,11 +151,11 @@ def _section(kind: type[S], name: str, table: dict[str, Any]) -> S:
 
 def _misplaced(key: str) -> UserError:
     """A key outside of a section: where it belongs, or what was meant."""
-    from .load import places
+    from .load import homes
 
-    found = places(key, {})
+    found = homes(key)
     if found:
-        return UserError(f"key {key!r} stands outside of a section; it belongs to {' or '.join(f'[{place}]' for place in found)}")
+        return UserError(f"key {key!r} stands outside of a section; it is a key of {', '.join(found)}")
     return unknown(key, "", (*SECTIONS, "arms", "base"))
 
 

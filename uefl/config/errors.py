@@ -28,13 +28,18 @@ def refused(error: ValidationError, place: str, keys: Iterable[str]) -> UserErro
         return unknown(where[-1], place if len(where) == 1 else ".".join([place, *where[:-1]]), keys if len(where) == 1 else ())
     message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     message = message.replace("a valid ", "a ").replace("a integer", "an integer").replace("tuple", "list")
-    return UserError(f"key {key!r}: {message}; got {shown(found['input'])}")
+    got = "" if found["type"] == "value_error" else f"; got {shown(found['input'])}"
+    return UserError(f"key {key!r}: {message}{got}")
 
 
 def unknown(key: str, place: str, keys: Iterable[str]) -> UserError:
     """A key that a section does not have."""
+    from .load import homes
+
     inside = f" in [{place}]" if place else ""
-    return UserError(f"unknown key {key!r}{inside}{nearest(key, keys)}; the keys are listed in docs/configuration.md")
+    found = homes(key)
+    hint = f"; it is a key of {', '.join(found)}" if found else nearest(key, [word for word in keys if word != key])
+    return UserError(f"unknown key {key!r}{inside}{hint}; the keys are listed in docs/configuration.md")
 
 
 def shown(value: Any) -> str:

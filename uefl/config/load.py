@@ -55,7 +55,7 @@ def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, **
         source: name of a preset, the path of a .toml file, or sections as a mapping.
         overrides: ``"key=value"`` in TOML syntax (a bare word is taken as a string); the key is ``SECTION.key``, ``arms.NAME.key``, or a
             bare key that only one section has. A bare parameter of algorithms goes to every arm that has it.
-        keys: further keys, already of their type; a section or ``arms`` as a mapping is merged; None is passed over.
+        keys: further keys, already of their type; a section as a mapping is merged, ``arms`` as a mapping replaces; None is passed over.
 
     Raises:
         UserError: unknown preset or key, an ambiguous key, a value of the wrong type or out of its range.
@@ -67,7 +67,9 @@ def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, **
             raise UserError(f"--set {shown(item)}: expected key=value, in one line")
         _put(table, key.strip(), _parse(value.strip()))
     for key, value in keys.items():
-        if key in SECTIONS and isinstance(value, Mapping):
+        if key == "arms" and isinstance(value, Mapping):
+            table["arms"] = _picked(value, {})
+        elif key in SECTIONS and isinstance(value, Mapping):
             table[key] = _merged(table.get(key, {}), dict(value))
         elif value is not None:
             _put(table, key, value)
@@ -96,20 +98,32 @@ def load_whole(path: Path) -> Config:
 
 
 def places(key: str, table: dict[str, Any]) -> list[str]:
-    """The sections that have a key of this name; ``arms.NAME`` for the arms of ``table``, ``arms.NAME`` itself where it has none."""
+    """The sections that have a key of this name, and the arms of ``table`` as ``arms.NAME``."""
     found = [name for name, fields in _fields(table).items() if key in fields]
     from ..algorithms.base import registry
 
     algorithms = registry()
     arms = _named(table.get("arms", {}))
-    of_arms = [
+    return found + [
         f"arms.{name}"
         for name, keys in arms.items()
         if (kind := algorithms.get(str(keys.get("algorithm", name)))) is not None and key in kind.Parameters.model_fields
     ]
-    if not arms and any(key in kind.Parameters.model_fields for kind in algorithms.values()):
-        of_arms = ["arms.NAME"]
-    return found + of_arms
+
+
+def homes(key: str) -> list[str]:
+    """Where a key of this name is known at all: sections, schemes of partitions, algorithms."""
+    from ..algorithms.base import registry
+    from ..data.partitions.base import PARTITIONS
+
+    sections = [f"[{name}]" for name, fields in _fields({}).items() if key in fields]
+    schemes = [name for name in PARTITIONS if key in PARTITIONS[name].model_fields]
+    algorithms = [name for name, kind in registry().items() if key in kind.Parameters.model_fields]
+    return (
+        sections
+        + ([f"[data.partition] with scheme = {' or '.join(map(repr, schemes))}"] if schemes else [])
+        + ([f"arms with algorithm = {' or '.join(map(repr, algorithms))}"] if algorithms else [])
+    )
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:
