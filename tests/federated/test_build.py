@@ -6,7 +6,7 @@ from uefl import config
 from uefl.data.build import build_silos
 from uefl.data.rotate import rotate
 from uefl.data.silo import Split
-from uefl.data.sources import digits, idx_files
+from uefl.data.old.sources import digits, idx_files
 from uefl.errors import UserError
 
 
@@ -162,7 +162,7 @@ def test_own_silos_are_as_many_and_as_large_as_they_are_and_not_turned(make_imag
     federation = build_silos(own(tmp_path / "silos", rotations=config.Config.rotations))
     assert [len(s.train) + len(s.holdout) + len(s.test) for s in federation.silos] == [12, 24, 60]
     assert [len(s.test) for s in federation.silos] == [4, 8, 20]  # a third, as 10 of 20 + 10
-    from uefl.data.folder import image_folder
+    from uefl.data.old.folder import image_folder
 
     source = image_folder(tmp_path / "silos").silos
     assert [whole(silo) for silo in federation.silos] == [pairs(source[name][0]) for name in "abc"]

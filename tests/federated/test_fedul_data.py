@@ -10,7 +10,7 @@ import torch
 
 from uefl import config
 from uefl.data import priors as p
-from uefl.data import sets as s
+from uefl.data.old import sets as s
 from uefl.data.silo import Split
 from uefl.errors import InvalidPriors, UserError
 from uefl.models.net import Net

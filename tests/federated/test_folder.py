@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from uefl.data.folder import image_folder
+from uefl.data.old.folder import image_folder
 from uefl.errors import UserError
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from uefl.data.sources import OwnSilos, Pool, cifar10, digits, idx_files, npz_file
+from uefl.data.old.sources import OwnSilos, Pool, cifar10, digits, idx_files, npz_file
 from uefl.errors import UserError
 
 

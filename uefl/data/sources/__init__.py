@@ -1,31 +1,5 @@
-"""Where images come from: one module per data set."""
+"""Where images come from: one module per data set, and one per layout of the user's own."""
 
-from ..registry import Registry
-from ..sources_old import (  # until every caller has moved
-    FASHION_CLASSES,
-    OwnSilos,
-    Pool,
-    cifar10,
-    digits,
-    idx_files,
-    npz_file,
-    read_npz,
-    read_split,
-    take,
-)
+from .base import SOURCES, source
 
-SOURCES: Registry[object] = Registry(__package__, "data set")
-
-__all__ = [
-    "FASHION_CLASSES",
-    "SOURCES",
-    "OwnSilos",
-    "Pool",
-    "cifar10",
-    "digits",
-    "idx_files",
-    "npz_file",
-    "read_npz",
-    "read_split",
-    "take",
-]
+__all__ = ["SOURCES", "source"]

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import InvalidPriors, UserError
+from ...errors import InvalidPriors, UserError
+from ..priors import Matrix
+from ..rotate import resize
 from .folder import check_sizes, labelled, look_alikes, passed_over, read_image, visible
-from .priors import Matrix
-from .rotate import resize
 from .silo import Split
 from .sources import read_npz, read_split
 

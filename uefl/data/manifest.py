@@ -1,0 +1,103 @@
+"""The record of a partition: which images every client has in each split, and the SHA-256 of their content.
+
+Plain values for JSON. An image is known by its file below the source, or by its position in the source, which counts the training images
+first, then the test images, each in file order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from .images import Images, Rows
+
+SCHEMA = 1
+_MEASURED = ("holdout", "test")
+
+Entry = dict[str, Any]
+
+
+class Content:
+    """Hashes images, and remembers which of those to measure on are the same as one to train on."""
+
+    def __init__(self) -> None:
+        self._trained: dict[bytes, str] = {}
+        self._measured: list[tuple[bytes, str]] = []
+
+    def entry(self, images: Images, rows: Rows, labels: Rows | None, where: str, *, trained: bool, classes: int = 0) -> Entry:
+        """The record of one split.
+
+        Args:
+            images: of the source.
+            rows: of this split, in order.
+            labels: of these images; None: they have none.
+            where: client and split, for notes.
+            trained: whether models learn from these images.
+            classes: number of classes, of which the record counts the images.
+        """
+        total = hashlib.sha256()
+        for row, content in zip(rows.tolist(), images.content(rows), strict=True):
+            digest = hashlib.sha256(content).digest()
+            total.update(digest)
+            if trained:
+                self._trained.setdefault(digest, f"{_name(images, row)} ({where})")
+            else:
+                self._measured.append((digest, f"{_name(images, row)} ({where})"))
+        found: Entry = {"in": images.inside} if images.inside else {}
+        found |= {"files": [images.files[row] for row in rows]} if images.files else {"indices": rows.tolist()}
+        if labels is not None:
+            total.update(labels.astype("<i8").tobytes())
+            found["images_of_class"] = np.bincount(labels, minlength=classes).tolist()
+        return found | {"sha256": total.hexdigest()}
+
+    def twins(self) -> list[tuple[str, str]]:
+        """Names of images to measure on, each with one to train on that is the same, byte for byte."""
+        return [(name, self._trained[digest]) for digest, name in self._measured if digest in self._trained]
+
+
+def _name(images: Images, row: int) -> str:
+    return images.files[row] if images.files else " ".join(filter(None, (images.inside, f"image {row}")))
+
+
+def digest(manifest: Entry) -> str:
+    """SHA-256 of a manifest, wherever its source lies."""
+    source = {key: value for key, value in manifest["source"].items() if key != "path"}
+    return hashlib.sha256(json.dumps(manifest | {"source": source}, sort_keys=True).encode()).hexdigest()
+
+
+def check_disjoint(manifest: Entry) -> None:
+    """No image may be in two places: not in two clients, nor in two splits of one, nor with a client and the server.
+
+    What the settings ask for is excepted: the holdout that is the test split (``legacy_holdout``), and sets that ``overlap``.
+
+    Raises:
+        UserError: an image is in two places.
+    """
+    partition = manifest["partition"]
+    seen: dict[tuple[str, str | int], str] = {}
+    for where, entry in _entries(manifest):
+        inside, ids = entry.get("in", ""), entry.get("files") or entry["indices"]
+        if where.endswith("/train") and partition.get("overlap"):
+            ids = list(dict.fromkeys(ids))
+        for image in ids:
+            if (inside, image) in seen:
+                what = image if isinstance(image, str) else f"image {image} of {inside or manifest['source']['name']}"
+                other = seen[inside, image]
+                places = f"in {where} twice" if other == where else f"in {other} and in {where}"
+                raise UserError(f"partition {partition['scheme']!r}: {what} is {places}; every image may be in one split of one client")
+            seen[inside, image] = where
+
+
+def _entries(manifest: Entry) -> Iterator[tuple[str, Entry]]:
+    for group in ("silos", "unseen"):
+        for name, silo in manifest[group].items():
+            for part in ("train", *_MEASURED):
+                if part in silo and not (part == "holdout" and manifest.get("legacy_holdout")):
+                    yield f"{name}/{part}", silo[part]
+    for part, entry in manifest["server"].items():
+        yield f"server/{part}", entry
