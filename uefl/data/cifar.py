@@ -32,7 +32,7 @@ def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> Table:
     advice = torchvision_advice(name.upper())
     root = need_root(root, name.upper(), advice)
     if not (root / dataset.base_folder).exists():
-        return npz.find_pool(name, root, f"{name}[._]*npz", classes, advice)
+        return npz.find_pool(name, root, f"{name}[!0]*npz", classes, advice)  # cifar100 is not cifar10
     try:
         parts = [dataset(str(root), train=train) for train in (True, False)]
     except (RuntimeError, OSError) as error:

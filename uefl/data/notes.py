@@ -78,7 +78,7 @@ def of_twins(twins: Sequence[tuple[str, str]]) -> list[str]:
 
 def of_clients(count: int) -> list[str]:
     """A federation of one."""
-    return ["one silo only: its model is averaged with no other"] if count == 1 else []
+    return ["one client only: its model is averaged with no other"] if count == 1 else []
 
 
 def listed(words: Sequence[str], most: int = 8) -> str:

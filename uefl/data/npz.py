@@ -118,7 +118,7 @@ def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], adv
     """
     found = sorted(root.glob(pattern))
     if not found:
-        raise UserError(f"no {name} in {root}: {advice}, or put there an .npz named {pattern} with {', '.join(POOL)}")
+        raise UserError(f"no {name} in {root}: {advice}, or put there an .npz named {name}*.npz with {', '.join(POOL)}")
     if len(found) > 1:
         raise UserError(f"{root} holds {', '.join(path.name for path in found)}; keep one of them, or give the path of one as source")
     arrays = read(found[0], POOL)

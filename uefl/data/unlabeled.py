@@ -164,7 +164,14 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int) -
         },
     }
     record.check_disjoint(manifest)
-    found = (*made.notes, *settle.corrected, *doubts, *notes.of_resizing(sources, data.image_size), *notes.of_twins(content.twins()))
+    found = (
+        *made.notes,
+        *notes.of_clients(len(silos)),
+        *settle.corrected,
+        *doubts,
+        *notes.of_resizing(sources, data.image_size),
+        *notes.of_twins(content.twins()),
+    )
     return Federation(
         "sets",
         tuple(silos),

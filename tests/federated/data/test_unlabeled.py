@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
-from uefl import config
+from uefl.data import Split
 from uefl.data import priors as p
-from uefl.data.old import sets as s
-from uefl.data.silo import Split
+from uefl.data import unlabeled as u
+from uefl.data.partitions import unlabeled as s
 from uefl.errors import InvalidPriors, UserError
-from uefl.models.net import Net
 
-KEYS = {
-    "arms": ["fedul"],
-    "rotations": [],
-    "rounds": [1],
-    "clients": 3,
-    "train_per_client": 300,
-    "test_per_client": 50,
-    "encoder": "cnn5x5",
-}
+from .common import load
+from .common import sets as build_sets
+
+KEYS = {"clients": 3, "train_per_client": 300, "test_per_client": 50}
 NAMES = tuple("0123456789")
 GOOD = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]])
 SIZES = np.array([4, 3, 2])
 
 
 def build(**keys):
-    return s.build_sets(config.from_table(KEYS | keys))
+    return build_sets(**KEYS | keys)
 
 
 # --- dealing -------------------------------------------------------------------------------------------------------
@@ -42,11 +35,11 @@ def build(**keys):
 def test_every_image_is_in_one_set_of_one_client_and_priors_are_those_of_the_sets(split, sets, clients):
     fed = build(split=split, sets=sets, clients=clients, train_per_client=1800 // clients, test_per_client=40)
     total = 1800 // clients * clients
-    assert sum(len(silo.sets) for silo in fed.silos) == total
-    pixels = torch.cat([silo.images for silo in fed.silos]).flatten(1)
+    assert sum(len(silo.sets) for silo in load(fed)) == total
+    pixels = torch.cat([silo.images for silo in load(fed)]).flatten(1)
     whole = build(split=split, sets=2, clients=1, train_per_client=total, test_per_client=40)
-    assert sorted(map(bytes, pixels.numpy())) == sorted(map(bytes, whole.silos[0].images.flatten(1).numpy()))
-    for silo in fed.silos:
+    assert sorted(map(bytes, pixels.numpy())) == sorted(map(bytes, load(whole)[0].images.flatten(1).numpy()))
+    for silo in load(fed):
         histogram = np.zeros((sets, 10))
         np.add.at(histogram, (silo.sets.numpy(), silo.labels.numpy()), 1)
         np.testing.assert_array_equal(silo.sizes.numpy(), histogram.sum(1))
@@ -97,31 +90,32 @@ def test_drawn_priors_have_one_dominant_class_per_set():
 
 
 def test_iid_clients_share_their_drawn_priors_and_noniid_ones_do_not():
-    same, own = build(split="iid"), build(split="noniid")
-    assert float((same.silos[0].priors - same.silos[1].priors).abs().max()) < 0.15
-    assert float((own.silos[0].priors - own.silos[1].priors).abs().max()) > 0.3
+    same, own = load(build(split="iid")), load(build(split="noniid"))
+    assert float((same[0].priors - same[1].priors).abs().max()) < 0.15
+    assert float((own[0].priors - own[1].priors).abs().max()) > 0.3
+
+
+def tensors(fed):
+    """All that a run depends on."""
+    for silo in load(fed):
+        yield from (silo.images, silo.sets, silo.priors, silo.labels, silo.drawn, silo.test.images, silo.test.labels)
 
 
 def test_a_seed_repeats_itself_and_another_does_not():
     one, again, other = build(seed=3), build(seed=3), build(seed=4)
-    for a, b in zip(one.tensors(), again.tensors(), strict=True):
+    for a, b in zip(tensors(one), tensors(again), strict=True):
         assert torch.equal(a, b)
-    assert not torch.equal(one.silos[0].priors, other.silos[0].priors)
-
-
-def test_all_arms_see_the_same_sets():
-    reference = list(build().tensors())
-    for arm in ("fedpl", "fedllp", "fedavg-labeled"):
-        for a, b in zip(reference, build(arms=[arm]).tensors(), strict=True):
-            assert torch.equal(a, b)
+    assert one.digest == again.digest != other.digest
+    assert not torch.equal(load(one)[0].priors, load(other)[0].priors)
 
 
 def test_the_parts_of_the_pool_do_not_overlap():
     fed = build(labeled=200, validation=100)
-    parts = [silo.images for silo in fed.silos] + [fed.labeled.images, fed.validation.images] + [silo.test.images for silo in fed.silos]
+    parts = [silo.images for silo in load(fed)] + [fed.server.labeled.images, fed.server.validation.images]
+    parts += [silo.test.images for silo in load(fed)]
     rows = torch.cat(parts).flatten(1).unique(dim=0)
     assert len(rows) == 900 + 200 + 100 + 150
-    assert [len(silo.test) for silo in fed.silos] == [50, 50, 50]
+    assert [len(silo.test) for silo in load(fed)] == [50, 50, 50]
     assert "900 unlabeled images" in fed.describe()
     assert "200 labeled, 100 validation images" in fed.describe()
 
@@ -136,43 +130,62 @@ def test_published_overlap_and_column_normalisation():
         assert len(np.unique(positions[sets == m])) == (sets == m).sum()  # within a set none is twice
     assert np.abs(np.bincount(sets) - 720).max() <= 10
     np.testing.assert_allclose(p.realised(labels[positions], sets, 10, 10), theta, atol=0.01)
-    drawn = [len(build(clients=3, overlap=True, legacy_column_norm=True, sets=m).silos[0].sets) for m in (10, 20)]
+    drawn = [build(overlap=True, legacy_column_norm=True, sets=m).silos[0].sizes.train for m in (10, 20)]
     assert drawn[1] < 0.6 * drawn[0]  # the published bug: more sets, less data
-    whole = [len(build(clients=3, overlap=True, sets=m).silos[0].sets) for m in (10, 20)]
+    whole = [build(overlap=True, sets=m).silos[0].sizes.train for m in (10, 20)]
     assert whole[1] > 0.8 * whole[0]
 
 
-@pytest.mark.parametrize("preset", [name for name in config.presets() if name.startswith("fedul-") and "cifar10" in name])
-def test_presets_on_cifar10_build(cifar_root, preset):
-    cfg = config.load(preset, ["clients=2", "train_per_client=60", "sets=2", "test_per_client=10", "validation=10"])
-    cfg = replace(cfg, labeled=min(cfg.labeled, 10))
-    fed = s.build_sets(cfg, data_root=cifar_root)
+def test_later_clients_lack_classes_in_the_published_split_of_clients():
+    labels = np.random.default_rng(0).permutation(np.arange(5000) % 10)
+    parts = s.client_parts(labels, 5, "legacy_noniid", np.random.default_rng(0), 10)
+    together = np.concatenate(parts)
+    assert len(np.unique(together)) == len(together) < 5000  # no image twice, some for nobody
+    weights = np.random.default_rng(0).uniform(0.45, 0.55, (5, 10))
+    for c in range(5):
+        weights[c, [2 * c, 2 * c + 1]] *= 80
+    wanted = (weights / weights.sum(1, keepdims=True) * 1000).astype(int)
+    cursor = np.zeros(10, int)
+    for part, row in zip(parts, wanted, strict=True):  # the published code, one class at a time
+        for k in range(10):
+            np.testing.assert_array_equal(part[labels[part] == k], np.flatnonzero(labels == k)[cursor[k] : cursor[k] + row[k]])
+        cursor += row
+    fed = build(split="legacy_noniid", clients=5)
+    assert fed.manifest["partition"]["split"] == "legacy_noniid"
+
+
+def test_sets_of_cifar10(cifar_root):
+    fed = build(source="cifar10", clients=2, train_per_client=60, sets=2, test_per_client=10, validation=10, data_root=cifar_root)
     assert fed.image_shape == (3, 32, 32)
     assert fed.classes[3] == "cat"
-    assert sum(len(silo.sets) for silo in fed.silos) == 120
-    net = Net(cfg, fed.image_shape, len(fed.classes)).eval()
-    assert sum(p.numel() for p in net.parameters()) == 11_181_642
-    logits, _ = net(fed.silos[0].images[:2].float(), None, 0.0)
-    assert logits.shape == (2, 10)
+    assert sum(silo.sizes.train for silo in fed.silos) == 120
 
 
 @pytest.mark.data
 def test_published_statistics_on_mnist(data_root):
-    keys = {"data": "mnist", "clients": 5, "train_per_client": 7200, "test_per_client": 2000, "labeled": 12000, "validation": 12000}
-    fed = s.build_sets(config.from_table(KEYS | keys | {"overlap": True, "legacy_column_norm": True}), data_root=data_root)
-    for silo in fed.silos:  # the published code: 7146-7150 drawn, about 5023 unique, floor 2.123 to 2.143 over three seeds
+    keys = {
+        "source": "mnist",
+        "data_root": data_root,
+        "clients": 5,
+        "train_per_client": 7200,
+        "test_per_client": 2000,
+        "labeled": 12000,
+        "validation": 12000,
+    }
+    fed = build(**keys, overlap=True, legacy_column_norm=True)
+    for silo in load(fed):  # the published code: 7146-7150 drawn, about 5023 unique, floor 2.123 to 2.143 over three seeds
         assert 7100 <= len(silo.sets) <= 7200
         assert 4900 <= len(silo.images.flatten(1).unique(dim=0)) <= 5150
         assert 2.11 < p.surrogate_floor(silo.priors.numpy(), silo.sizes.numpy(), legacy=True) < 2.15
-    assert fed.labeled.labels.bincount().tolist() == [1195, 1357, 1220, 1199, 1148, 1094, 1181, 1247, 1181, 1178]
-    together = sum(silo.labels.bincount(minlength=10) for silo in s.build_sets(config.from_table(KEYS | keys), data_root=data_root).silos)
+    assert fed.server.labeled.labels.bincount().tolist() == [1195, 1357, 1220, 1199, 1148, 1094, 1181, 1247, 1181, 1178]
+    together = sum(silo.labels.bincount(minlength=10) for silo in load(build(**keys)))
     assert together.tolist() == [3534, 4113, 3542, 3690, 3507, 3230, 3567, 3721, 3472, 3624]
 
 
 def test_the_floor_is_the_loss_of_a_perfect_classifier():
     import uefl_kernels
 
-    silo = build().silos[0]
+    silo = load(build())[0]
     matrix = uefl_kernels.log_transition_matrix(silo.priors, silo.sizes.double() / silo.sizes.sum())
     logits = torch.full((len(silo.sets), 10), -300.0, dtype=torch.float64).scatter_(1, silo.labels[:, None], 300.0)
     for legacy, kernel in ((False, uefl_kernels.transition_nll), (True, uefl_kernels.transition_double_softmax)):
@@ -190,17 +203,17 @@ def test_noise_and_smoothing():
     assert np.abs(noisy / GOOD).max() < 1.3 / 0.7
     np.testing.assert_array_equal(p.noisy(GOOD, 0.0, np.random.default_rng(0)), p.normalized(GOOD))
     np.testing.assert_allclose(p.smoothed(GOOD, 0.3), 0.7 * GOOD + 0.1)
-    exact, blurred = build().silos[0], build(prior_noise=0.2).silos[0]
+    exact, blurred = load(build())[0], load(build(prior_noise=0.2))[0]
     assert torch.equal(exact.sets, blurred.sets)
     assert 0.005 < (exact.priors - blurred.priors).abs().max() < 0.2
 
 
 def test_estimated_priors_are_near_the_true_ones():
-    exact, estimated = build(labeled=600), build(labeled=600, priors="estimated")
-    error = torch.cat([(a.priors - b.priors).abs().flatten() for a, b in zip(exact.silos, estimated.silos, strict=True)])
-    chance = torch.cat([(a.priors - 0.1).abs().flatten() for a in exact.silos])
+    exact, estimated = load(build(labeled=600)), load(build(labeled=600, priors="estimated"))
+    error = torch.cat([(a.priors - b.priors).abs().flatten() for a, b in zip(exact, estimated, strict=True)])
+    chance = torch.cat([(a.priors - 0.1).abs().flatten() for a in exact])
     assert error.mean() < 0.03 < 0.06 < chance.mean()
-    assert all(torch.allclose(silo.priors.sum(1), torch.ones(10, dtype=torch.float64)) for silo in estimated.silos)
+    assert all(torch.allclose(silo.priors.sum(1), torch.ones(10, dtype=torch.float64)) for silo in estimated)
 
 
 def test_estimated_priors_of_separable_classes_are_exact():
@@ -293,30 +306,30 @@ def test_one_client_of_full_rank_is_enough_and_full_rank_of_all_together_is_not(
     def lacking(k):
         return p.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
 
-    assert s._check_together([lacking(1), (GOOD, SIZES)], ("a", "b", "c")) == []
+    assert u.together([lacking(1), (GOOD, SIZES)], ("a", "b", "c")) == []
     pair = [lacking(1), lacking(2)]
     assert np.linalg.matrix_rank(np.concatenate([table for table, _ in pair])) == 3
     doubt = ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
-    assert s._check_together(pair, ("a", "b", "c")) == doubt
+    assert u.together(pair, ("a", "b", "c")) == doubt
 
 
 def test_strict_leaves_rows_that_were_normalised(monkeypatch):
     exact = p.realised
-    monkeypatch.setattr(s.priors, "realised", lambda *args: exact(*args) * 1.00005)
+    monkeypatch.setattr(p, "realised", lambda *args: exact(*args) * 1.00005)
     assert "rows were normalised" in build(strict=True).notes[0]
 
 
 @pytest.mark.parametrize("blur", [{}, {"prior_noise": 0.1}, {"prior_smoothing": 0.1}])
 def test_a_class_that_nobody_has(monkeypatch, blur):
     exact = p.realised
-    monkeypatch.setattr(s.priors, "realised", lambda *args: p.normalized(exact(*args) * (np.arange(10) != 4)))
+    monkeypatch.setattr(p, "realised", lambda *args: p.normalized(exact(*args) * (np.arange(10) != 4)))
     with pytest.raises(InvalidPriors, match="class '4' is in no set of any client"):
         build(**blur)
 
 
 def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
     exact, calls = p.realised, iter(range(100))
-    monkeypatch.setattr(s.priors, "realised", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0))))
+    monkeypatch.setattr(p, "realised", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0))))
     assert "client 'client-0' has no image of class 4" in build(prior_smoothing=0.1).notes
 
 
@@ -324,7 +337,7 @@ def test_labels_of_one_class_are_refused(tmp_path):
     images, labels = np.zeros((40, 8, 8), np.uint8), np.zeros(40, int)
     np.savez(tmp_path / "same.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     with pytest.raises(UserError, match=r"same\.npz has one class, '0'; a classifier needs two or more"):
-        build(data=str(tmp_path / "same.npz"), train_per_client=10, test_per_client=10, sets=2)
+        build(source=tmp_path / "same.npz", train_per_client=10, test_per_client=10, sets=2)
 
 
 def test_an_empty_set_says_what_to_do():
@@ -336,42 +349,37 @@ def test_an_empty_set_says_what_to_do():
     ("keys", "message"),
     [
         ({"train_per_client": 2000}, "need 6150 images, digits has 5000; lower one of them"),
-        ({"sets": 1}, "key 'sets': expected 2 or more"),
-        ({"batch_size": 1}, "key 'batch_size': expected 2 or more, for batch norm"),
-        ({"h": 1.5}, r"key 'h': expected in \[0, 1\]; got 1.5"),
-        ({"h": -0.1}, r"key 'h': expected in \[0, 1\]"),
-        ({"lr": 0.0}, "key 'lr': expected positive and finite"),
-        ({"clients": 0}, "key 'clients': must be at least 1"),
-        ({"test_prior": [0.5, 0.5, 0.0]}, "key 'test_prior': expected positive numbers"),
-        ({"test_prior": [0.5, 0.4]}, "key 'test_prior': expected numbers that sum to 1"),
-        ({"test_prior": [0.5, 0.5]}, "key 'test_prior': expected 10 numbers, one per class, got 2"),
-        ({"prior_noise": 1.0}, "key 'prior_noise'"),
-        ({"prior_smoothing": -0.1}, "key 'prior_smoothing'"),
-        ({"arms": ["fedul-m1"]}, "key 'labeled': expected 2 or more for fedul-m1; got 0"),
-        ({"arms": ["supervised"], "labeled": 1}, "key 'labeled': expected 2 or more for supervised; got 1"),
-        ({"pretrained": True}, "key 'pretrained': expected false with encoder = 'cnn' and 'cnn5x5'"),
-        ({"encoder": "cnn5x5", "hidden": 7}, "key 'hidden': expected its default .*, so leave it out: cnn5x5 does not use it; got 7"),
-        ({"encoder": "cnn5x5", "dropout": 0.3}, "key 'dropout': expected its default .*, so leave it out: cnn5x5 does not use it"),
+        ({"test_per_client": 300, "source": "mnist"}, "clients x test_per_client = 900, mnist has 20 test images; lower test_per_client"),
+        ({"holdout": 0.2}, "key 'holdout': expected its default 0.1, so leave it out: it is for clients with labeled images; got 0.2"),
+        ({"legacy_holdout": True}, "key 'legacy_holdout'"),
+        ({"clients": None}, "key 'clients': give the number of clients that digits is dealt to"),
+        ({"priors": "estimated"}, "digits: estimated priors need labeled images of the server"),
         (
-            {"encoder": "resnet18_nopool", "width": 7},
-            "key 'width': expected its default .*, so leave it out: resnet18_nopool does not use it; got 7",
+            {"partition": {"scheme": "rotations"}},
+            "partition 'rotations' makes clients with labeled images; these arms need clients with unl",
         ),
-        ({"gamma": 0.1}, "key 'gamma': expected its default .*, so leave it out: it is for arms on silos; got 0.1"),
-        ({"priors": "estimated", "labeled": 9}, "key 'labeled': expected 5 images of every class for estimated priors; got 9"),
-        ({"select": "validation"}, "key 'validation': expected 1 or more"),
-        ({"arms": ["fedul", "uefl"]}, "either arms on silos .* or arms on unlabeled sets"),
-        (
-            {"arms": ["uefl"], "encoder": "cnn", "sets": 3},
-            "key 'sets': expected its default .*, so leave it out: it is for arms on unlabeled sets",
-        ),
-        ({"arms": ["uefl"]}, "key 'encoder': expected cnn, vgg16_bn or resnet18 with these arms"),
-        ({"rotations": [0, 1, 2]}, "key 'rotations': expected an empty list"),
-        ({"rounds": [1, 1]}, "key 'rounds': expected one number"),
-        ({"mode": "legacy"}, "key '(arms|mode)'"),
-        ({"legacy_column_norm": True}, "key 'legacy_column_norm': expected false without overlap"),
-        ({"vat_xi": 0.0}, "key 'vat_xi'"),
     ],
 )
-def test_configurations_that_are_refused(keys, message):
+def test_data_that_are_refused(idx_root, keys, message):
     with pytest.raises(UserError, match=message):
+        build(**keys, data_root=idx_root)
+
+
+def test_own_silos_have_no_sets(make_npz):
+    with pytest.raises(UserError, match=r"partition 'unlabeled' deals a data set; .*data.npz brings silos"):
+        build(source=make_npz())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"sets": 1}, "greater than or equal to 2"),
+        ({"split": "iidd"}, "'iid', 'noniid' or 'legacy_noniid'"),
+        ({"legacy_column_norm": True}, "legacy_column_norm: expected false without overlap = true and split = 'iid'"),
+        ({"prior_noise": 1.0}, "prior_noise"),
+        ({"prior_smoothing": -0.1}, "prior_smoothing"),
+    ],
+)
+def test_settings_that_are_refused(keys, message):
+    with pytest.raises(ValidationError, match=message):
         build(**keys)

@@ -3,17 +3,25 @@ import pytest
 import torch
 from PIL import Image
 
-from uefl.data.old.folder import image_folder
+from uefl.data.sources.own_folder import read
 from uefl.errors import UserError
+
+from .common import labeled, split_of
+
+
+def splits(table, group):
+    """The training and the test split of a silo."""
+    train, test = table.of_group(group)
+    return split_of(table, train), None if test is None else split_of(table, test)
 
 
 def test_classes_are_the_union_over_silos_and_names_are_the_folders(make_images, tmp_path):
     for folder in ("silos/south/cat", "silos/south/dog", "silos/north/dog", "silos/north/ant"):
         make_images(folder)
-    own = image_folder(tmp_path / "silos")
-    assert list(own.silos) == ["north", "south"]
+    own = read(tmp_path / "silos")
+    assert list(own.groups) == ["north", "south"]
     assert own.classes == ("ant", "cat", "dog")
-    train, test = own.silos["south"]
+    train, test = splits(own, "south")
     assert test is None
     assert train.images.shape == (10, 1, 6, 8)
     assert train.labels.tolist() == [1] * 5 + [2] * 5
@@ -23,25 +31,25 @@ def test_classes_are_the_union_over_silos_and_names_are_the_folders(make_images,
 def test_train_and_test_folders_are_the_splits(make_images, tmp_path):
     for folder in ("silos/a/train/cat", "silos/a/train/dog", "silos/a/test/dog", "silos/b/cat", "silos/b/dog"):
         make_images(folder, count=3)
-    own = image_folder(tmp_path / "silos")
-    train, test = own.silos["a"]
+    own = read(tmp_path / "silos")
+    train, test = splits(own, "a")
     assert test is not None
     assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 0, 1, 1, 1], [1, 1, 1])
-    assert own.silos["b"][1] is None
+    assert splits(own, "b")[1] is None
 
 
 def test_a_stray_file_beside_the_classes_of_a_split_is_noted(make_images, tmp_path):
     for folder in ("silos/a/train/cat", "silos/a/train/dog", "silos/a/test/dog"):
         make_images(folder, count=3)
-    assert image_folder(tmp_path / "silos").notes == ()
+    assert read(tmp_path / "silos").notes == ()
     (tmp_path / "silos/a/test/notes.txt").write_text("x")
-    assert "a/test/notes.txt" in image_folder(tmp_path / "silos").notes[0]
+    assert "a/test/notes.txt" in read(tmp_path / "silos").notes[0]
 
 
 def test_train_and_test_may_be_classes(make_images, tmp_path):
     make_images("silos/a/train")
     make_images("silos/a/test")
-    assert image_folder(tmp_path / "silos").classes == ("test", "train")
+    assert read(tmp_path / "silos").classes == ("test", "train")
 
 
 def test_grey_images_join_color_ones_as_rgb(make_images, tmp_path):
@@ -49,12 +57,12 @@ def test_grey_images_join_color_ones_as_rgb(make_images, tmp_path):
     make_images("silos/a/dog", mode="L")
     make_images("silos/b/cat", mode="L")
     make_images("silos/b/dog", mode="RGB")
-    own = image_folder(tmp_path / "silos")
-    grey = own.silos["a"][0].images
+    own = read(tmp_path / "silos")
+    grey = splits(own, "a")[0].images
     assert grey.shape == (10, 3, 6, 8)
     assert torch.equal(grey[:, 0], grey[:, 2])
     np.testing.assert_array_equal(
-        own.silos["b"][0].images[5].numpy(), np.array(Image.open(tmp_path / "silos/b/dog/0.png")).transpose(2, 0, 1)
+        splits(own, "b")[0].images[5].numpy(), np.array(Image.open(tmp_path / "silos/b/dog/0.png")).transpose(2, 0, 1)
     )
 
 
@@ -63,7 +71,7 @@ def test_other_modes_of_eight_bits_are_converted(make_images, tmp_path, mode):
     make_images("silos/a/cat")
     make_images("silos/a/dog")
     Image.new("L", (8, 6), 255).convert(mode).save(tmp_path / "silos/a/dog" / ("z.tif" if mode == "CMYK" else "z.png"))
-    images = image_folder(tmp_path / "silos").silos["a"][0].images
+    images = splits(read(tmp_path / "silos"), "a")[0].images
     assert images.shape[1] == (1 if mode in ("1", "LA") else 3)
     assert images[-1].unique().tolist() == [255]
 
@@ -71,9 +79,9 @@ def test_other_modes_of_eight_bits_are_converted(make_images, tmp_path, mode):
 def test_image_size_makes_different_sizes_one(make_images, tmp_path):
     make_images("silos/a/cat", size=(8, 6))
     make_images("silos/a/dog", size=(12, 12))
-    assert image_folder(tmp_path / "silos", image_size=10).silos["a"][0].images.shape == (10, 1, 10, 10)
+    assert labeled(tmp_path / "silos", image_size=10).silos[0].load().train.images.shape == (6, 1, 10, 10)
     with pytest.raises(UserError, match=r"dog/0.png is 12x12 and .*cat/0.png is 8x6; set image_size"):
-        image_folder(tmp_path / "silos")
+        labeled(tmp_path / "silos")
 
 
 def test_hidden_files_and_notes_beside_the_silos_are_passed_over(make_images, tmp_path):
@@ -82,19 +90,19 @@ def test_hidden_files_and_notes_beside_the_silos_are_passed_over(make_images, tm
     (tmp_path / "silos/a/cat/.DS_Store").write_bytes(b"x")
     (tmp_path / "silos/.cache").mkdir()
     (tmp_path / "silos/README.txt").write_text("where they come from")
-    own = image_folder(tmp_path / "silos")
-    assert list(own.silos) == ["a"]
-    assert len(own.silos["a"][0]) == 10
+    own = read(tmp_path / "silos")
+    assert list(own.groups) == ["a"]
+    assert len(splits(own, "a")[0]) == 10
     assert own.notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'}",)
     (tmp_path / "silos/a/labels.csv").write_text("x")
-    assert image_folder(tmp_path / "silos").notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'} and 1 more",)
+    assert read(tmp_path / "silos").notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'} and 1 more",)
 
 
 def test_an_empty_class_folder_is_no_class_and_noted(make_images, tmp_path):
     make_images("silos/a/cat")
     make_images("silos/a/dog")
     (tmp_path / "silos/a/emu").mkdir()
-    own = image_folder(tmp_path / "silos")
+    own = read(tmp_path / "silos")
     assert own.classes == ("cat", "dog")
     assert own.notes == (f"passed over without an image: {tmp_path / 'silos/a/emu'}",)
 
@@ -102,7 +110,7 @@ def test_an_empty_class_folder_is_no_class_and_noted(make_images, tmp_path):
 def test_classes_that_differ_in_case_only_are_noted(make_images, tmp_path):
     for folder in ("silos/a/Cat", "silos/a/dog", "silos/b/cat", "silos/b/dog"):
         make_images(folder)
-    own = image_folder(tmp_path / "silos")
+    own = read(tmp_path / "silos")
     assert own.classes == ("Cat", "cat", "dog")
     assert own.notes == ("classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere",)
 
@@ -113,7 +121,7 @@ def test_one_part_of_a_split_names_the_other(make_images, tmp_path, there, other
         make_images(f"silos/a/{there}/{label}")
     message = rf"silos/a/{there} has no {other} beside it; add .*silos/a/{other}, or put the class folders straight into .*silos/a,"
     with pytest.raises(UserError, match=message):
-        image_folder(tmp_path / "silos")
+        read(tmp_path / "silos")
 
 
 def truncate(path):
@@ -140,10 +148,10 @@ def test_what_cannot_be_used_is_named_and_never_skipped(make_images, tmp_path, s
     make_images("silos/a/dog")
     spoil(tmp_path / "silos")
     with pytest.raises(UserError, match=message) as error:
-        image_folder(tmp_path / "silos")
+        labeled(tmp_path / "silos")
     assert "\n" not in str(error.value)
 
 
 def test_folder_without_silos_is_refused(tmp_path):
     with pytest.raises(UserError, match="has no subfolders"):
-        image_folder(tmp_path)
+        read(tmp_path)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from uefl import config
-from uefl.data.sets import build_sets
 from uefl.errors import UserError
+
+from .common import load
+from .common import sets as build
 
 ROWS = {"berlin": {"a": (0.75, 0.25), "b": (0.25, 0.75)}, "madrid": {"9": (0.5, 0.5), "10": (0.75, 0.25)}}
 
@@ -46,24 +47,20 @@ def write(root, rows=ROWS, table="csv", npz=True, server=("test", "labeled", "va
     return root
 
 
-def build(root, **keys):
-    return build_sets(config.from_table({"arms": ["fedul"], "rotations": [], "rounds": [1], "data": str(root), "encoder": "cnn5x5"} | keys))
-
-
 @pytest.mark.parametrize("table", ["csv", "json"])
 @pytest.mark.parametrize("npz", [True, False])
 def test_own_sets_are_read(tmp_path, table, npz):
     fed = build(write(tmp_path, table=table, npz=npz))
-    assert [silo.name for silo in fed.silos] == ["berlin", "madrid"]
+    assert [silo.name for silo in load(fed)] == ["berlin", "madrid"]
     assert fed.classes == ("cat", "dog")
-    assert [silo.sizes.tolist() for silo in fed.silos] == [[16, 16], [16, 16]]
-    assert fed.silos[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
-    assert fed.silos[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]  # by number: 9 before 10
-    assert all(silo.labels is None for silo in fed.silos)
-    assert [len(silo.test) for silo in fed.silos] == [10, 10]
-    bright = fed.silos[1].images[fed.silos[1].sets == 1].float().mean((1, 2, 3)) > 125
+    assert [silo.sizes.tolist() for silo in load(fed)] == [[16, 16], [16, 16]]
+    assert load(fed)[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
+    assert load(fed)[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]  # by number: 9 before 10
+    assert all(silo.labels is None for silo in load(fed))
+    assert [len(silo.test) for silo in load(fed)] == [10, 10]
+    bright = load(fed)[1].images[load(fed)[1].sets == 1].float().mean((1, 2, 3)) > 125
     assert int(bright.sum()) == 12
-    assert (len(fed.labeled), len(fed.validation)) == (20, 20)
+    assert (len(fed.server.labeled), len(fed.server.validation)) == (20, 20)
     assert fed.image_shape == (1, 12, 12)
     assert build(tmp_path, image_size=8).image_shape == (1, 8, 8)
 
@@ -86,9 +83,9 @@ def test_sets_keep_their_names_and_are_ordered_by_number(tmp_path):
     (root / "priors.csv").write_text("\r\n".join(lines), encoding="utf-8")  # as a spreadsheet saves it
     fed = build(root)
     assert fed.classes == ("cat", "dog")
-    assert fed.silos[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
-    assert fed.silos[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]
-    assert fed.silos[1].sets.tolist() == [0] * 16 + [1] * 16
+    assert load(fed)[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
+    assert load(fed)[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]
+    assert load(fed)[1].sets.tolist() == [0] * 16 + [1] * 16
 
 
 def test_a_data_set_goes_by_its_name_and_a_folder_by_its_path(tmp_path, monkeypatch):
@@ -97,7 +94,7 @@ def test_a_data_set_goes_by_its_name_and_a_folder_by_its_path(tmp_path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path))
     assert len(build("digits", clients=2, train_per_client=100, test_per_client=10).classes) == 10
     for path in ("./digits", "~/digits"):
-        assert build(path, arms=["fedul-m1"]).classes == ("cat", "dog")
+        assert build(path).classes == ("cat", "dog")
 
 
 @pytest.mark.parametrize("npz", [True, False])
@@ -105,7 +102,7 @@ def test_a_missing_table_is_estimated(tmp_path, npz):
     root = write(tmp_path, table="none", npz=npz)
     fed = build(root, priors="estimated")
     assert fed.classes == ("cat", "dog")
-    np.testing.assert_allclose(fed.silos[0].priors, [[0.75, 0.25], [0.25, 0.75]], atol=0.02)
+    np.testing.assert_allclose(load(fed)[0].priors, [[0.75, 0.25], [0.25, 0.75]], atol=0.02)
     with pytest.raises(UserError, match=r"no priors given; add priors.csv or priors.json, or set priors = 'estimated'"):
         build(root)
 
@@ -113,13 +110,13 @@ def test_a_missing_table_is_estimated(tmp_path, npz):
 @pytest.mark.parametrize(
     "keys",
     [
-        {"clients": 5}, {"train_per_client": 7}, {"test_per_client": 7}, {"overlap": True}, {"split": "noniid"}, {"sets": 7},
-        {"labeled": 50}, {"validation": 50}, {"legacy_column_norm": True},
+        {"clients": 5}, {"train_per_client": 7}, {"test_per_client": 7}, {"partition": {"scheme": "unlabeled"}}, {"labeled": 50},
+        {"validation": 50}, {"first_classes": 2},
     ],
 )  # fmt: skip
 def test_keys_of_sets_that_are_dealt_are_refused(tmp_path, keys):
     with pytest.raises(
-        UserError, match=f"key '{next(iter(keys))}': expected its default .*, so leave it out: a folder of sets brings its own"
+        UserError, match=f"key '{next(iter(keys))}': .*leave it out: a folder of sets brings its own; got (7|5|50|2|unlabeled)$"
     ):
         build(write(tmp_path), **keys)
 
@@ -128,7 +125,7 @@ def test_negative_numbers_of_sets_are_in_their_order(tmp_path):
     root = write(tmp_path, table="none")
     images = np.load(root / "clients" / "madrid.npz")["images"]
     np.savez(root / "clients" / "madrid.npz", images=images, set=np.repeat([10, -1, 3, 2], 8))
-    assert build(root, priors="estimated").silos[1].sets.tolist() == [3] * 8 + [0] * 8 + [2] * 8 + [1] * 8
+    assert load(build(root, priors="estimated"))[1].sets.tolist() == [3] * 8 + [0] * 8 + [2] * 8 + [1] * 8
 
 
 def edited(**sets):
@@ -270,9 +267,8 @@ def test_classes_that_differ_where_there_is_no_table(tmp_path):
 
 def test_without_test_images_nothing_is_dealt(tmp_path):
     fed = build(write(tmp_path, server=()))
-    assert [silo.test for silo in fed.silos] == [None, None]
+    assert [silo.test for silo in load(fed)] == [None, None]
     assert "no test images; the server: no images" in fed.describe()
-    assert len(list(fed.tensors())) == 6  # a digest of the rest
 
 
 def test_doubts_name_sets_as_the_table_does(tmp_path):
@@ -280,11 +276,23 @@ def test_doubts_name_sets_as_the_table_does(tmp_path):
     assert any("set 0 ('9', priors.csv, line 4) and set 1 ('10', priors.csv, line 5) have the same priors" in note for note in notes)
 
 
-def test_the_template_says_that_it_is_one():
-    with pytest.raises(
-        UserError, match=r"'sets' is none of digits.*own-sets are templates: give the path of your data with --set data=PATH"
-    ):
-        build_sets(config.load("own-sets", ["data=sets"]))
+def test_a_path_that_is_not_there():
+    with pytest.raises(UserError, match=r"'sets' is none of .*digits.*give the path of your data, laid out as in docs/configuration.md"):
+        build("sets")
+
+
+def test_a_client_is_read_without_the_others(tmp_path):
+    fed = build(write(tmp_path))
+    (tmp_path / "clients" / "berlin" / "a" / "0.png").unlink()
+    assert len(fed.silos[1].load().images) == 32
+    with pytest.raises(UserError, match=r"cannot read image .*clients/berlin/a/0.png"):
+        fed.silos[0].load()
+
+
+def test_a_part_without_an_image(tmp_path):
+    (write(tmp_path, server=()) / "test" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"test holds no image; expected clients/NAME/SET"):
+        build(tmp_path)
 
 
 def test_what_is_not_read_is_noted(tmp_path):
@@ -308,8 +316,8 @@ def test_parts_that_are_misspelt_are_noted(tmp_path):
     (root / "test.old").mkdir()
     np.savez(root / "train.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
     fed = build(root)
-    assert fed.silos[0].test is None
-    assert fed.validation is None
+    assert load(fed)[0].test is None
+    assert fed.server.validation is None
     paths = ", ".join(str(root / name) for name in ("Test", "test.old", "train.npz", "val"))
     assert [note for note in fed.notes if "passed over" in note] == [f"passed over: {paths}; expected test, labeled or validation"]
 
