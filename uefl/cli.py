@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from . import config
 from .errors import RunError, UserError
 
-_GROUPS = {"start": "to start with", "uefl": "UEFL's published tables", "fedul": "FedUL's published tables", "own": "your own data"}
+_GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
 
 

@@ -179,8 +179,6 @@ def _check(config: Config) -> None:
             _unused("model", model, key, f"{model.encoder} does not use it")
     if training.optimizer != "sgd":
         _unused("training", training, "momentum", "it is for optimizer = 'sgd'")
-    if training.local_steps:
-        _unused("training", training, "local_epochs", "local_steps says how much is trained")
     if kind == "sets":
         for key in ("uncertainty", "passes", "members"):
             _unused("run", run, key, "arms on unlabeled sets measure one pass without dropout")

@@ -19,7 +19,7 @@ from .config import SECTIONS, Config, from_table, tomllib
 from .errors import nearest, shown, unknown
 from .sections import Model, Run, Training
 
-_GROUPS = ("start", "uefl", "fedul", "own")
+_GROUPS = ("start", "codebooks", "sets", "own")
 """folders of presets, in the order in which they are listed"""
 
 
