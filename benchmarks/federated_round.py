@@ -12,10 +12,10 @@ import time
 import torch
 from rich.console import Console
 from rich.table import Table
+from uefl.algorithms.client import Device
 
 from uefl import config
 from uefl.algorithms import build, clients
-from uefl.algorithms.client import Device
 from uefl.data.build import build_silos
 from uefl.data.sets import build_sets
 from uefl.engines.local import LocalEngine

@@ -24,10 +24,10 @@ from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
+from uefl.algorithms.client import Device
 
 from uefl import config
 from uefl.algorithms import build, clients
-from uefl.algorithms.client import Device
 from uefl.config import Config
 from uefl.data.sets import SetFederation, build_sets
 from uefl.engines.local import LocalEngine

@@ -91,7 +91,10 @@ def _options(
 @app.command()
 def train(
     source: Annotated[str | None, typer.Argument(metavar="PRESET|CONFIG.toml", show_default=False)] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change SECTION.key, arms.NAME.key, or a bare key; may be repeated.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change SECTION.key, arms.NAME.key, or a bare key; may be repeated."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<preset>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,

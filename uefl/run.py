@@ -98,9 +98,7 @@ def train(
         return run.go({}, _START)
 
 
-def resume(
-    out: Path, *, device: str, data_root: Path | None, observer: Observer, federation: Federation | None = None
-) -> dict[str, Any]:
+def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer, federation: Federation | None = None) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
     The result is the same, bit for bit, as without the interruption, given the same device and number of threads. Arguments as of

@@ -72,7 +72,9 @@ def written(tmp_path, text):
 
 def test_a_base_is_merged_key_by_key(tmp_path):
     demo = config.load("demo")
-    mine = config.load(written(tmp_path, 'base = "demo"\n[training]\nlr = 0.5\n[data]\nclients = 3\n[data.partition]\nangles = [1, 2, 3]\n'))
+    mine = config.load(
+        written(tmp_path, 'base = "demo"\n[training]\nlr = 0.5\n[data]\nclients = 3\n[data.partition]\nangles = [1, 2, 3]\n')
+    )
     assert mine.training == demo.training.model_copy(update={"lr": 0.5})
     assert (mine.data.clients, mine.data.partition.angles) == (3, (1, 2, 3))
     assert mine.data.train_per_client == demo.data.train_per_client
@@ -170,7 +172,11 @@ def test_overrides(override, place, value):
 
 def test_a_bare_parameter_goes_to_every_arm_that_has_it():
     cfg = config.load("comparators", ["commitment=0.7"])
-    assert {name for name, arm in cfg.arms.items() if getattr(arm.parameters, "commitment", None) == 0.7} == {"one-codebook", "one-segment", "uefl"}
+    assert {name for name, arm in cfg.arms.items() if getattr(arm.parameters, "commitment", None) == 0.7} == {
+        "one-codebook",
+        "one-segment",
+        "uefl",
+    }
 
 
 def test_an_ambiguous_key_is_refused_with_the_list(monkeypatch):
@@ -264,10 +270,16 @@ def test_every_number_of_an_algorithm_has_a_range(name):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"encoder": "vgg16_bn", "width": 64}}, "key 'model.width': expected its default 128, so leave it out: vgg16_bn does not use it"),
+        (
+            {"model": {"encoder": "vgg16_bn", "width": 64}},
+            "key 'model.width': expected its default 128, so leave it out: vgg16_bn does not use it",
+        ),
         ({"model": {"pretrained": True}}, "key 'model.pretrained': cnn has no pretrained weights"),
         ({"model": {"encoder": "cnn5x5", "hidden": 3}}, "key 'model.hidden': expected its default 512"),
-        ({"training": {"momentum": 0.9}}, "key 'training.momentum': expected its default 0.0, so leave it out: it is for optimizer = 'sgd'"),
+        (
+            {"training": {"momentum": 0.9}},
+            "key 'training.momentum': expected its default 0.0, so leave it out: it is for optimizer = 'sgd'",
+        ),
         ({"run": {"members": 3}}, "key 'run.members': expected its default 5"),
         ({"run": {"select": "validation"}}, "key 'run.select': expected its default 'last', so leave it out: it is for arms on unlabeled"),
         ({"data": {"labeled": 3}}, "key 'data.labeled': expected its default 0, so leave it out: it is for arms on unlabeled sets"),

@@ -84,7 +84,15 @@ def test_kill_9_loses_at_most_a_round(finished, tmp_path):
 
 
 def test_own_sets_through_the_command(tmp_path):
-    keys = [f"source={write(tmp_path / 'sets')}", 'arms=["fedul", "m1"]', "arms.m1.algorithm=fedul", "arms.m1.server=finetune", "width=2", "rounds=[2]", "batch_size=8"]
+    keys = [
+        f"source={write(tmp_path / 'sets')}",
+        'arms=["fedul", "m1"]',
+        "arms.m1.algorithm=fedul",
+        "arms.m1.server=finetune",
+        "width=2",
+        "rounds=[2]",
+        "batch_size=8",
+    ]
     cfg = config.load("own-sets", keys)
     run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
     arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]

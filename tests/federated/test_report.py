@@ -168,7 +168,9 @@ def test_the_entropy_shows_the_threshold_of_each_iteration_on_a_scale_that_fits(
     assert plots._thresholds(run, "accuracy", "uefl") == plots._thresholds(run, "entropy", "fedavg") == []
 
 
-@pytest.mark.parametrize("arms", [("fedavg", "one-codebook", "uefl"), tuple(run_folder.ALGORITHMS)[1:] + ("fedul", "fedpl", "fedllp", "supervised")])
+@pytest.mark.parametrize(
+    "arms", [("fedavg", "one-codebook", "uefl"), tuple(run_folder.ALGORITHMS)[1:] + ("fedul", "fedpl", "fedllp", "supervised")]
+)
 def test_arms_that_agree_are_all_seen(tmp_path, arms):
     keys = {"rounds": [4], "labeled": 9} if "fedul-m2" in arms else {}
     styles = [plots._style(read_run(run_folder.write(tmp_path, run_folder.records(arms), **keys)), arm) for arm in arms]

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from tests.federated.tiny import arm, federation, settings
 from uefl import checkpoint, config
+from uefl.config import Model
 from uefl.data.rotate import resize
 from uefl.errors import UserError
-from uefl.config import Model
 from uefl.models import net, saved
 
 
@@ -95,7 +95,9 @@ def test_images_not_resized_as_in_the_run_are_told_how(folder):
 def test_the_client_is_named_exactly_where_there_are_codebooks(model, folder):
     assert model.clients == ("silo-0", "silo-1", "silo-2")
     for client in (None, "berlin"):
-        with pytest.raises(UserError, match=f"client {client!r} has no part of its own in this model; expected one of silo-0, silo-1, silo-2"):
+        with pytest.raises(
+            UserError, match=f"client {client!r} has no part of its own in this model; expected one of silo-0, silo-1, silo-2"
+        ):
             model.predict(IMAGES, client)
     with pytest.raises(UserError, match="client 'silo-0' has no part of its own in this model; expected None, its clients share all of it"):
         saved.load(folder / "model-fedavg.safetensors").predict(IMAGES, "silo-0")
@@ -172,7 +174,9 @@ def test_a_model_whose_description_was_changed_is_refused_by_name(tmp_path, keys
         saved.load(path)
 
 
-@pytest.mark.parametrize(("description", "message"), [("{", "Expecting property name"), ("{}", "its description is damaged")], ids=["json", "empty"])
+@pytest.mark.parametrize(
+    ("description", "message"), [("{", "Expecting property name"), ("{}", "its description is damaged")], ids=["json", "empty"]
+)
 def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, description, message):
     checkpoint.save_tensors(tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-2": description})
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'model-uefl.safetensors'}: {message}")):

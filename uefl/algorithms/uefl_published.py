@@ -135,5 +135,3 @@ class PublishedUEFL(Quantised):
         """As the silo sees it after the run: a new iteration would start from the main model."""
         blocks, book = state.tensors["main"], state.plain["book"].get(client, 0)
         return {"codebook": blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])}
-
-

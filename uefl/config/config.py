@@ -183,7 +183,9 @@ def _check(config: Config) -> None:
         for key in ("uncertainty", "passes", "members"):
             _unused("run", run, key, "arms on unlabeled sets measure one pass without dropout")
         if len(training.rounds) > 1 or training.max_iterations > 1:
-            raise UserError(f"key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration; got {list(training.rounds)}")
+            raise UserError(
+                f"key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration; got {list(training.rounds)}"
+            )
         if training.batch_size < 2:
             raise UserError("key 'training.batch_size': expected 2 or more, for batch norm; got 1")
     else:

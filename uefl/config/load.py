@@ -30,9 +30,7 @@ def presets() -> dict[str, str]:
 
 def preset_groups() -> dict[str, dict[str, str]]:
     """Presets by group."""
-    return {
-        group: {f.name[:-5]: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in _files(group)} for group in _GROUPS
-    }
+    return {group: {f.name[:-5]: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in _files(group)} for group in _GROUPS}
 
 
 def preset_text(name: str) -> str:
@@ -236,7 +234,11 @@ def _with_base(table: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(before: Any, now: Any) -> Any:
     """Two tables key by key; a partition of another scheme takes nothing from the one before."""
-    if not isinstance(before, Mapping) or not isinstance(now, Mapping) or before.get("scheme", now.get("scheme")) != now.get("scheme", before.get("scheme")):
+    if (
+        not isinstance(before, Mapping)
+        or not isinstance(now, Mapping)
+        or before.get("scheme", now.get("scheme")) != now.get("scheme", before.get("scheme"))
+    ):
         return now
     return {**before, **{key: _merged(before.get(key), value) for key, value in now.items()}}
 

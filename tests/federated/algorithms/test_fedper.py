@@ -7,7 +7,10 @@ from tests.federated.tiny import again, arm, finish, settings, values
 
 
 def strip(records):
-    return [{key: value for key, value in record.items() if key not in ("global_accuracy", "bytes_sent", "bytes_received")} for record in records]
+    return [
+        {key: value for key, value in record.items() if key not in ("global_accuracy", "bytes_sent", "bytes_received")}
+        for record in records
+    ]
 
 
 def test_nothing_personal_is_fedavg_bit_for_bit():
