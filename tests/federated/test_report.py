@@ -169,7 +169,7 @@ def test_the_entropy_shows_the_threshold_of_each_iteration_on_a_scale_that_fits(
 
 
 @pytest.mark.parametrize(
-    "arms", [("fedavg", "one-codebook", "uefl"), tuple(run_folder.ALGORITHMS)[1:] + ("fedul", "fedpl", "fedllp", "supervised")]
+    "arms", [("fedavg", "one-codebook", "uefl"), (*tuple(run_folder.ALGORITHMS)[1:], "fedul", "fedpl", "fedllp", "supervised")]
 )
 def test_arms_that_agree_are_all_seen(tmp_path, arms):
     keys = {"rounds": [4], "labeled": 9} if "fedul-m2" in arms else {}

@@ -94,7 +94,7 @@ def from_table(table: dict[str, Any]) -> Config:
     for key in table:
         if key not in (*SECTIONS, "arms"):
             raise _misplaced(key)
-    run, model, training = (_section(kind, name, table) for kind, name in ((Run, "run"), (Model, "model"), (Training, "training")))
+    run, model, training = _section(Run, "run", table), _section(Model, "model", table), _section(Training, "training", table)
     from ..data.settings import Data  # pydantic alone, but its schemes may know tensors
 
     data = _section(Data, "data", table)
@@ -120,7 +120,7 @@ def arms(table: Any) -> dict[str, Arm]:
             raise UserError(f"key 'arms': {shown(name)} names files of the run; expected up to 40 letters, digits, '.', '_' and '-'")
         if not isinstance(keys, dict):
             raise UserError(f"key 'arms.{name}': expected a table of parameters, got {shown(keys)}")
-        algorithm = keys.get("algorithm", name)
+        algorithm: Any = keys.get("algorithm", name)
         kind = find(algorithm, f"key 'arms.{name}': ")
         rest = {key: value for key, value in keys.items() if key != "algorithm"}
         made[name] = Arm(algorithm, parse(kind.Parameters, f"arms.{name}", rest))

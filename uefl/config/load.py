@@ -14,6 +14,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from ..errors import UserError
 from .config import SECTIONS, Config, from_table, tomllib
 from .errors import nearest, shown, unknown
@@ -139,6 +141,8 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
                 raise UserError(f"--set {key}: {part!r} is no table")
         inner[last] = value
         return
+    if key in SECTIONS:
+        raise UserError(f"key {key!r} is a section; set one of its keys, as in {key}.{min(_fields(table)[key])}=VALUE")
     found = places(key, table)
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]
@@ -185,11 +189,12 @@ def _fields(table: dict[str, Any]) -> dict[str, set[str]]:
     from ..data.partitions.base import PARTITIONS
     from ..data.settings import Data
 
-    kinds = {"run": Run, "data": Data, "model": Model, "training": Training}
+    kinds: dict[str, type[BaseModel]] = {"run": Run, "data": Data, "model": Model, "training": Training}
     fields = {name: set(kind.model_fields) - {"partition"} for name, kind in kinds.items()}
     partition = table.get("data", {}).get("partition", {})
-    scheme = partition.get("scheme") if isinstance(partition, dict) else None
-    return fields | {"data.partition": {"scheme", *(PARTITIONS[scheme].model_fields if scheme in PARTITIONS else ())}}
+    scheme: Any = partition.get("scheme") if isinstance(partition, dict) else None
+    known = isinstance(scheme, str) and scheme in PARTITIONS
+    return fields | {"data.partition": {"scheme", *(PARTITIONS[scheme].model_fields if known else ())}}
 
 
 def _all_keys(table: dict[str, Any]) -> set[str]:

@@ -141,7 +141,8 @@ def test_it_resumes_bit_for_bit(finished, tmp_path, when):
 
 
 def test_it_resumes_after_a_kill(finished, tmp_path):
-    code = f"import uefl; from {__name__} import KEYS, Killer; uefl.train(KEYS, out={str(tmp_path / 'run')!r}, observer=Killer(('toy', 2, 'silo-1'), True))"
+    out, when = str(tmp_path / "run"), ("toy", 2, "silo-1")
+    code = f"import uefl; from {__name__} import KEYS, Killer; uefl.train(KEYS, out={out!r}, observer=Killer({when!r}, True))"
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     uefl.resume(tmp_path / "run")
@@ -172,7 +173,7 @@ def test_names_are_taken_once_and_found_by_likeness():
     assert registry()["toy"] is Toy
     with pytest.raises(ValueError, match="has that name; choose another one"):
         uefl.register("fedavg", Toy)
-    with pytest.raises(TypeError, match="expected a subclass of uefl.Algorithm"):
+    with pytest.raises(TypeError, match=r"expected a subclass of uefl\.Algorithm"):
         uefl.register("other", object)
     with pytest.raises(UserError, match=r"no algorithm 'toyy' \(did you mean 'toy'\?\)"):
         find("toyy")

@@ -30,7 +30,7 @@ class FedUL(OnSets):
 
         server: Literal["none", "finetune", "blend"] = Field(
             "none",
-            description="the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a model f' of its own (M2)",
+            description="the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a model f' (M2)",
         )
         server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
         h: float = Field(0.5, ge=0, le=1, description="with `blend`: the broadcast model is (1 - h) f + h f'")
