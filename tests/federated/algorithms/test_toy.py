@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -207,3 +208,12 @@ def test_no_algorithm_is_named_outside_of_its_file():
 
 ALLOWED = {"cli.py", "load.py", "doctor.py", "__init__.py"}
 """files that name the package, whose name is also that of an algorithm"""
+
+
+def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(base.__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+    small = 'arms={"shrink": {"rate": 0.05}, "fedavg": {}}, data={"train_per_client": 40, "test_per_client": 10}, width=4, rounds=[1], threads=1'
+    exec(code.replace('arms={"shrink": {"rate": 0.05}, "fedavg": {}}', small), found := {})
+    assert set(found["run"].summary) == {"shrink", "fedavg"}
