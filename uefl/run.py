@@ -98,9 +98,7 @@ def train(
         return run.go({}, _START)
 
 
-def resume(
-    out: Path, *, device: str, data_root: Path | None, observer: Observer, federation: Federation | None = None
-) -> dict[str, Any]:
+def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer, federation: Federation | None = None) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
     The result is the same, bit for bit, as without the interruption, given the same device and number of threads. Arguments as of
@@ -154,11 +152,11 @@ def _prepare(
     """Everything that can fail because of what was asked for, before anything is written."""
     _settle(cfg, where)
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
-    for op in sorted({op for kind in kinds for op in kind.ops}):
-        try:
+    try:
+        for op in sorted({op for kind in kinds for op in kind.ops}):
             kernels.check(op, where)
-        except RuntimeError as error:
-            raise UserError(str(error)) from None
+    except RuntimeError as error:
+        raise UserError(str(error)) from None
     if federation is None:
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
     elif federation.kind != cfg.kind:

@@ -234,7 +234,7 @@ class Algorithm:
         return work.training.weight_decay
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
-        """Write the gradient ``[P]`` of terms that depend on the parameters alone; the batch's is then added to it. False: there are none."""
+        """Write the gradient ``[P]`` of terms of the parameters alone; that of the batch is then added to it. False: there are none."""
         return False
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:

@@ -70,17 +70,23 @@ def _facts(run: Run) -> str:
     c = run.config
     partition = c.data.partition.model_dump(mode="json") if c.data.partition is not None else {}
     voices = "members" if c.run.uncertainty == "ensemble" else "passes"
-    budget = f"{c.training.local_steps} steps" if c.training.local_steps else f"{c.training.local_epochs} local epoch(s)"
+    budget = counted(c.training.local_steps, "step") if c.training.local_steps else counted(c.training.local_epochs, "local epoch")
+    iterations = c.training.iterations()
+    rounds = f"{' + '.join(map(str, iterations))} {'round' if iterations == [1] else 'rounds'}"
     facts = {
         "data": f"{c.data.source}, {len(run.clients)} clients{''.join(f', {key} {value}' for key, value in partition.items())}",
-        "training": f"{' + '.join(map(str, c.training.iterations()))} rounds of {budget}, batch {c.training.batch_size}, "
-        f"{c.training.optimizer} with learning rate {c.training.lr:g}",
+        "training": f"{rounds} of {budget}, batch {c.training.batch_size}, {c.training.optimizer} with learning rate {c.training.lr:g}",
         "model": f"{c.model.encoder}{f' of width {c.model.width}' if 'cnn' in c.model.encoder else ''}",
         **({} if run.on_sets else {"uncertainty": f"{getattr(c.run, voices)} {voices}"}),
         **{f"arm {name}": _parameters(run, name) for name in run.arms},
         "seed": f"{c.run.seed}",
     }
     return "".join(f"- {key}: {value}\n" for key, value in facts.items()) + "- every key: [config.toml](config.toml)\n"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _parameters(run: Run, name: str) -> str:
@@ -98,5 +104,5 @@ def _extensions(run: Run) -> list[str]:
         for r in run.of(arm):
             if r["extended"]:
                 when.setdefault(r["round"], []).append(r["client"])
-        lines += [f"- {arm}, after {round} rounds: {', '.join(clients)}\n" for round, clients in sorted(when.items())]
+        lines += [f"- {arm}, after {counted(round, 'round')}: {', '.join(clients)}\n" for round, clients in sorted(when.items())]
     return lines

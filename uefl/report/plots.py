@@ -18,18 +18,15 @@ from matplotlib.ticker import MaxNLocator
 from .folder import Run
 
 _SOLID, _DASHED, _DASH_DOT, _DOTTED = "-", (0, (7, 4)), (0, (7, 3, 1.5, 3)), (0, (2, 3))  # in points
-_LINES = (_SOLID, _DASHED, _DASH_DOT, _DOTTED)
-"""from the first drawn, which lies below, to the last"""
 # The palette of Okabe and Ito, told apart by colour-blind readers; the dashes tell arms apart in print. By the place of an arm in its run.
 _STYLES: tuple[tuple[str, Any], ...] = (
     ("#0072B2", _DASHED),
     ("#D55E00", _SOLID),
     ("#009E73", _DASH_DOT),
-    ("#CC79A7", _DASHED),
-    ("#777777", _DOTTED),
+    ("#CC79A7", _DOTTED),
     ("#000000", _DASHED),
-    ("#56B4E9", _DOTTED),
-    ("#E69F00", _DASH_DOT),
+    ("#56B4E9", _DASH_DOT),
+    ("#E69F00", _DOTTED),
 )
 _RC: dict[Any, Any] = {
     "font.size": 9,
@@ -266,7 +263,7 @@ def _legend(figure: Figure, run: Run, key: str) -> None:
 
 def _style(run: Run, arm: str) -> dict[str, Any]:
     """Solid lines lie below dashed ones, and those that lie above are thinner: where arms agree, all are seen."""
-    from_below = sorted(run.arms, key=lambda name: _LINES.index(_line(run, name)))
+    from_below = sorted(run.arms, key=lambda name: _line(run, name) != _SOLID)
     depth = from_below.index(arm)
     width = _WIDEST + (_THINNEST - _WIDEST) * depth / max(len(from_below) - 1, 1)
     return {"color": _color(run, arm), "linestyle": _line(run, arm), "linewidth": width, "zorder": 2 + depth / len(from_below)}
