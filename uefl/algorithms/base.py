@@ -27,9 +27,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from ..aggregation import Mean, WeightedMean
-from ..config.errors import nearest
 from ..engines.base import Expected, Message, Reply, expected_like
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..models.net import Net
 from ..uncertainty import Prediction, of_network
 
