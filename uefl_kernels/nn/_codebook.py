@@ -31,6 +31,10 @@ class Codebook(Float32Module):
     steps: torch.Tensor
     pending_counts: torch.Tensor | None
     pending_sums: torch.Tensor | None
+    batch_mean: torch.Tensor | None
+    batch_variance: torch.Tensor
+    codebook_mean: torch.Tensor
+    codebook_variance: torch.Tensor
 
     def __init__(
         self,
@@ -240,10 +244,10 @@ class Codebook(Float32Module):
         self._known = (self.initted, self.initted._version) if known else None
         return self
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any) -> None:
         if self.affine is not None:
-            _affine.expect(self, state, prefix)
-        super()._load_from_state_dict(state, prefix, *args, **kwargs)
+            _affine.expect(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
         self._known = None
         if self.initted.is_meta or isinstance(self.initted, FakeTensor):
             return
