@@ -206,8 +206,10 @@ class Codebook(Float32Module):
         if not self.kmeans_init:
             return False
         known = self._known
-        if torch.compiler.is_compiling() or self.initted.is_meta or isinstance(self.initted, FakeTensor):
+        if torch.compiler.is_dynamo_compiling():
             return known is None or known[0] is not self.initted
+        if torch.compiler.is_compiling() or self.initted.is_meta or isinstance(self.initted, FakeTensor):
+            return known is None  # export puts other tensors into the buffers while it traces
         if known is not None and known[0] is self.initted and known[1] == self.initted._version and self.initted.device.type != "cpu":
             return False
         if not bool(self.initted):
@@ -217,12 +219,10 @@ class Codebook(Float32Module):
 
     @torch.no_grad()
     def initialize(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """k-means on the rows ``[..., heads * d]`` of the first batch; later calls do nothing.
+        """k-means on the rows ``[..., heads * d]`` of the first batch, for a codebook that is ``waiting``.
 
         A batch without a single row, over all processes, leaves it to the next one.
         """
-        if not self.waiting:
-            return
         found = _kmeans_init.kmeans(self, x, mask)
         if found is None:
             return
