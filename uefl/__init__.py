@@ -1,10 +1,28 @@
-"""Federated learning with extensible codebooks (UEFL): algorithms, silos, runs and reports."""
+"""Federated learning: algorithms, clients, runs and reports.
 
+``uefl.train("demo", out="runs/demo")`` runs a preset, ``uefl.resume`` goes on with a run, ``uefl.load`` reads one, and ``uefl.register``
+makes an algorithm known by a name.
+"""
+
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 try:
     __version__ = version("uefl")  # not from uefl_kernels, which imports torch: the command line answers at once
 except PackageNotFoundError:  # a source tree on the path, never installed
     __version__ = "unknown"
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from .algorithms.base import Algorithm, register
+    from .api import Run, load, resume, train
+
+_PLACES = {"train": "api", "resume": "api", "load": "api", "Run": "api", "register": "algorithms.base", "Algorithm": "algorithms.base"}
+
+__all__ = ["Algorithm", "Run", "__version__", "load", "register", "resume", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'uefl' has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 
-from .engines.base import Reply, Request
+from .engines.base import Message, Reply
+
+
+class Mean(Protocol):
+    """A running average."""
+
+    def add(self, x: torch.Tensor, weight: Any) -> None:
+        """Add one client's tensor; it may be overwritten afterwards."""
+
+    def result(self) -> torch.Tensor:
+        """The average; where nothing was added, what was there before the round."""
+        ...
 
 
 class WeightedMean:
@@ -55,35 +68,37 @@ class CodewordMean:
         return torch.where(self._usage[:, None] > 0, mean, self._old.double()).float()
 
 
-def refusal(reply: Reply, request: Request, max_norm: float) -> str | None:
-    """Why a client's update must not be averaged, or None when it is sound.
+def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
+    """Why a client's update must not be averaged, or None when it is what the message expects.
 
     Args:
-        reply: the client's reply to a training request.
-        request: what the client was sent; its codebook comes back longer by the codewords that it was asked for.
-        max_norm: bound on the L2 distance between all that was sent and what came back; 0: none.
+        reply: the client's reply to a message to train.
+        message: what the client was sent.
+        max_norm: bound on the L2 distance between what was sent and what came back under the same name; 0: none.
     """
     if reply.error is not None:
         return reply.error
     if reply.examples < 1:
         return f"it claims {reply.examples} examples"
+    unasked = sorted(set(reply.tensors) - set(message.expects))
+    if unasked:
+        return f"it sends {unasked[0]}, which was not asked for"
     moved = 0.0
-    for name, old in request.tensors.items():
-        new, shape = reply.tensors.get(name), list(old.shape)
-        if name == "codebook" and request.options.get("new_codewords"):
-            shape[0] = max(shape[0], int(request.options["new_at"]) + int(request.options["new_codewords"]))
+    for name, expected in message.expects.items():
+        new = reply.tensors.get(name)
         if new is None:
             return f"{name} is missing"
-        if new.dtype != old.dtype or list(new.shape) != shape:
-            return f"{name} is {new.dtype} {list(new.shape)}, expected {old.dtype} {shape}"
-        if not bool(torch.isfinite(new).all()):
+        if new.dtype != expected.dtype or tuple(new.shape) != expected.shape:
+            return f"{name} is {new.dtype} {list(new.shape)}, expected {expected}"
+        if new.is_floating_point() and not bool(torch.isfinite(new).all()):
             return f"{name} is not finite"
-        if max_norm > 0:
+        old = message.tensors.get(name)
+        if max_norm > 0 and old is not None:
             moved += float((new[: len(old)] - old).double().square().sum())
     if moved**0.5 > max_norm > 0:
         return f"the update is {moved**0.5:.3g} long, more than max_update_norm = {max_norm:g}"
-    if "codebook" in request.tensors:
-        usage = reply.tensors.get("usage")
-        if usage is None or usage.dtype != torch.int64 or usage.shape != reply.tensors["codebook"].shape[:1] or bool((usage < 0).any()):
-            return "usage is not one count for each codeword"
+    for name, mine in message.private.items():
+        kept = reply.private.get(name)
+        if kept is None or kept.dtype != mine.dtype or kept.shape != mine.shape or not bool(torch.isfinite(kept).all()):
+            return f"its private {name} is missing, of another shape, or not finite"
     return None

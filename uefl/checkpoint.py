@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from .errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 _INDEX = "checkpoint.json"
 
 

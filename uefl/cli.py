@@ -5,6 +5,7 @@ torch, and all that imports it, is imported inside the commands: help and mistak
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,6 +20,8 @@ from typer.core import TyperGroup
 from . import config
 from .errors import RunError, UserError
 
+_GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
+_TERMINATED = 128 + signal.SIGTERM
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
 
 
@@ -57,7 +60,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Federated learning: extensible codebooks (UEFL) against FedAvg, and learning from unlabeled sets (FedUL).",
+    help="Federated learning: extensible codebooks (UEFL), its comparators, and learning from unlabeled sets (FedUL).",
 )
 
 
@@ -90,10 +93,13 @@ def _options(
 @app.command()
 def train(
     source: Annotated[str | None, typer.Argument(metavar="PRESET|CONFIG.toml", show_default=False)] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be repeated.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change SECTION.key, arms.NAME.key, or a bare key; may be repeated."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<preset>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
     data_root: Annotated[Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")] = None,
 ) -> None:
@@ -105,7 +111,7 @@ def train(
     elif source is None:
         raise UserError("name a preset (see `uefl presets`) or a .toml file, or go on with a run: --resume DIR")
     else:
-        cfg = config.load(source, settings, seed=seed)
+        cfg = config.load(source, settings, **({} if seed is None else {"run": {"seed": seed}}))
         folder = out or Path("runs") / Path(source).stem
 
     from . import report
@@ -114,19 +120,19 @@ def train(
     from .run import train as train_run
 
     console = _console()
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         with watch(console) as observer:
             if resume is not None:
                 resume_run(folder, device=device.value, data_root=data_root, observer=observer)
             else:
                 train_run(cfg, preset=str(source), out=folder, device=device.value, data_root=data_root, observer=observer)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError) as error:
         begun = (folder / "config.toml").is_file()
         root = f" --data-root {data_root}" if data_root else ""
-        typer.echo(
-            f"interrupted; go on with: uefl train --resume {folder}{root}" if begun else "interrupted before the run began", err=True
-        )
-        raise typer.Exit(130) from None
+        why = "the output was closed" if isinstance(error, BrokenPipeError) else "interrupted"
+        typer.echo(f"{why}; go on with: uefl train --resume {folder}{root}" if begun else f"{why} before the run began", err=True)
+        raise typer.Exit(_TERMINATED if isinstance(error, _Terminated) else 130) from None
     run = report.read_run(folder)
     console.print(*(table.rich() for table in report.tables(run)))
     typer.echo(f"report:   {folder / 'report.md'}\npictures: {folder / 'plots'}")
@@ -136,12 +142,16 @@ def train(
 
 
 @app.command()
-def presets() -> None:
-    """List the presets."""
+def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None) -> None:
+    """List the presets, or print one to start a file from."""
     from .report.tables import Table
 
-    rows = [[name, about] for name, about in config.presets().items()]
-    _console().print(Table("presets", ["name", "what it runs"], rows, numeric=False).rich())
+    if name is not None:
+        typer.echo(config.preset_text(name), nl=False)
+        return
+    for group, members in config.preset_groups().items():
+        rows = [[preset, about] for preset, about in members.items()]
+        _console().print(Table(_GROUPS[group], ["name", "what it runs"], rows, numeric=False).rich())
 
 
 @app.command()
@@ -179,6 +189,14 @@ def doctor() -> None:
     from . import doctor as examination
 
     _console().print(*examination.tables(examination.collect()))
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a run as Ctrl-C does."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
 
 
 def _console() -> Console:

@@ -22,7 +22,7 @@ class PlainProgress:
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
         """The run begins."""
         self._rounds = rounds
-        self._print(f"{', '.join(arms)}: {rounds} rounds over {clients} clients")
+        self._print(f"{', '.join(arms)}: {rounds} round{'s' * (rounds != 1)} over {clients} client{'s' * (clients != 1)}")
 
     def arm(self, name: str, done_rounds: int) -> None:
         """An arm begins, or goes on."""

@@ -1,21 +1,21 @@
-"""A run: arms one after the other on the same silos, and the folder that holds all there is to know about it.
+"""A run: arms one after the other on the same clients, and the folder that holds all there is to know about it.
 
 config.toml        the resolved configuration           metrics.jsonl   one line per arm, round and client
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
-model-*.safetensors  the final network of each arm, by parameter name, and ``codebook.<client>``
+manifest.json      which images each client has         model-*.safetensors  the final model of each arm
 plots/, report.md  what a person looks at               events.*        for TensorBoard, where it is installed
 """
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,16 +24,18 @@ import torch
 from uefl_kernels import _library as kernels
 
 from . import checkpoint, config, report
-from .algorithms import Course, Record, build, clients
-from .algorithms.client import Device
+from .algorithms.base import Algorithm, Context, Record, find
+from .client.client import Clients
+from .client.workspace import Workspace
 from .config import Config
-from .data.build import build_silos
-from .data.sets import SetFederation, build_sets
-from .data.silo import Federation
+from .data import build
+from .data.federation import Federation
 from .engines.local import LocalEngine
 from .errors import UserError
 from .models import saved
-from .rules import DEALT_ONLY, SERVER_ARMS
+from .seeds import derive
+from .server.rounds import Arm
+from .server.teacher import Teacher
 
 
 class Observer(Protocol):
@@ -55,18 +57,35 @@ class Observer(Protocol):
         """Something worth knowing happened."""
 
 
-def train(cfg: Config, *, preset: str, out: Path, device: str, data_root: Path | None, observer: Observer) -> dict[str, Any]:
+def train(
+    cfg: Config,
+    *,
+    preset: str,
+    out: Path,
+    device: str,
+    data_root: Path | None,
+    observer: Observer,
+    federation: Federation | None = None,
+) -> dict[str, Any]:
     """Run every arm of the configuration into a new folder and return the summary.
 
+    Args:
+        cfg: what to run.
+        preset: the name of its source, for the reader of the folder.
+        out: the folder.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
+        observer: is told how the run goes.
+        federation: in the place of the data that the configuration names.
+
     Raises:
-        UserError: the folder is not free, or the silos cannot be built; nothing was written.
+        UserError: the folder is not free, or the clients cannot be built; nothing was written.
         RunError: the run could not finish honestly; the folder holds what there is.
     """
     where = _device(device)
-    if cfg.path is not None and cfg.path.exists():  # the user's own data, found again from any folder
-        cfg = dataclasses.replace(cfg, data=str(cfg.path.resolve()))
+    cfg = _absolute(cfg)
     _check_free(out)
-    run = _prepare(cfg, preset, out, where, data_root, observer)
+    run = _prepare(cfg, preset, out, where, data_root, observer, federation)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,14 +93,16 @@ def train(cfg: Config, *, preset: str, out: Path, device: str, data_root: Path |
     with _lock(out):
         if (out / "config.toml").exists():
             raise UserError(f"{out} was taken by another process just now; choose another folder with --out")
-        checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml(without=_unsaid(cfg, run.federation))}")
+        checkpoint.write_json(out / "manifest.json", run.federation.manifest)
+        checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
         return run.go({}, _START)
 
 
-def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer) -> dict[str, Any]:
+def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer, federation: Federation | None = None) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
-    The result is the same, bit for bit, as without the interruption, given the same device and number of threads.
+    The result is the same, bit for bit, as without the interruption, given the same device and number of threads. Arguments as of
+    :func:`train`.
     """
     where = _device(device)
     if not (out / "config.toml").is_file():
@@ -99,8 +120,16 @@ def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer
             summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
             return summary
         if "made_with" in plain:
-            cfg = dataclasses.replace(cfg, threads=plain["made_with"]["threads"])
-        return _prepare(cfg, preset, out, where, data_root, observer).go(tensors, plain)
+            cfg = cfg.with_run(threads=plain["made_with"]["threads"])
+        return _prepare(cfg, preset, out, where, data_root, observer, federation).go(tensors, plain)
+
+
+def _absolute(cfg: Config) -> Config:
+    """The user's own data, to be found again from any folder."""
+    path = cfg.data.path
+    if path is None or not path.exists():
+        return cfg
+    return replace(cfg, data=cfg.data.model_copy(update={"source": str(path.resolve())}))
 
 
 def _check_free(out: Path) -> None:
@@ -114,46 +143,52 @@ def _check_free(out: Path) -> None:
         raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
 
 
-def _unsaid(cfg: Config, federation: Federation | SetFederation) -> tuple[str, ...]:
-    """Keys at defaults that are not true of the user's own data, where they may not be set either."""
-    if cfg.path is None or (cfg.path.is_file() and len(federation.silos) == cfg.clients):
-        return ()
-    return DEALT_ONLY if cfg.on_sets else ("clients",)
-
-
 _START: dict[str, Any] = {"arm": 0, "seconds": {}, "rejected": {}, "metrics_bytes": 0}
 
 
-def _prepare(cfg: Config, preset: str, out: Path, where: torch.device, data_root: Path | None, observer: Observer) -> _Run:
+def _prepare(
+    cfg: Config, preset: str, out: Path, where: torch.device, data_root: Path | None, observer: Observer, federation: Federation | None
+) -> _Run:
     """Everything that can fail because of what was asked for, before anything is written."""
     _settle(cfg, where)
+    kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
-        kernels.check("transition_nll" if cfg.on_sets else "vq", where)
+        for op in sorted({op for kind in kinds for op in kind.ops}):
+            kernels.check(op, where)
     except RuntimeError as error:
         raise UserError(str(error)) from None
-    federation = build_sets(cfg, data_root=data_root) if cfg.on_sets else build_silos(cfg, data_root=data_root)
-    room = Device(cfg, federation, where)
-    if isinstance(federation, Federation):
-        _check_rows(cfg, federation, room)
-    else:
-        _check_sets(cfg, federation)
-    return _Run(cfg, preset, out, federation, room, observer)
+    if federation is None:
+        federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
+    elif federation.kind != cfg.kind:
+        raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
+    run = _Run(cfg, preset, out, federation, where, observer)
+    for name in cfg.arms:
+        workspace = run.workspace(name)
+        workspace.algorithm.check(federation, name, workspace.net)
+    return run
 
 
 class _Run:
-    def __init__(
-        self, cfg: Config, preset: str, out: Path, federation: Federation | SetFederation, room: Device, observer: Observer
-    ) -> None:
-        self.cfg, self.preset, self.out, self.federation, self.room, self.observer = cfg, preset, out, federation, room, observer
+    def __init__(self, cfg: Config, preset: str, out: Path, federation: Federation, device: torch.device, observer: Observer) -> None:
+        self.cfg, self.preset, self.out, self.federation, self.device, self.observer = cfg, preset, out, federation, device, observer
         self.metrics = out / "metrics.jsonl"
+        self.clients = Clients((*federation.silos, *federation.unseen), device)
+        names = tuple(sorted(silo.name for silo in federation.silos))
+        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names)
         self.made_with = {
-            "config": _digest([dataclasses.replace(cfg, threads=0).to_toml().encode()]),
-            "data": _digest(t.numpy().tobytes() for t in federation.tensors()),
+            "config": hashlib.sha256(cfg.with_run(threads=0).to_toml().encode()).hexdigest(),
+            "data": federation.digest,
             "threads": torch.get_num_threads(),
-            "bf16": room.autocast,
-            "device": room.device.type,
+            "bf16": self.workspace(next(iter(cfg.arms))).autocast,
+            "device": device.type,
             "torch": torch.__version__,
         }
+
+    def workspace(self, name: str) -> Workspace:
+        """The resident network of an arm."""
+        arm = self.cfg.arms[name]
+        algorithm: Algorithm = find(arm.algorithm)(arm.parameters).bound(self.context)
+        return Workspace(algorithm, self.cfg.data, self.federation, self.device)
 
     def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""
@@ -161,7 +196,7 @@ class _Run:
         self.seconds: dict[str, float] = dict(plain["seconds"])
         self.rejected: dict[str, int] = dict(plain["rejected"])
         self._cut_metrics(plain["metrics_bytes"])
-        self.observer.start(list(self.cfg.arms), sum(self.cfg.iterations()), len(self.federation.silos))
+        self.observer.start(list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.silos))
         self.observer.notice(self.federation.describe())
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
         if threads > cores:
@@ -171,8 +206,9 @@ class _Run:
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
         with _events(self.out, self.metrics) as events:
-            for index in range(plain["arm"], len(self.cfg.arms)):
-                arm = self._arm(self.cfg.arms[index])
+            names = list(self.cfg.arms)
+            for index in range(plain["arm"], len(names)):
+                arm, workspace = self._arm(names[index])
                 if index == plain["arm"] and tensors:
                     try:
                         arm.restore(tensors, plain["state"])
@@ -180,7 +216,7 @@ class _Run:
                         raise UserError(
                             f"the checkpoint in {self.out} does not fit its configuration ({error}); start again elsewhere"
                         ) from None
-                self._finish(index, arm, events)
+                self._finish(index, arm, workspace, events)
         summary = self._summary()
         checkpoint.write_json(self.out / "summary.json", summary)
         report.write_report(self.out)
@@ -188,7 +224,7 @@ class _Run:
 
     def _check_origin(self, then: dict[str, Any]) -> None:
         """A checkpoint goes on with its own configuration and data only; elsewhere it goes on, but not bit for bit."""
-        for key, what in (("config", "config.toml has been changed"), ("data", "the silos are other images than those")):
+        for key, what in (("config", "config.toml has been changed"), ("data", "the clients have other images than those")):
             if then.get(key) != self.made_with[key]:
                 raise UserError(f"{self.out}: {what} since the checkpoint was written; restore it, or start a new run")
         changed = [f"{key} {then.get(key)} -> {value}" for key, value in self.made_with.items() if then.get(key) != value]
@@ -207,37 +243,41 @@ class _Run:
         except ValueError:
             raise UserError(f"{self.metrics} is damaged; restore it, or start a new run") from None
 
-    def _arm(self, name: str) -> Course:
-        engine = LocalEngine(clients(self.federation, self.room), started=lambda client: self.observer.client(name, arm.round, client))
-        arm = build(name, self.cfg, engine, self.room, self.observer.notice, self.federation)
-        return arm
+    def _arm(self, name: str) -> tuple[Arm, Workspace]:
+        workspace, server, seed = self.workspace(name), self.federation.server, self.cfg.run.seed
+        engine = LocalEngine(self.clients.handlers(workspace), started=lambda client: self.observer.client(name, arm.round, client))
+        has_images = server is not None and any(part is not None and len(part) for part in (server.labeled, server.validation))
+        teacher = Teacher(server, workspace) if server is not None and has_images else None
+        members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
+        seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
+        arm = Arm(name, workspace, seeds, engine, teacher, self.observer.notice)
+        return arm, workspace
 
-    def _finish(self, index: int, arm: Course, events: report.EventWriter | None) -> None:
-        self.observer.arm(arm.arm, arm.round)
+    def _finish(self, index: int, arm: Arm, workspace: Workspace, events: report.EventWriter | None) -> None:
+        self.observer.arm(arm.name, arm.round)
         while not arm.finished:
             begun = time.monotonic()
             records = arm.turn()
-            self.seconds[arm.arm] = self.seconds.get(arm.arm, 0.0) + time.monotonic() - begun
-            self.rejected[arm.arm] = arm.rejected
+            self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun
+            self.rejected[arm.name] = arm.rejected
             if records:
                 with self.metrics.open("a") as file:
                     file.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
                     file.flush()
                     os.fsync(file.fileno())  # the checkpoint after it counts on these bytes
-                self.observer.round(arm.arm, records[0]["round"], records)
+                self.observer.round(arm.name, records[0]["round"], records)
                 if events is not None:
-                    events.round(arm.arm, records[0]["round"], records)
+                    events.round(arm.name, records[0]["round"], records)
             tensors, state = arm.state()
             plain = {"arm": index, "seconds": self.seconds, "rejected": self.rejected, "metrics_bytes": self.metrics.stat().st_size}
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
-        networks = [(self.room.flat.named(values, statistics), codebooks) for values, statistics, codebooks in arm.networks()]
-        saved.save(self.out / f"model-{arm.arm}.safetensors", self.cfg, self.federation, networks)
+        saved.save(self.out / f"model-{arm.name}.safetensors", self.cfg, arm.name, self.federation, arm.networks(workspace))
 
     def _summary(self) -> dict[str, Any]:
-        arms = report.summarize([json.loads(line) for line in self.metrics.read_text().splitlines()])
+        arms = report.summarize([json.loads(line) for line in self.metrics.read_text().splitlines()], self.cfg.run.target_accuracy)
         for name, outcome in arms.items():
             outcome |= {"seconds": round(self.seconds[name], 3), "rejected": self.rejected[name]}
-        return {"schema": 1, "preset": self.preset, "seed": self.cfg.seed, "arms": arms}
+        return {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
 
 
 def _device(name: str) -> torch.device:
@@ -250,48 +290,11 @@ def _device(name: str) -> torch.device:
 
 def _settle(cfg: Config, device: torch.device) -> None:
     """What makes a run repeat itself bit for bit."""
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+    if cfg.run.threads:
+        torch.set_num_threads(cfg.run.threads)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def _check_rows(cfg: Config, federation: Federation, room: Device) -> None:
-    """k-means needs as many feature vectors as codewords; better said now than after the first iteration."""
-    if not {"uefl", "fedavg-vq"} & set(cfg.arms):
-        return
-    smallest = min(federation.silos, key=lambda silo: len(silo.train))
-    per_image = room.net.positions * room.net.segments
-    if len(smallest.train) * per_image < cfg.codewords:
-        rows = f"{len(smallest.train)} training images of {per_image} feature vectors"
-        raise UserError(f"silo {smallest.name!r} has {rows}, too few for {cfg.codewords} codewords; lower codewords")
-
-
-def _check_sets(cfg: Config, federation: SetFederation) -> None:
-    """What an arm needs must be there; a data set that is dealt has it by its configuration."""
-    for arm in cfg.arms:
-        if arm in SERVER_ARMS and federation.labeled is None:
-            raise UserError(f"arm {arm!r} needs labeled images of the server; add the folder labeled, or leave out the arm")
-        if arm in SERVER_ARMS and len(federation.labeled or ()) < 2:
-            raise UserError(f"arm {arm!r}: the server has 1 labeled image; batch norm needs two or more in a step")
-        if arm.startswith("fedavg-labeled") and any(silo.labels is None for silo in federation.silos):
-            raise UserError(f"arm {arm!r} needs labels of the clients' images, which are not known; leave out the arm")
-    if cfg.select == "validation" and federation.validation is None:
-        raise UserError("select = 'validation' needs validation images of the server; add the folder validation, or set select = 'last'")
-    few = min(federation.silos, key=lambda silo: len(silo.sets))
-    if len(few.sets) < 2:
-        raise UserError(f"client {few.name!r} has {len(few.sets)} image; batch norm needs two or more in a step")
-    small = min(federation.silos, key=lambda silo: int(silo.sizes.max()))
-    if {"fedllp", "fedllp-vat"} & set(cfg.arms) and int(small.sizes.max()) < 2:
-        raise UserError(f"client {small.name!r} has sets of one image only; fedllp takes a set per step, and batch norm needs two or more")
-
-
-def _digest(parts: Iterable[bytes]) -> str:
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(part)
-    return total.hexdigest()
 
 
 @contextmanager

@@ -1,20 +1,21 @@
 """Predictive uncertainty: what a head says when its dropout stays on, or what the members of an ensemble say together.
 
-Every model of a run gives a :class:`Prediction` by ``estimate``; ``ensemble`` makes one of several. A run with dropout has one model.
+Every model of a run gives a :class:`Prediction`; ``ensemble`` makes one of several. A run with dropout has one model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 import uefl_kernels
 
-from .config import Config
 from .metrics import entropy
-from .models.net import Head
+from .models.net import Head, Net
 
 
 class Prediction(NamedTuple):
@@ -28,6 +29,8 @@ class Prediction(NamedTuple):
     """``[B]`` mean entropy of the passes or members"""
     entropy_deterministic: torch.Tensor
     """``[B]`` entropy of one pass with dropout off; of an ensemble, that of the first member"""
+    extra: Mapping[str, torch.Tensor] = {}
+    """further tensors of the algorithm, ``[B, ...]`` each"""
 
     @property
     def mutual_info(self) -> torch.Tensor:
@@ -35,14 +38,47 @@ class Prediction(NamedTuple):
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
 
-def estimate(head: Head, tokens: torch.Tensor, config: Config) -> Prediction:
-    """What one model says, as the run measures uncertainty.
+def of_network(net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]) -> Prediction:
+    """What a network says of images, with dropout on for ``passes`` draws; with none, or without dropout in the network, off.
 
-    With ``uncertainty = "mc_dropout"`` that is :func:`mc_dropout`; a member of an ensemble, and the published code, are :func:`certain`.
+    Args:
+        net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A :class:`~uefl.models.net.Net` is asked for
+            its features once; of any other network whole passes are drawn.
+        passes: T; 0: dropout off.
+        amp: the autocast context of a pass.
     """
-    if config.uncertainty == "ensemble" or config.mode == "legacy":
-        return certain(head, tokens)
-    return mc_dropout(head, tokens, config.passes)
+    if isinstance(net, Net) and isinstance(net.head, Head):
+        with amp():
+            return of_head(net.head, net.tokens(images), passes)
+    drops = [m for m in net.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0] if passes else []
+
+    def probs() -> torch.Tensor:
+        with amp():
+            logits = net(images)
+        probs: torch.Tensor = logits.float().softmax(-1)
+        return probs
+
+    plain = probs()
+    if not drops:
+        return without_spread(plain)
+    for m in drops:
+        m.train()
+    drawn = torch.stack([probs() for _ in range(passes)])
+    for m in drops:
+        m.eval()
+    mean = drawn.mean(0)
+    return Prediction(mean, entropy(mean), entropy(drawn).mean(0), entropy(plain))
+
+
+def of_head(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
+    """What a head says of tokens: :func:`mc_dropout` with this number of passes, with none :func:`certain`."""
+    return mc_dropout(head, tokens, passes) if passes else certain(head, tokens)
+
+
+def without_spread(probs: torch.Tensor) -> Prediction:
+    """Probabilities ``[B, C]`` of one pass, which disagrees with nobody; the entropy is evaluated in float64."""
+    spread = torch.special.entr(probs.double()).sum(1)
+    return Prediction(probs, spread, spread, spread)
 
 
 def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
@@ -75,7 +111,8 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
 def certain(head: Head, tokens: torch.Tensor) -> Prediction:
     """One pass with dropout off, ``head.eval()(tokens).softmax(-1)``; it disagrees with nobody."""
     probs = _without_dropout(head, head.prefix(tokens))
-    return Prediction(probs, *[entropy(probs)] * 3)
+    spread = entropy(probs)
+    return Prediction(probs, spread, spread, spread)
 
 
 def ensemble(members: Sequence[Prediction]) -> Prediction:
@@ -99,6 +136,13 @@ def ensemble(members: Sequence[Prediction]) -> Prediction:
     mean = torch.stack([member.probs for member in members]).mean(0)
     expected = torch.stack([member.expected_entropy for member in members]).mean(0)
     return Prediction(mean, entropy(mean), expected, members[0].entropy_deterministic)
+
+
+def joined(parts: Sequence[Prediction]) -> Prediction:
+    """Predictions of batches as one."""
+    extra = {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra}
+    probs, total, expected, deterministic = (torch.cat([part[i] for part in parts]) for i in range(4))  # type: ignore[misc]
+    return Prediction(probs, total, expected, deterministic, extra)
 
 
 def _without_dropout(head: Head, hidden: torch.Tensor) -> torch.Tensor:

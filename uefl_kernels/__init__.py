@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import nn as nn
     from ._api import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
     # `from uefl_kernels import numpy` asks here first, and for submodules of private name, too.
+    if name == "nn":
+        return import_module(".nn", __name__)
     if name == "__all__" or not (name == "numpy" or name.startswith("_")):
         api = import_module("._api", __name__)
         if name == "__all__" or name in api.__all__:
@@ -22,4 +25,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("._api", __name__).__all__})
+    return sorted({*globals(), "nn", *import_module("._api", __name__).__all__})

@@ -82,8 +82,8 @@ inline __attribute__((always_inline)) __m512i combine(const Products& products, 
   return _mm512_add_epi64(_mm512_add_epi64(_mm512_slli_epi64(high_high, 16), _mm512_slli_epi64(mixed, 8)), low_low);
 }
 
-void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_t count, int64_t d, const char* group,
-               const int64_t* group_norms, int64_t* distances) {
+void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_t count, int64_t d, int64_t, const char* group,
+               const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
   const ConfiguredTiles configured;
   const int64_t bytes = kTile * row_bytes(d);
   const __m512i others = _mm512_loadu_si512(group_norms);
@@ -114,7 +114,9 @@ void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_
     for (int64_t i = start; i < count && i < start + 2 * kTile; ++i) {
       const __m512i product = combine(products[(i - start) / kTile], (i - start) % kTile);
       const __m512i norm = _mm512_add_epi64(_mm512_set1_epi64(norms[first_row + i]), others);
-      _mm512_storeu_si512(distances + i * kGroup, _mm512_sub_epi64(norm, _mm512_slli_epi64(product, 1)));
+      alignas(64) int64_t distances[kGroup];
+      _mm512_store_si512(distances, _mm512_sub_epi64(norm, _mm512_slli_epi64(product, 1)));
+      for (int64_t c = 0; c < candidates; ++c) out[c][i] = distances[c];
     }
   }
 }

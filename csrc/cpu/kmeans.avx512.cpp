@@ -1,9 +1,9 @@
 #if defined(__x86_64__)
 #define UEFL_KERNEL_BODY
-#include "cpu/kmeans_digits.h"
+#include "cpu/kmeans_kernel.h"
 
 namespace uefl::cpu {
 const KMeansKernel kmeans_avx512 = kKMeans;
-const GridKernel grid_avx512 = kDigits;
+const GridKernel grid_avx512 = kGrid;
 }  // namespace uefl::cpu
 #endif

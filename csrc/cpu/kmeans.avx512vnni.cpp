@@ -1,7 +1,8 @@
 #if defined(__x86_64__)
-#include "cpu/kmeans_digits.h"
+#define UEFL_KERNEL_BODY
+#include "cpu/kmeans_kernel.h"
 
 namespace uefl::cpu {
-const GridKernel grid_avx512vnni = kDigits;
+const GridKernel grid_avx512vnni = kGrid;
 }  // namespace uefl::cpu
 #endif

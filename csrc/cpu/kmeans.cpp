@@ -72,7 +72,8 @@ void Lloyd::run(int64_t max_iter, double limit) {
 
 // Gives each row the label of its nearest centre and brings the totals up to date; true when a label changed.
 bool Lloyd::assign() {
-  const Search search({centres_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2, true, "kmeans");
+  const Search search({centres_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2, true, "kmeans",
+                      data_.parallel());
   return kmeans_step(rows_of(dense_), search, centres_.data(), units_, data_.parallel(), labels_.data(), totals_, nullptr);
 }
 

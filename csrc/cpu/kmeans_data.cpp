@@ -84,16 +84,28 @@ void KMeansData::make_dense(const Rows& x, bool spherical) {
 // The rows as whole numbers, kept for seeding or only to see how much they vary.
 void KMeansData::make_grid(int64_t bits, double scale, bool keep) {
   const int64_t n = dense_.n, d = dense_.d;
-  if (keep) grid_ = std::make_unique<Grid>(n, d, bits, weights_, parallel_);
   const std::vector<double> scales(d, scale);
+  const Rounding rounding{scales_.middle.data(), scales.data()};
+  if (keep) {
+    // Rows near zero have small squares: less the mean of some, evenly spread.
+    constexpr int64_t kSample = 64;
+    const int64_t count = std::min(n, kSample);
+    std::vector<int16_t> values(d);
+    std::vector<int64_t> sum(d), square(d);
+    for (int64_t i = 0; i < count; ++i) kernel_.quantise(dense_, i * n / count, rounding, values.data(), sum.data(), square.data());
+    for (int64_t j = 0; j < d; ++j) values[j] = static_cast<int16_t>(std::clamp<int64_t>(sum[j] / count, -kMostShift, kMostShift));
+    grid_ = std::make_unique<Grid>(n, d, bits, weights_, std::move(values), parallel_);
+  }
   std::vector<int64_t> sums(d), squares(d);
   std::mutex merge;
   for_rows([&](int64_t lo, int64_t hi) {
-    std::vector<int16_t> values(d);
     std::vector<int64_t> sum(d), square(d);
-    for (int64_t i = lo; i < hi; ++i) {
-      kernel_.quantise(dense_, i, {scales_.middle.data(), scales.data()}, values.data(), sum.data(), square.data());
-      if (keep) grid_->store(i, values.data());
+    const auto quantise = [&](int64_t i, int16_t* values) { kernel_.quantise(dense_, i, rounding, values, sum.data(), square.data()); };
+    if (keep) {
+      grid_->store(lo, hi, quantise);
+    } else {
+      std::vector<int16_t> values(d);
+      for (int64_t i = lo; i < hi; ++i) quantise(i, values.data());
     }
     const std::lock_guard<std::mutex> lock(merge);
     for (int64_t j = 0; j < d; ++j) sums[j] += sum[j], squares[j] += square[j];

@@ -31,14 +31,15 @@ double uniform(int64_t t, int64_t round, int64_t restart, uint32_t stage, uint64
 
 }  // namespace
 
-Grid::Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, const Parallel& parallel)
+Grid::Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift, const Parallel& parallel)
     : n_(n),
       d_(d),
       bits_(bits),
       parallel_(parallel),
       kernel_(grid_kernel(d)),
-      rows_(((n + 15) / 16 * 16 * kernel_.row_bytes(d) + 63) / 64),
+      rows_(((n + 31) / 32 * 32 * kernel_.row_bytes(d) + 63) / 64),
       norms_(n),
+      shift_(std::move(shift)),
       weights_(std::move(weights)),
       masses_(weights_.size()) {
   const double mass_scale = std::ldexp(1.0, static_cast<int>(mass_bits(n)));
@@ -49,11 +50,13 @@ Grid::Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, cons
   }
 }
 
-void Grid::store(int64_t row, const int16_t* values) {
-  kernel_.store(values, d_, row, reinterpret_cast<char*>(rows_.data()));
-  int64_t norm = 0;
-  for (int64_t j = 0; j < d_; ++j) norm += int32_t{values[j]} * values[j];
-  norms_[row] = norm;
+// Two products of numbers up to 32,639 fit 32 bits. By Cauchy's inequality those of a longer run do where its squares do.
+int64_t Grid::run() const {
+  int64_t run = 2;
+  for (int level = 2; level < kRunLevels; ++level) {
+    if (largest_[level] < int64_t{1} << 31) run = int64_t{1} << level;
+  }
+  return run;
 }
 
 std::vector<int64_t> Grid::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
@@ -67,16 +70,24 @@ int64_t Grid::potential(int64_t i, int64_t square) const {
 }
 
 Grid::Candidates::Candidates(const Grid& grid, const std::vector<int64_t>& chosen)
-    : groups((static_cast<int64_t>(chosen.size()) + kGroup - 1) / kGroup),
+    : count(static_cast<int64_t>(chosen.size())),
+      groups((count + kGroup - 1) / kGroup),
       packed(groups * grid.kernel_.group_bytes(grid.d_) / static_cast<int64_t>(sizeof(GridLine))),
       norms(groups * kGroup) {
   std::vector<int16_t> values(grid.d_);
-  for (int64_t c = 0; c < static_cast<int64_t>(chosen.size()); ++c) {
+  for (int64_t c = 0; c < count; ++c) {
     char* group = reinterpret_cast<char*>(packed.data()) + c / kGroup * grid.kernel_.group_bytes(grid.d_);
     grid.kernel_.load(grid.rows(), grid.d_, chosen[c], values.data());
     grid.kernel_.pack(values.data(), grid.d_, c % kGroup, group);
     norms[c] = grid.norms_[chosen[c]];
   }
+}
+
+// Of the rows of a block to the candidates of a group.
+void Grid::distances(const Candidates& candidates, int64_t group, int64_t block, int64_t* const* out) const {
+  kernel_.distances(rows(), norms_.data(), block * kBlock, block_end(block) - block * kBlock, d_, run(),
+                    reinterpret_cast<const char*>(candidates.packed.data()) + group * kernel_.group_bytes(d_),
+                    &candidates.norms[group * kGroup], std::min(kGroup, candidates.count - group * kGroup), out);
 }
 
 template <class Mass>
@@ -119,11 +130,12 @@ std::vector<int64_t> Grid::random(int64_t k, uint64_t seed, int64_t restart) con
 }
 
 std::vector<int64_t> Grid::plus_plus(int64_t k, uint64_t seed, int64_t restart, Stage stage) const {
-  const int64_t trials = 2 + static_cast<int64_t>(std::log(static_cast<double>(k))), groups = (trials + kGroup - 1) / kGroup;
+  const int64_t trials = 2 + static_cast<int64_t>(std::log(static_cast<double>(k)));
   const int shift = static_cast<int>(60 - 2 * bits_ - ceil_log2(n_ * d_));
   const double* weights = weights_.empty() ? nullptr : weights_.data();
-  std::vector<int64_t> nearest(n_, INT64_MAX >> 1), distances(n_ * groups * kGroup), potentials(blocks() * groups * kGroup);
-  std::vector<int64_t> chosen, running(blocks());
+  // Distances to the nearest chosen row, and what they would be with each candidate, which then change places.
+  std::vector<std::vector<int64_t>> nearest_with(trials, std::vector<int64_t>(n_));
+  std::vector<int64_t> nearest(n_, INT64_MAX >> 1), potentials(blocks() * trials), chosen, running(blocks());
   std::vector<char> taken(n_);
   const auto mass_left = [&](int64_t i) { return taken[i] ? 0 : mass(i); };
   const auto potential_of = [&](int64_t i) { return potential(i, nearest[i]); };
@@ -137,26 +149,27 @@ std::vector<int64_t> Grid::plus_plus(int64_t k, uint64_t seed, int64_t restart, 
       drawn[t] = spread ? draw(running, number, potential_of) : draw(masses, number, mass_left);
     }
     const Candidates candidates(*this, drawn);
-    std::fill(potentials.begin(), potentials.end(), 0);
     parallel_(blocks(), [&](int64_t lo, int64_t hi) {
       for (int64_t block = lo; block < hi; ++block) {
         const int64_t first = block * kBlock, count = block_end(block) - first;
         for (int64_t g = 0; g < candidates.groups; ++g) {
-          int64_t* distance = &distances[(g * n_ + first) * kGroup];
-          kernel_.distances(rows(), norms_.data(), first, count, d_,
-                            reinterpret_cast<const char*>(candidates.packed.data()) + g * kernel_.group_bytes(d_),
-                            &candidates.norms[g * kGroup], distance);
-          kmeans_kernel().improve(&nearest[first], weights ? weights + first : nullptr, shift, count, distance,
-                                  &potentials[(block * groups + g) * kGroup]);
+          int64_t* out[kGroup] = {};
+          for (int64_t c = 0; c < kGroup && g * kGroup + c < candidates.count; ++c) out[c] = &nearest_with[g * kGroup + c][first];
+          distances(candidates, g, block, out);
+        }
+        for (int64_t c = 0; c < candidates.count; ++c) {
+          potentials[block * trials + c] =
+              kmeans_kernel().improve(&nearest[first], weights ? weights + first : nullptr, shift, count, &nearest_with[c][first]);
         }
       }
     });
-    std::vector<int64_t> total(groups * kGroup);
-    for (size_t i = 0; i < potentials.size(); ++i) total[i % total.size()] += potentials[i];
-    const int64_t best = std::min_element(total.begin(), total.begin() + static_cast<int64_t>(drawn.size())) - total.begin();
-    const int64_t* distance = &distances[best / kGroup * n_ * kGroup + best % kGroup];
-    for (int64_t i = 0; i < n_; ++i) nearest[i] = distance[i * kGroup];
-    for (int64_t block = 0, sum = 0; block < blocks(); ++block) running[block] = sum += potentials[block * groups * kGroup + best];
+    std::vector<int64_t> total(candidates.count);
+    for (int64_t block = 0; block < blocks(); ++block) {
+      for (int64_t c = 0; c < candidates.count; ++c) total[c] += potentials[block * trials + c];
+    }
+    const int64_t best = std::min_element(total.begin(), total.end()) - total.begin();
+    std::swap(nearest, nearest_with[best]);
+    for (int64_t block = 0, sum = 0; block < blocks(); ++block) running[block] = sum += potentials[block * trials + best];
     chosen.push_back(drawn[best]);
     taken[drawn[best]] = 1;
   }
@@ -178,20 +191,17 @@ std::vector<int64_t> Grid::oversampled(int64_t k, uint64_t seed, int64_t restart
     const Candidates candidates(*this, fresh);
     const int64_t before = static_cast<int64_t>(drawn.size());
     parallel_(blocks(), [&](int64_t lo, int64_t hi) {
-      int64_t distances[kBlock * kGroup];
+      int64_t found[kGroup][kBlock], *out[kGroup];
+      for (int64_t c = 0; c < kGroup; ++c) out[c] = found[c];
       for (int64_t block = lo; block < hi; ++block) {
         const int64_t first = block * kBlock, count = block_end(block) - first;
         for (int64_t g = 0; g < candidates.groups; ++g) {
-          kernel_.distances(rows(), norms_.data(), first, count, d_,
-                            reinterpret_cast<const char*>(candidates.packed.data()) + g * kernel_.group_bytes(d_),
-                            &candidates.norms[g * kGroup], distances);
-          const int64_t lanes = std::min(kGroup, static_cast<int64_t>(fresh.size()) - g * kGroup);
-          for (int64_t i = 0; i < count; ++i) {
-            for (int64_t c = 0; c < lanes; ++c) {
-              if (distances[i * kGroup + c] < nearest[first + i]) {
-                nearest[first + i] = distances[i * kGroup + c];
-                owner[first + i] = before + g * kGroup + c;
-              }
+          distances(candidates, g, block, out);
+          for (int64_t c = 0; c < kGroup && g * kGroup + c < candidates.count; ++c) {
+            for (int64_t i = 0; i < count; ++i) {
+              if (found[c][i] >= nearest[first + i]) continue;
+              nearest[first + i] = found[c][i];
+              owner[first + i] = before + g * kGroup + c;
             }
           }
         }
@@ -207,12 +217,8 @@ std::vector<int64_t> Grid::oversampled(int64_t k, uint64_t seed, int64_t restart
   std::vector<double> weights(owned.begin(), owned.end());
   const double unit = least_power_of_two(*std::max_element(weights.begin(), weights.end()));
   for (double& weight : weights) weight /= unit;
-  Grid few(static_cast<int64_t>(drawn.size()), d_, bits_, std::move(weights), parallel_);
-  std::vector<int16_t> values(d_);
-  for (size_t i = 0; i < drawn.size(); ++i) {
-    kernel_.load(rows(), d_, drawn[i], values.data());
-    few.store(static_cast<int64_t>(i), values.data());
-  }
+  Grid few(static_cast<int64_t>(drawn.size()), d_, bits_, std::move(weights), {}, parallel_);
+  few.store(0, few.n_, [&](int64_t i, int16_t* values) { kernel_.load(rows(), d_, drawn[i], values); });
   std::vector<int64_t> chosen = few.plus_plus(k, seed, restart, kDrawn);
   for (int64_t& row : chosen) row = drawn[row];
   return chosen;

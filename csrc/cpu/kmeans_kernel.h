@@ -32,22 +32,29 @@ struct KMeansKernel {
   void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from);
   // Squared distance of a row to a centre [d] of its own dtype, in the order of square_norms.
   double (*distance)(const Dense& x, int64_t row, const char* centre);
-  // distances [count][kGroup] = min(distances, nearest [count]); adds their potentials to totals [kGroup]: shifted to the left when
-  // weights is null, or else times weight and rounded.
-  void (*improve)(const int64_t* nearest, const double* weights, int shift, int64_t count, int64_t* distances, int64_t* totals);
+  // distances = min(distances, nearest), both [count]. Returns the sum of their potentials: shifted to the left when weights is null, or
+  // else times weight and rounded.
+  int64_t (*improve)(const int64_t* nearest, const double* weights, int shift, int64_t count, int64_t* distances);
+  // The sum of the squares of whole numbers [d], filled up with zeros to a multiple of four. Raises largest[l] to the largest sum of 2^l of
+  // them that lie together, from a multiple of 2^l on; l from 2 to kRunLevels - 1.
+  int64_t (*squares)(const int16_t* values, int64_t d, int64_t* largest);
 };
 
-// Squared distances of rows of whole numbers to groups of candidates.
+constexpr int kRunLevels = 16;
+
+// Squared distances of rows of whole numbers, of magnitudes up to 32,639, to groups of candidates.
 struct GridKernel {
-  int64_t (*row_bytes)(int64_t d);    // memory of a row, of which there must be a multiple of 16
+  int64_t (*row_bytes)(int64_t d);    // memory of a row, of which there must be a multiple of 32
   int64_t (*group_bytes)(int64_t d);  // and of a group
   void (*store)(const int16_t* values, int64_t d, int64_t row, char* rows);
   void (*load)(const char* rows, int64_t d, int64_t row, int16_t* values);
-  // Puts a row into its lane of a group, which was zero.
-  void (*pack)(const int16_t* values, int64_t d, int64_t lane, char* group);
-  // distances [count][kGroup] of the rows from `first` on, a multiple of 16, given the squared norms of the rows and the group.
-  void (*distances)(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, const char* group,
-                    const int64_t* group_norms, int64_t* distances);
+  // Puts a row into its place in a group, which was zero.
+  void (*pack)(const int16_t* values, int64_t d, int64_t place, char* group);
+  // out[c][0 .. count): distances of the rows from `first` on, a multiple of 32, to the first candidates of a group, given the squared
+  // norms of the rows and of the group. run: elements, a power of two, whose squares add up to less than 2^31 in every row, from a multiple
+  // of run on.
+  void (*distances)(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run, const char* group,
+                    const int64_t* group_norms, int64_t candidates, int64_t* const* out);
 };
 
 extern const KMeansKernel kmeans_portable, kmeans_avx2, kmeans_avx512;
@@ -57,59 +64,14 @@ extern const GridKernel grid_portable, grid_avx2, grid_avx512, grid_avx512vnni, 
 
 #if defined(UEFL_KERNEL_BODY)
 
+#include "cpu/simd.h"
+
 namespace uefl::cpu {
 namespace {
-
-typedef float Float8 __attribute__((vector_size(32)));
-typedef double Double8 __attribute__((vector_size(64)));
-typedef int64_t Long8 __attribute__((vector_size(64)));
-typedef int16_t Short8 __attribute__((vector_size(16)));
 
 template <class T>
 inline const T* typed_row(const Dense& x, int64_t row) {
   return reinterpret_cast<const T*>(x.row(row));
-}
-
-// Eight elements in float64. By reference: a vector return has no fixed ABI across flags.
-inline __attribute__((always_inline)) void load8(const float* x, Double8& out) {
-  Float8 narrow;
-  __builtin_memcpy(&narrow, x, sizeof narrow);
-  out = __builtin_convertvector(narrow, Double8);
-}
-inline __attribute__((always_inline)) void load8(const double* x, Double8& out) { __builtin_memcpy(&out, x, sizeof out); }
-
-// To the nearest whole number, ties to even: below 2^52 by adding and subtracting it, above there is nothing to round.
-inline __attribute__((always_inline)) void round8(Double8& value) {
-  const Double8 large = Double8{} + 0x1p52, shift = (Double8)(((Long8)value & INT64_MIN) | (Long8)large);
-  value = (Double8)((Long8)value & INT64_MAX) < large ? (value + shift) - shift : value;
-}
-
-// Whole numbers of eight elements of a row from j on, of which the last may be missing: they are zero.
-template <class T>
-inline __attribute__((always_inline)) void whole8(const T* row, int64_t j, int64_t d, const Rounding& rounding, double weight,
-                                                  Double8& out) {
-  if (d - j >= 8) {
-    Double8 middle, scale;
-    load8(row + j, out);
-    load8(rounding.middle + j, middle);
-    load8(rounding.scale + j, scale);
-    out = (out - middle) * weight * scale;
-  } else {
-    out = Double8{};
-    for (int64_t i = j; i < d; ++i) out[i - j] = (static_cast<double>(row[i]) - rounding.middle[i]) * weight * rounding.scale[i];
-  }
-  round8(out);
-}
-
-inline __attribute__((always_inline)) void add8(const Long8& units, int64_t j, int64_t d, int64_t* sums) {
-  if (d - j >= 8) {
-    Long8 sum;
-    __builtin_memcpy(&sum, sums + j, sizeof sum);
-    sum += units;
-    __builtin_memcpy(sums + j, &sum, sizeof sum);
-  } else {
-    for (int64_t i = j; i < d; ++i) sums[i] += units[i - j];
-  }
 }
 
 template <class T>
@@ -158,26 +120,44 @@ void quantise_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* 
 
 template <class T>
 void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
-  for (int64_t j = 0; j < d; j += 8) {
-    Double8 value;
-    whole8(row, j, d, rounding, weight, value);
-    const Long8 units = __builtin_convertvector(value, Long8);
-    add8(units, j, d, to);
-    if (from != nullptr) add8(-units, j, d, from);
+  int64_t j = 0;
+  for (; j + kDoubles <= d; j += kDoubles) {
+    Doubles value, middle, scale;
+    widen(row + j, value);
+    widen(rounding.middle + j, middle);
+    widen(rounding.scale + j, scale);
+    const SignedLongs units = rounded((value - middle) * weight * scale);
+    SignedLongs sum;
+    load(to + j, sum);
+    store(sum + units, to + j);
+    if (from == nullptr) continue;
+    load(from + j, sum);
+    store(sum - units, from + j);
+  }
+  for (; j < d; ++j) {
+    const double value = (static_cast<double>(row[j]) - rounding.middle[j]) * weight * rounding.scale[j];
+    const int64_t units = static_cast<int64_t>(__builtin_rint(value));
+    to[j] += units;
+    if (from != nullptr) from[j] -= units;
   }
 }
 
 template <class T>
 double distance_typed(const T* row, const T* centre, int64_t d) {
-  Double8 total = {};
+  constexpr int kSums = 8;  // on every instruction set, so that all of them add in the same order
+  Doubles sums[kSums / kDoubles] = {}, value, other;
   int64_t j = 0;
-  for (; j + 8 <= d; j += 8) {
-    Double8 value, other;
-    load8(row + j, value);
-    load8(centre + j, other);
-    const Double8 difference = value - other;
-    total += difference * difference;
+  for (; j + kSums <= d; j += kSums) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kSums / kDoubles; ++part) {
+      widen(row + j + part * kDoubles, value);
+      widen(centre + j + part * kDoubles, other);
+      const Doubles difference = value - other;
+      sums[part] += difference * difference;
+    }
   }
+  double total[kSums];
+  __builtin_memcpy(total, sums, sizeof total);
   for (int i = 0; j + i < d; ++i) {
     const double difference = static_cast<double>(row[j + i]) - static_cast<double>(centre[j + i]);
     total[i] += difference * difference;
@@ -204,64 +184,136 @@ double distance(const Dense& x, int64_t row, const char* centre) {
   return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(centre), x.d);
 }
 
-void improve(const int64_t* nearest, const double* weights, int shift, int64_t count, int64_t* distances, int64_t* totals) {
-  int64_t sums[kGroup] = {};
+int64_t improve(const int64_t* nearest, const double* weights, int shift, int64_t count, int64_t* distances) {
+  int64_t sum = 0;
   for (int64_t i = 0; i < count; ++i) {
-    int64_t* distance = distances + i * kGroup;
-    for (int c = 0; c < kGroup; ++c) distance[c] = distance[c] < nearest[i] ? distance[c] : nearest[i];
-    if (weights == nullptr) {
-      for (int c = 0; c < kGroup; ++c) sums[c] += distance[c];
-    } else {
-      for (int c = 0; c < kGroup; ++c) sums[c] += static_cast<int64_t>(__builtin_rint(weights[i] * static_cast<double>(distance[c])));
-    }
+    distances[i] = distances[i] < nearest[i] ? distances[i] : nearest[i];
+    if (weights == nullptr) sum += distances[i];
   }
-  for (int c = 0; c < kGroup; ++c) totals[c] += weights == nullptr ? sums[c] << shift : sums[c];
+  if (weights == nullptr) return sum << shift;
+  for (int64_t i = 0; i < count; ++i) sum += static_cast<int64_t>(__builtin_rint(weights[i] * static_cast<double>(distances[i])));
+  return sum;
 }
 
-// Rows of int16, filled up to whole vectors, and groups [kGroup][d] of float64, in which products and their sums are exact.
-inline int64_t padded(int64_t d) { return (d + 7) / 8 * 8; }
-int64_t row_bytes(int64_t d) { return padded(d) * 2; }
-int64_t group_bytes(int64_t d) { return padded(d) * 8 * kGroup; }
+int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
+  constexpr int64_t kPiece = 1024;  // of elements, whose sums stay in the first-level cache
+  constexpr int kPieceLevel = 10;
+  int64_t total[kRunLevels - kPieceLevel] = {}, all = 0;
+  for (int64_t start = 0; start < d; start += kPiece) {
+    int64_t sums[kPiece / 4], n = ((d - start < kPiece ? d - start : kPiece) + 3) / 4;
+    for (int64_t i = 0; i < n; ++i) {
+      const int16_t* v = values + start + 4 * i;
+      sums[i] = static_cast<uint32_t>(v[0] * v[0] + v[1] * v[1]) + int64_t{v[2] * v[2] + v[3] * v[3]};
+    }
+    for (int level = 2; level <= kPieceLevel; ++level, n = (n + 1) / 2) {
+      int64_t most = 0;
+      for (int64_t i = 0; i < n; ++i) most = sums[i] > most ? sums[i] : most;
+      largest[level] = most > largest[level] ? most : largest[level];
+      if (n % 2) sums[n] = 0;
+      if (level == kPieceLevel) break;
+      for (int64_t i = 0; 2 * i < n; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+    }
+    all += sums[0];
+    for (int level = kPieceLevel + 1; level < kRunLevels; ++level) {
+      int64_t& run = total[level - kPieceLevel];
+      run = (start >> level << level) == start ? sums[0] : run + sums[0];
+      largest[level] = run > largest[level] ? run : largest[level];
+    }
+  }
+  return all;
+}
+
+// Rows in panels, a lane to each: [pairs of elements][kPanel rows][2]. A group: [pairs][kGroup candidates][2].
+constexpr int kVectors = 2, kPanel = kVectors * kLanes;
+
+inline int64_t pairs_of_row(int64_t d) { return (d + 1) / 2; }
+int64_t row_bytes(int64_t d) { return pairs_of_row(d) * 4; }
+int64_t group_bytes(int64_t d) { return (pairs_of_row(d) * 4 * kGroup + 63) / 64 * 64; }
+
+inline int64_t place_of(int64_t row, int64_t d, int64_t j) {
+  return (row / kPanel * pairs_of_row(d) + j / 2) * 2 * kPanel + row % kPanel * 2 + j % 2;
+}
 
 void store(const int16_t* values, int64_t d, int64_t row, char* rows) {
-  int16_t* target = reinterpret_cast<int16_t*>(rows + row * row_bytes(d));
-  for (int64_t j = 0; j < d; ++j) target[j] = values[j];
-  for (int64_t j = d; j < padded(d); ++j) target[j] = 0;
+  int16_t* target = reinterpret_cast<int16_t*>(rows) + place_of(row, d, 0);
+  for (int64_t j = 0; j + 2 <= d; j += 2, target += 2 * kPanel) __builtin_memcpy(target, values + j, 4);
+  if (d % 2) target[0] = values[d - 1], target[1] = 0;
 }
 
-void load(const char* rows, int64_t d, int64_t row, int16_t* values) { __builtin_memcpy(values, rows + row * row_bytes(d), d * 2); }
-
-void pack(const int16_t* values, int64_t d, int64_t lane, char* group) {
-  double* target = reinterpret_cast<double*>(group);
-  for (int64_t j = 0; j < d; ++j) target[(j / 8 * kGroup + lane) * 8 + j % 8] = values[j];
+void load(const char* rows, int64_t d, int64_t row, int16_t* values) {
+  for (int64_t j = 0; j < d; ++j) values[j] = reinterpret_cast<const int16_t*>(rows)[place_of(row, d, j)];
 }
 
-void distances(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, const char* group,
-               const int64_t* group_norms, int64_t* distances) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int16_t* row = reinterpret_cast<const int16_t*>(rows + (first + i) * row_bytes(d));
-    Double8 products[kGroup] = {};
-    const char* candidates = group;
-    for (int64_t j = 0; j < d; j += 8) {
-      Short8 narrow;
-      __builtin_memcpy(&narrow, row + j, sizeof narrow);
-      const Double8 value = __builtin_convertvector(narrow, Double8);
+void pack(const int16_t* values, int64_t d, int64_t place, char* group) {
+  int16_t* target = reinterpret_cast<int16_t*>(group) + 2 * place;
+  for (int64_t j = 0; j < d; ++j) target[j / 2 * 2 * kGroup + j % 2] = values[j];
+}
+
+// sums += the numbers of a vector of 32 bits
+UEFL_INLINE void add_wide(const Ints& numbers, SignedLongs (&sums)[2]) {
+  typedef int32_t Half __attribute__((vector_size(2 * kLanes)));
+  Half half[2];
+  __builtin_memcpy(half, &numbers, sizeof half);
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) sums[i] += __builtin_convertvector(half[i], SignedLongs);
+}
+
+// Products of kCount candidates with the rows of a panel: as far as sums of 32 bits go, then on in 64.
+template <int kCount>
+void multiply(const char* panel, const char* group, int64_t pairs, int64_t run, int64_t (*products)[kPanel]) {
+  SignedLongs wide[kCount][kVectors][2] = {};
+  const Ints* rows = reinterpret_cast<const Ints*>(panel);
+  for (int64_t start = 0; start < pairs; start += run) {
+    const int64_t end = start + run < pairs ? start + run : pairs;
+    Ints sum[kCount][kVectors];
 #pragma GCC unroll 8
-      for (int c = 0; c < kGroup; ++c, candidates += sizeof(Double8)) {
-        Double8 other;
-        __builtin_memcpy(&other, candidates, sizeof other);
-        products[c] += value * other;
+    for (int c = 0; c < kCount; ++c) sum[c][0] = sum[c][1] = Ints{};
+    for (int64_t j = start; j < end; ++j, rows += kVectors) {
+      const Ints first = rows[0], second = rows[1];
+#pragma GCC unroll 8
+      for (int c = 0; c < kCount; ++c) {
+        int32_t pair;
+        __builtin_memcpy(&pair, group + (j * kGroup + c) * 4, sizeof pair);
+        add_pair_products(broadcast(pair), first, sum[c][0]);
+        add_pair_products(broadcast(pair), second, sum[c][1]);
       }
     }
-    for (int c = 0; c < kGroup; ++c) {
-      double product = 0;
-      for (int lane = 0; lane < 8; ++lane) product += products[c][lane];
-      distances[i * kGroup + c] = norms[first + i] + group_norms[c] - 2 * static_cast<int64_t>(product);
+#pragma GCC unroll 8
+    for (int c = 0; c < kCount; ++c) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) add_wide(sum[c][v], wide[c][v]);
+    }
+  }
+  __builtin_memcpy(products, wide, sizeof wide);
+}
+
+template <int kCount>
+void distances_to(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run, const char* group,
+                  const int64_t* group_norms, int64_t* const* out) {
+  const int64_t pairs = pairs_of_row(d);
+  alignas(64) int64_t products[kCount][kPanel];
+  for (int64_t start = 0; start < count; start += kPanel) {
+    multiply<kCount>(rows + (first + start) * row_bytes(d), group, pairs, run < 2 ? 1 : run / 2, products);
+    const int64_t n = count - start < kPanel ? count - start : kPanel;
+    for (int c = 0; c < kCount; ++c) {
+      for (int64_t i = 0; i < n; ++i) out[c][start + i] = norms[first + start + i] + group_norms[c] - 2 * products[c][i];
     }
   }
 }
 
-constexpr KMeansKernel kKMeans{range, quantise, move, distance, improve};
+void distances(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run, const char* group,
+               const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
+  constexpr int kMost = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 4;  // whose sums fit into the registers
+  while (candidates > 0) {
+    const int64_t passes = (candidates + kMost - 1) / kMost, now = (candidates + passes - 1) / passes;
+    decltype(&distances_to<1>) const functions[] = {distances_to<1>, distances_to<2>, distances_to<3>, distances_to<4>,
+                                                    distances_to<5>, distances_to<6>, distances_to<7>, distances_to<8>};
+    functions[now - 1](rows, norms, first, count, d, run, group, group_norms, out);
+    group += now * 4, group_norms += now, out += now, candidates -= now;
+  }
+}
+
+constexpr KMeansKernel kKMeans{range, quantise, move, distance, improve, squares};
 constexpr GridKernel kGrid{row_bytes, group_bytes, store, load, pack, distances};
 
 }  // namespace

@@ -38,6 +38,11 @@ typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef uint64_t Longs __attribute__((vector_size(4 * kLanes)));
+typedef int64_t SignedLongs __attribute__((vector_size(4 * kLanes)));
+
+constexpr int kDoubles = kLanes / 2;
+typedef double Doubles __attribute__((vector_size(4 * kLanes)));
+typedef float HalfFloats __attribute__((vector_size(4 * kDoubles)));
 
 UEFL_INLINE Floats broadcast(float value) { return value - Floats{}; }  // 0 + value is an addition: of -0 it makes 0
 UEFL_INLINE Ints broadcast(int32_t value) { return value - Ints{}; }
@@ -137,6 +142,46 @@ UEFL_INLINE void subtract_product(const Floats& a, const Floats& b, Floats& sum)
 #endif
 }
 
+// kDoubles elements in float64.
+UEFL_INLINE void widen(const float* from, Doubles& out) {
+  HalfFloats narrow;
+  load(from, narrow);
+  out = __builtin_convertvector(narrow, Doubles);
+}
+UEFL_INLINE void widen(const double* from, Doubles& out) { load(from, out); }
+UEFL_INLINE void store_narrow(const Doubles& value, float* to) { store(__builtin_convertvector(value, HalfFloats), to); }
+
+// To the nearest integers, ties to even, of at most 2^62.
+UEFL_INLINE SignedLongs rounded(const Doubles& x) {
+#if defined(__AVX512F__)
+  return (SignedLongs)_mm512_cvtpd_epi64((__m512d)x);
+#else
+  // 1.5 * 2^52 on top leaves an integer below 2^51 in the low bits: once for x in units of 2^26, an even number of ones, once for the rest.
+  constexpr double kTop = 0x1.8p52;
+  constexpr uint64_t kTopBits = 0x4338000000000000u;
+  const Doubles upper = x * 0x1p-26 + kTop, lower = (x - (upper - kTop) * 0x1p26) + kTop;
+  return (SignedLongs)((((Longs)upper - kTopBits) << 26) + ((Longs)lower - kTopBits));
+#endif
+}
+
+// The two products of each pair of 16-bit numbers, added to a sum of 32 bits. By hand: around the intrinsics GCC 12 copies every sum, or
+// moves all products before all sums, which then do not fit into the registers.
+UEFL_INLINE void add_pair_products(const Ints& a, const Ints& b, Ints& sum) {
+#if defined(__AVX512VNNI__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+#elif defined(__AVX2__)
+  Ints products;
+  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(products) : "v"(a), "v"(b));
+#elif defined(__SSE2__)
+  sum += (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(__ARM_NEON)
+  const int16x8_t left = (int16x8_t)a, right = (int16x8_t)b;
+  sum += (Ints)vpaddq_s32(vmull_s16(vget_low_s16(left), vget_low_s16(right)), vmull_high_s16(left, right));
+#else
+  sum += (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
 #if defined(__SSE2__)
 // To the nearest integers.
 UEFL_INLINE Ints rounded(const Floats& x) {
@@ -157,19 +202,6 @@ UEFL_INLINE Ints pairs_of(const Ints& a, const Ints& b) {
   return (Ints)_mm256_packs_epi32((__m256i)a, (__m256i)b);
 #else
   return (Ints)_mm_packs_epi32((__m128i)a, (__m128i)b);
-#endif
-}
-
-// The two products of each pair of 16-bit numbers, added to a sum of 32 bits. By hand: around the intrinsics GCC 12 copies every sum, or
-// moves all products before all sums, which then do not fit into the registers.
-UEFL_INLINE void add_pair_products(const Ints& a, const Ints& b, Ints& sum) {
-#if defined(__AVX512VNNI__)
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-#elif defined(__AVX2__)
-  Ints products;
-  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(products) : "v"(a), "v"(b));
-#else
-  sum += (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #endif
 }
 #endif

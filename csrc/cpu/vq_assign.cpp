@@ -222,7 +222,7 @@ int64_t Search::look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, 
     const double slack = 0x1p-22 * (segment.half_square + std::sqrt(tile.size[r].square) * segment.radius);
     found.margin[r] = error < 0x1p120 ? static_cast<float>(2.01 * error + slack) : NAN;
   }
-  tile.kernel.candidates(tile.y.get(), count, segment.coarse.lines.data(), segment.half_squares.data(), blocks_, d_, segment.unit,
+  tile.kernel.candidates(tile.y.get(), count, segment.coarse.lines.get(), segment.half_squares.data(), blocks_, d_, segment.unit,
                          ahead_of(x, end, tile.rows, s * d_, d_), tile.scratch.get(), found);
   // Scoring a codeword in float32 costs as much as the fine pass for some sixteen.
   const int most = static_cast<int>(std::clamp<int64_t>(k_ / 16, 4, Candidates::kMost));
@@ -247,7 +247,7 @@ int64_t Search::look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, 
 int64_t Search::choose(CoarseTile& tile, const Rows& x, int64_t s, int64_t n, const RowSize& size, int* codes, int count) const {
   const Segment& segment = this->segment(s);
   float score[Candidates::kMost];
-  tile.kernel.score_few(element(x, n, s * d_), x.dtype, d_, segment.mean.data(), segment.table.data(), segment.half_squares.data(), codes,
+  tile.kernel.score_few(element(x, n, s * d_), x.dtype, d_, segment.mean.data(), segment.table.get(), segment.half_squares.data(), codes,
                         count, tile.row.get(), score);
   const int best = static_cast<int>(std::min_element(score, score + count) - score);
   if (!exact_) return codes[best];
@@ -272,7 +272,7 @@ void Search::certify(FineTile& tile, const Rows& x, int64_t s, int64_t start, in
                      std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start;
   const Segment& segment = this->segment(s);
-  tile.top_two(x, start, count, s * d_, segment.mean.data(), fine(segment).lines.data(), segment.half_squares.data(), blocks_);
+  tile.top_two(x, start, count, s * d_, segment.mean.data(), fine(segment).lines.get(), segment.half_squares.data(), blocks_);
   // The bound of the largest row, which mostly suffices for all, saves two square roots for each.
   RowSize largest{0, 0};
   for (int64_t r = 0; r < count; ++r) {
@@ -298,7 +298,7 @@ void Search::rescore(FineTile& tile, const Rows& x, int64_t s, std::vector<int64
   for (int64_t start = 0; start < total; start += together) {
     const int64_t count = std::min(together, total - start);
     tile.load(x, &rows[start], count, s * d_, segment.mean.data());
-    kernel.scores(tile.y.get(), count, fine(segment).lines.data(), segment.half_squares.data(), blocks_, d_, scores.data());
+    kernel.scores(tile.y.get(), count, fine(segment).lines.get(), segment.half_squares.data(), blocks_, d_, scores.data());
     for (int64_t r = 0; r < count; ++r) {
       const int64_t n = rows[start + r];
       const float* score = &scores[r * padded];

@@ -66,7 +66,7 @@ class Search {
   void assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const;
 
   // The codewords in float64, [segments, k, d].
-  const double* codes() const { return codes_.data(); }
+  const double* codes() const { return codes_.get(); }
 
   // x with one shared codebook, its segments seen as rows where strides allow it: fuller tiles, the same results.
   Rows flatten_segments(const Rows& x) const;
@@ -79,7 +79,7 @@ class Search {
   };
   // Blocks of codewords less the mean, as a kernel packs them; zero where there is none.
   struct Panels {
-    std::vector<Line> lines;
+    std::unique_ptr<Line[]> lines;
     double rest_radius;  // the largest |b - b1| of common/certificate.h
   };
   struct Segment {
@@ -88,9 +88,9 @@ class Search {
     std::vector<float> half_squares;  // [blocks * lanes]: infinity where there is no codeword
     double half_square, radius;       // the largest h and |b| of common/certificate.h
     Panels coarse;
-    float unit;                // of its integers
-    std::vector<float> table;  // [k, table_pitch(d)]: the codewords less the mean, where there is a coarse pass
-    mutable Panels fine;       // which then may never be needed
+    float unit;                      // of its integers
+    std::unique_ptr<float[]> table;  // [k, table_pitch(d)]: the codewords less the mean, where there is a coarse pass
+    mutable Panels fine;             // which then may never be needed
     mutable std::once_flag fine_once;
   };
 
@@ -99,6 +99,7 @@ class Search {
 
   void assign_segment(const Rows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
   void prepare(Segment& segment, const Parallel& parallel) const;
+  std::vector<float> mean(const Segment& segment, const Parallel& parallel) const;
   template <class PackCode>
   void pack(Panels& panels, int64_t block_bytes, const Parallel& parallel, const PackCode& pack_code) const;
   double centre(const Segment& segment, int64_t k, float* code) const;
@@ -119,7 +120,7 @@ class Search {
   int64_t k_, d_;
   Plan plan_;
   int64_t blocks_;
-  std::vector<double> codes_, units_;
+  std::unique_ptr<double[]> codes_, units_;  // [segments, k, d]; those of length one for cosine alone
   std::vector<Segment> segments_;
 };
 

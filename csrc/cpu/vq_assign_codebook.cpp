@@ -1,4 +1,5 @@
-// A codebook made ready for a search: in float64, less its mean, packed for the passes that the plan has.
+// A codebook made ready for a search: in float64, less its mean, packed for the passes that the plan has. All in parallel, also the first
+// touch of the memory: nothing is set to zero before it is filled.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -11,16 +12,12 @@
 namespace uefl::cpu {
 namespace {
 
-// codes / |codes| with the norm summed in order; a zero codeword (or one whose norm underflows) stays zero.
-std::vector<double> unit_codes(const std::vector<double>& codes, int64_t d) {
-  std::vector<double> units(codes.size());
-  for (size_t start = 0; start < codes.size(); start += d) {
-    double square = 0;
-    for (int64_t j = 0; j < d; ++j) square += codes[start + j] * codes[start + j];
-    const double norm = std::sqrt(square);
-    for (int64_t j = 0; j < d; ++j) units[start + j] = norm > 0 ? codes[start + j] / norm : 0;
-  }
-  return units;
+// code / |code| with the norm summed in order; a zero codeword (or one whose norm underflows) stays zero.
+void to_unit(const double* code, int64_t d, double* unit) {
+  double square = 0;
+  for (int64_t j = 0; j < d; ++j) square += code[j] * code[j];
+  const double norm = std::sqrt(square);
+  for (int64_t j = 0; j < d; ++j) unit[j] = norm > 0 ? code[j] / norm : 0;
 }
 
 // Infinite when one of them, from a mean that overflowed, is not finite.
@@ -38,7 +35,8 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       d_(codebook.d),
       plan_(plan(d_, k_)),
       blocks_((k_ + plan_.kernel->lanes - 1) / plan_.kernel->lanes),
-      codes_(codebook.segments * k_ * d_),
+      codes_(new double[codebook.segments * k_ * d_]),
+      units_(metric == Metric::cosine ? new double[codebook.segments * k_ * d_] : nullptr),
       segments_(codebook.segments) {
   check_lanes(plan_);
   std::atomic<bool> finite = true;
@@ -52,13 +50,13 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       }
     });
     if (!all) finite = false;
+    for (int64_t k = lo; k < hi && units_; ++k) to_unit(&codes_[k * d_], d_, &units_[k * d_]);
   });
   if (!finite) {
     throw std::runtime_error(op + ": the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)");
   }
-  if (metric == Metric::cosine) units_ = unit_codes(codes_, d_);
   for (int64_t s = 0; s < codebook.segments; ++s) {
-    segments_[s].targets = (metric == Metric::cosine ? units_.data() : codes_.data()) + s * k_ * d_;
+    segments_[s].targets = (units_ ? units_ : codes_).get() + s * k_ * d_;
     prepare(segments_[s], parallel);
   }
 }
@@ -67,9 +65,10 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
 template <class PackCode>
 void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel, const PackCode& pack_code) const {
   const int64_t lines = block_bytes / static_cast<int64_t>(sizeof(Line)), lanes = plan_.kernel->lanes;
-  panels.lines.assign(blocks_ * lines, Line{});
+  panels.lines.reset(new Line[blocks_ * lines]);
   std::vector<double> rest(k_);
   parallel(blocks_, [&](int64_t lo, int64_t hi) {
+    std::fill(&panels.lines[lo * lines], &panels.lines[hi * lines], Line{});
     for (int64_t k = lo * lanes; k < std::min(hi * lanes, k_); ++k) rest[k] = pack_code(k, &panels.lines[k / lanes * lines]);
   });
   panels.rest_radius = std::sqrt(largest_of(rest));
@@ -87,20 +86,27 @@ double Search::centre(const Segment& segment, int64_t k, float* code) const {
   return (square[0] + square[1]) + (square[2] + square[3]);
 }
 
+// The mean of the codewords, added up in portions that do not depend on the threads; zeros for cosine.
+std::vector<float> Search::mean(const Segment& segment, const Parallel& parallel) const {
+  constexpr int64_t kPortion = 512;  // codewords
+  const int64_t portions = metric_ == Metric::l2 ? (k_ + kPortion - 1) / kPortion : 0;
+  std::vector<double> sums(portions * d_), sum(d_);
+  parallel(portions, [&](int64_t lo, int64_t hi) {
+    for (int64_t k = lo * kPortion; k < std::min(hi * kPortion, k_); ++k) {
+      for (int64_t j = 0; j < d_; ++j) sums[k / kPortion * d_ + j] += segment.targets[k * d_ + j];
+    }
+  });
+  for (size_t i = 0; i < sums.size(); ++i) sum[i % d_] += sums[i];
+  std::vector<float> mean(d_);
+  for (int64_t j = 0; j < d_; ++j) mean[j] = static_cast<float>(sum[j] / static_cast<double>(k_));
+  return mean;
+}
+
 void Search::prepare(Segment& segment, const Parallel& parallel) const {
-  segment.mean.assign(d_, 0.0f);
-  if (metric_ == Metric::l2) {
-    parallel(d_, [&](int64_t lo, int64_t hi) {
-      std::vector<double> sum(hi - lo);
-      for (int64_t k = 0; k < k_; ++k) {
-        for (int64_t j = lo; j < hi; ++j) sum[j - lo] += segment.targets[k * d_ + j];
-      }
-      for (int64_t j = lo; j < hi; ++j) segment.mean[j] = static_cast<float>(sum[j - lo] / static_cast<double>(k_));
-    });
-  }
+  segment.mean = mean(segment, parallel);
   const CoarseKernel* coarse = plan_.coarse;
   const int64_t pitch = table_pitch(d_);
-  if (coarse) segment.table.assign(k_ * pitch, 0.0f);
+  if (coarse) segment.table.reset(new float[k_ * pitch]);
   segment.half_squares.assign(blocks_ * plan_.kernel->lanes, std::numeric_limits<float>::infinity());
   std::vector<double> square(k_);
   std::vector<float> largest(k_);
@@ -110,6 +116,7 @@ void Search::prepare(Segment& segment, const Parallel& parallel) const {
       float* code = coarse ? &segment.table[k * pitch] : memory.data();
       square[k] = centre(segment, k, code);
       segment.half_squares[k] = static_cast<float>(metric_ == Metric::l2 ? square[k] / 2 : 0);
+      std::fill(code + d_, code + (coarse ? pitch : d_), 0.0f);
       for (int64_t j = 0; j < d_; ++j) largest[k] = std::max(largest[k], std::fabs(code[j]));
     }
   });

@@ -8,18 +8,16 @@ namespace uefl::cpu {
 namespace {
 
 template <class T, class Vector>
-inline __attribute__((always_inline)) void store(const Vector& value, T* out, int64_t n) {
-  if (n < kLanes) {
+UEFL_INLINE void store(const Vector& value, T* out, int64_t n) {
+  constexpr int kCount = sizeof value / sizeof value[0];
+  if (n < kCount) {
     for (int i = 0; i < n; ++i) out[i] = narrow<T>(value[i]);
-  } else if constexpr (sizeof(T) * kLanes == sizeof value) {
-    __builtin_memcpy(out, &value, sizeof value);
+  } else if constexpr (sizeof(T) == sizeof value[0]) {
+    store(value, out);
   } else if constexpr (sizeof(T) == sizeof(float)) {
-    const Float8 narrowed = __builtin_convertvector(value, Float8);
-    __builtin_memcpy(out, &narrowed, sizeof narrowed);
+    store_narrow(value, out);
   } else {
-    T narrowed[kLanes];
-    for (int i = 0; i < kLanes; ++i) narrowed[i] = narrow<T>(value[i]);
-    __builtin_memcpy(out, narrowed, sizeof narrowed);
+    for (int i = 0; i < kCount; ++i) out[i] = narrow<T>(value[i]);
   }
 }
 
@@ -34,28 +32,34 @@ struct Segment {
 
 template <class T, class Code>
 inline void backward_rotated(const Segment<T, Code>& segment, double pull) {
-  Double8 xx = {}, qq = {}, xq = {}, xg = {}, qg = {}, x = {}, q = {}, g = {};
+  Doubles xx[kParts] = {}, qq[kParts] = {}, xq[kParts] = {}, xg[kParts] = {}, qg[kParts] = {}, x, q, g;
   const auto load_all = [&](int64_t j) __attribute__((always_inline)) {
     load(segment.x + j, segment.d - j, x);
     load(segment.code + j, segment.d - j, q);
     load(segment.g + j, segment.d - j, g);
   };
-  for (int64_t j = 0; j < segment.d; j += kLanes) {
-    load_all(j);
-    xx += x * x, qq += q * q, xq += x * q, xg += x * g, qg += q * g;
+  for (int64_t start = 0; start < segment.d; start += kSums) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      const int64_t j = start + part * kDoubles;
+      if (j >= segment.d) break;
+      load_all(j);
+      xx[part] += x * x, qq[part] += q * q, xq[part] += x * q, xg[part] += x * g, qg[part] += q * g;
+    }
   }
   const Rotation turn = rotation({sum(xx), sum(qq), sum(xq), sum(xg), sum(qg)});
-  for (int64_t j = 0; j < segment.d; j += kLanes) {  // again, now from the first-level cache
+  for (int64_t j = 0; j < segment.d; j += kDoubles) {  // again, now from the first-level cache
     load_all(j);
-    const Double8 gradient = g * turn.scale + (x * turn.along + q * turn.towards) + (x - q) * pull;
+    const Doubles gradient = g * turn.scale + (x * turn.along + q * turn.towards) + (x - q) * pull;
     store(gradient, segment.out + j, segment.d - j);
   }
 }
 
 template <class T, class Code, bool has_g>
 inline void backward_straight(const Segment<T, Code>& segment, Code pull) {
-  typedef Code Vector __attribute__((vector_size(kLanes * sizeof(Code))));
-  for (int64_t j = 0; j < segment.d; j += kLanes) {
+  typedef Code Vector __attribute__((vector_size(sizeof(Floats))));
+  constexpr int64_t kCount = sizeof(Vector) / sizeof(Code);
+  for (int64_t j = 0; j < segment.d; j += kCount) {
     Vector x = {}, q = {}, g = {};
     load(segment.x + j, segment.d - j, x);
     load(segment.code + j, segment.d - j, q);

@@ -55,77 +55,73 @@ extern const VqKernel vq_portable, vq_avx2, vq_avx512;
 
 #if defined(UEFL_KERNEL_BODY)
 
+#include "cpu/simd.h"
+
 namespace uefl::cpu {
 namespace {
 
-constexpr int kLanes = 8;  // partial sums, on every instruction set, so that all of them add in the same order
-typedef float Float8 __attribute__((vector_size(32)));
-typedef double Double8 __attribute__((vector_size(64)));
-typedef int64_t Long8 __attribute__((vector_size(64)));
+// Sums of a row are eight partial sums, on every instruction set, so that all of them add in the same order.
+constexpr int kSums = 8, kParts = kSums / kDoubles;
 
-// The next elements of x in float32 or float64, zero from the n-th on. By reference: a vector return has no fixed ABI across flags.
+UEFL_INLINE double sum(const Doubles (&parts)[kParts]) {
+  double lane[kSums];
+  __builtin_memcpy(lane, parts, sizeof lane);
+  return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+// The next elements of x in float32 or float64, zero from the n-th on.
 template <class T, class Vector>
-inline __attribute__((always_inline)) void load(const T* x, int64_t n, Vector& out) {
-  if (n < kLanes) {
+UEFL_INLINE void load(const T* x, int64_t n, Vector& out) {
+  constexpr int kCount = sizeof out / sizeof out[0];
+  if (n < kCount) {
     out = Vector{};
     for (int i = 0; i < n; ++i) out[i] = widen(x[i]);
-  } else if constexpr (sizeof(T) * kLanes == sizeof out) {
-    __builtin_memcpy(&out, x, sizeof out);
+  } else if constexpr (sizeof(T) * kCount == sizeof out) {
+    load(x, out);
   } else if constexpr (sizeof(T) == sizeof(float)) {
-    Float8 narrow;
-    __builtin_memcpy(&narrow, x, sizeof narrow);
-    out = __builtin_convertvector(narrow, Vector);
+    widen(x, out);
   } else {
-    for (int i = 0; i < kLanes; ++i) out[i] = widen(x[i]);
+    for (int i = 0; i < kCount; ++i) out[i] = widen(x[i]);
   }
-}
-
-// round(value * scale) to nearest, ties to even; below 2^52, adding and subtracting 2^52 rounds to an integer.
-inline __attribute__((always_inline)) void to_fixed(const Double8& value, double scale, Long8& out) {
-  const Double8 scaled = value * scale;
-  const Double8 shift = (Double8)(((Long8)scaled & INT64_MIN) | (Long8)(Double8{} + 0x1p52));
-  const Double8 magnitude = (Double8)((Long8)scaled & INT64_MAX);
-  out = __builtin_convertvector(magnitude < 0x1p52 ? (scaled + shift) - shift : scaled, Long8);
-}
-
-inline __attribute__((always_inline)) double sum(const Double8& lanes) {
-  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
 // Returns the squared distance of x to its codeword; raises largest to the bits of |x|.
 template <class T>
 inline double compare_row(const T* x, const double* code, int64_t d, int64_t& largest) {
-  Double8 total = {};
-  Long8 most = {};
-  for (int64_t j = 0; j < d; j += kLanes) {
-    Double8 value{}, target{};
+  Doubles total[kParts] = {}, value, target;
+  SignedLongs most = {};
+  const auto add = [&](int64_t j, int part) __attribute__((always_inline)) {
     load(x + j, d - j, value);
     load(code + j, d - j, target);
-    const Double8 difference = value - target;
-    total += difference * difference;
-    const Long8 bits = (Long8)value & INT64_MAX;
+    const Doubles difference = value - target;
+    total[part] += difference * difference;
+    const SignedLongs bits = (SignedLongs)value & INT64_MAX;
     most = bits > most ? bits : most;
+  };
+  int64_t j = 0;
+  for (; j + kSums <= d; j += kSums) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) add(j + part * kDoubles, part);
   }
-  for (int i = 0; i < kLanes; ++i) largest = most[i] > largest ? most[i] : largest;
+  for (int part = 0; part < kParts && j < d; ++part, j += kDoubles) add(j, part);
+  for (int i = 0; i < kDoubles; ++i) largest = most[i] > largest ? most[i] : largest;
   return sum(total);
 }
 
 template <class T>
 inline void add_row(const T* x, int64_t d, double scale, int64_t* fixed) {
-  for (int64_t j = 0; j < d; j += kLanes) {
-    Double8 value{};
-    load(x + j, d - j, value);
-    Long8 units;
-    to_fixed(value, scale, units);
-    if (d - j >= kLanes) {
-      Long8 sum;
-      __builtin_memcpy(&sum, fixed + j, sizeof sum);
-      sum += units;
-      __builtin_memcpy(fixed + j, &sum, sizeof sum);
-    } else {
-      for (int i = 0; j + i < d; ++i) fixed[j + i] += units[i];
-    }
+  int64_t j = 0;
+  Doubles value;
+  for (; j + kDoubles <= d; j += kDoubles) {
+    load(x + j, kDoubles, value);
+    SignedLongs sum;
+    load(fixed + j, sum);
+    store(sum + rounded(value * scale), fixed + j);
   }
+  if (j == d) return;
+  load(x + j, d - j, value);
+  const SignedLongs units = rounded(value * scale);
+  for (int i = 0; j + i < d; ++i) fixed[j + i] += units[i];
 }
 
 template <class T>

@@ -157,7 +157,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
         dtype_of(centres) == cpu::Dtype::f64 ? doubles(centres)[i] : static_cast<const float*>(centres.const_data_ptr())[i];
     expect(std::abs(value) <= cpu::kLargest, "centres must be finite, and at most 2^480 (3e144)");
   }
-  const cpu::Search search({centres.const_data_ptr(), dtype_of(centres), 1, k, d}, cpu::Metric::l2, true, "kmeans_step");
+  const cpu::Search search({centres.const_data_ptr(), dtype_of(centres), 1, k, d}, cpu::Metric::l2, true, "kmeans_step", in_parallel);
   const cpu::Rows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
   const cpu::KMeansUnits units{{doubles(middle), doubles(scale)}, weights_given ? doubles(weights) : nullptr, *doubles(mass_scale)};
   cpu::KMeansTotals totals(k, d);

@@ -26,7 +26,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // For a codebook, which may be small.
-void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) { torch::stable::parallel_for(0, count, 64, work); }
+void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) { torch::stable::parallel_for(0, count, 16, work); }
 
 // The rows of a tensor; where its strides do not allow that, the tensor becomes a contiguous copy.
 cpu::Rows rows_of(Tensor& tensor) {

@@ -146,24 +146,50 @@ static const GridKernel& grid() {
 #endif
 }
 
+// The largest sums of squares of runs, by their definition.
+static void squares_of_runs() {
+  std::mt19937 random(5);
+  for (const int64_t d : {1, 3, 4, 9, 64, 1000, 1024, 1030, 5000, 40000}) {
+    std::vector<int16_t> values((d + 3) / 4 * 4);
+    for (int64_t j = 0; j < d; ++j) values[j] = static_cast<int16_t>(static_cast<int>(random() % 65279) - 32639);
+    int64_t largest[kRunLevels] = {}, all = 0;
+    const int64_t found = kmeans_kernel().squares(values.data(), d, largest);
+    for (int level = 2; level < kRunLevels; ++level) {
+      int64_t expected = 0, sum = 0;
+      for (int64_t j = 0; j < d; ++j) {
+        if (j % (int64_t{1} << level) == 0) sum = 0;
+        sum += values[j] * values[j];
+        expected = std::max(expected, sum);
+      }
+      CHECK(largest[level] == expected, "d %ld, runs of 2^%d: %ld, expected %ld", static_cast<long>(d), level,
+            static_cast<long>(largest[level]), static_cast<long>(expected));
+    }
+    for (int64_t j = 0; j < d; ++j) all += values[j] * values[j];
+    CHECK(found == all, "d %ld: %ld, expected %ld", static_cast<long>(d), static_cast<long>(found), static_cast<long>(all));
+  }
+}
+
 // Rows of whole numbers, at random and at the ends of what they and their digits may be, where sums in 32 bits come closest to overflow.
-static void distances_of_whole_numbers() {
+static void distances_of_whole_numbers(int most) {
   std::mt19937 random(6);
   for (const int64_t d : {1, 2, 31, 64, 513, 1100, 5000}) {
-    const int64_t n = 53, first = 16, count = n - first;
+    const int64_t n = 93, first = 32, count = n - first, room = 96;
     std::vector<int16_t> x(n * d);
     for (int64_t i = 0; i < n * d; ++i) {
-      const int16_t ends[] = {-16384, 16384, -16256, 127, -128};
-      x[i] = i / d % 3 == 0 ? static_cast<int16_t>(static_cast<int>(random() % 32769) - 16384) : ends[i / d % 5];
+      const int ends[] = {-most, most, 128 - most, 127, -128};
+      x[i] = static_cast<int16_t>(i / d % 3 == 0 ? static_cast<int>(random() % (2 * most + 1)) - most : ends[i / d % 5]);
     }
-    std::vector<GridLine> row_lines(grid().row_bytes(d)), group_lines(grid().group_bytes(d) / 64);
+    std::vector<GridLine> row_lines(room * grid().row_bytes(d) / 64), group_lines(grid().group_bytes(d) / 64);
     char *const rows = row_lines[0].bytes, *const group = group_lines[0].bytes;
-    std::vector<int64_t> norms(n), group_norms(kGroup), distances(count * kGroup);
-    std::vector<int16_t> loaded(d);
+    std::vector<int64_t> norms(n), group_norms(kGroup);
+    std::vector<int16_t> values((d + 3) / 4 * 4), loaded(d);
+    int64_t largest[kRunLevels] = {}, run = 2;
     for (int64_t i = 0; i < n; ++i) {
-      grid().store(&x[i * d], d, i, rows);
-      for (int64_t j = 0; j < d; ++j) norms[i] += x[i * d + j] * x[i * d + j];
+      std::copy_n(&x[i * d], d, values.begin());
+      norms[i] = kmeans_kernel().squares(values.data(), d, largest);
+      grid().store(values.data(), d, i, rows);
     }
+    for (int level = 2; level < kRunLevels && largest[level] < int64_t{1} << 31; ++level) run = int64_t{1} << level;
     for (int64_t i = 0; i < n; ++i) {
       grid().load(rows, d, i, loaded.data());
       CHECK(std::equal(loaded.begin(), loaded.end(), &x[i * d]), "row %ld of %ld elements", static_cast<long>(i), static_cast<long>(d));
@@ -172,15 +198,21 @@ static void distances_of_whole_numbers() {
       grid().pack(&x[c * d], d, c, group);
       group_norms[c] = norms[c];
     }
-    grid().distances(rows, norms.data(), first, count, d, group, group_norms.data(), distances.data());
-    for (int64_t i = 0; i < count * kGroup; ++i) {
-      int64_t expected = 0;
-      for (int64_t j = 0; j < d; ++j) {
-        const int64_t difference = x[(first + i / kGroup) * d + j] - x[i % kGroup * d + j];
-        expected += difference * difference;
+    for (int64_t candidates = 1; candidates <= kGroup; ++candidates) {
+      std::vector<int64_t> distances(kGroup * count, -1);
+      int64_t* out[kGroup];
+      for (int64_t c = 0; c < kGroup; ++c) out[c] = &distances[c * count];
+      grid().distances(rows, norms.data(), first, count, d, run, group, group_norms.data(), candidates, out);
+      for (int64_t i = 0; i < count * kGroup; ++i) {
+        int64_t expected = 0;
+        for (int64_t j = 0; j < d; ++j) {
+          const int64_t difference = x[(first + i % count) * d + j] - x[i / count * d + j];
+          expected += difference * difference;
+        }
+        if (i / count >= candidates) expected = -1;
+        CHECK(distances[i] == expected, "d %ld, most %d, %ld candidates, pair %ld: %ld, expected %ld", static_cast<long>(d), most,
+              static_cast<long>(candidates), static_cast<long>(i), static_cast<long>(distances[i]), static_cast<long>(expected));
       }
-      CHECK(distances[i] == expected, "d %ld, pair %ld: %ld, expected %ld", static_cast<long>(d), static_cast<long>(i),
-            static_cast<long>(distances[i]), static_cast<long>(expected));
     }
   }
 }
@@ -204,6 +236,7 @@ void run() {
   steps_add_up();
   rows_without_density();
   empty_clusters_take_the_farthest_rows();
-  distances_of_whole_numbers();
+  squares_of_runs();
+  for (const int most : {500, 1 << kGridBits, 32639}) distances_of_whole_numbers(most);
   values_that_are_refused();
 }

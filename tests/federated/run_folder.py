@@ -10,6 +10,7 @@ from uefl import config
 from uefl.report import summarize
 
 ROUNDS = (2, 2)
+ALGORITHMS = {"one-codebook": "uefl", "fedul-m1": "fedul", "fedul-m2": "fedul", "fedavg-labeled-10": "fedavg-labeled"}
 
 
 def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> list[dict[str, Any]]:
@@ -44,13 +45,13 @@ def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> lis
 
 
 def write(path: Path, lines: list[dict[str, Any]] | None = None, *, finished: bool = True, rejected: int = 0, **keys: Any) -> Path:
-    """A run folder of these records; ``keys`` go into its configuration."""
+    """A run folder of these records; ``keys`` go into its configuration, as with ``--set``."""
     lines = records() if lines is None else lines
     clients = len({line["client"] for line in lines})
     arms = list(dict.fromkeys(line["arm"] for line in lines))
-    cfg = config.from_table(
-        {"arms": arms, "clients": clients, "rotations": [], "rounds": list(ROUNDS), "codewords": 4, "segments": 1} | keys
-    )
+    algorithms = {name: {"algorithm": ALGORITHMS.get(name, name)} for name in arms}
+    table = {"data": {"clients": clients}, "training": {"rounds": list(ROUNDS)}, "arms": algorithms}
+    cfg = config.load(table, **keys)
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.toml").write_text(f"# demo\n{cfg.to_toml()}")
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -58,5 +59,5 @@ def write(path: Path, lines: list[dict[str, Any]] | None = None, *, finished: bo
         outcome = summarize(lines)
         for arm in outcome.values():
             arm |= {"seconds": 1.5, "rejected": rejected}
-        (path / "summary.json").write_text(json.dumps({"schema": 1, "preset": "demo", "seed": cfg.seed, "arms": outcome}))
+        (path / "summary.json").write_text(json.dumps({"schema": 2, "preset": "demo", "seed": cfg.run.seed, "arms": outcome}))
     return path

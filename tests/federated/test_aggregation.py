@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from uefl.aggregation import CodewordMean, WeightedMean, refusal
-from uefl.engines.base import Reply, Request
+from uefl.algorithms.uefl import negative_usage
+from uefl.engines.base import Expected, Message, Reply, expected_like
 
 
 def test_weighted_mean():
@@ -38,8 +39,9 @@ def test_the_codewords_of_a_group_of_one_come_back_bit_for_bit():
     assert torch.equal(mean.result(), codewords)
 
 
-SENT = Request({"values": torch.zeros(4), "codebook": torch.zeros(2, 3)})
-GROWING = Request(SENT.tensors, {"new_codewords": 3, "new_at": 2})
+TENSORS = {"values": torch.zeros(4), "codebook": torch.zeros(2, 3)}
+SENT = Message(TENSORS, expects=expected_like(TENSORS) | {"usage": Expected((2,), torch.int64)})
+GROWING = Message(TENSORS, expects=SENT.expects | {"codebook": Expected((5, 3), torch.float32), "usage": Expected((5,), torch.int64)})
 
 
 def reply(**tensors):
@@ -57,11 +59,11 @@ def reply(**tensors):
         ({"codebook": torch.ones(1, 3)}, "codebook is"),
         ({"codebook": torch.ones(2, 4)}, "codebook is"),
         ({"codebook": torch.ones(5, 3)}, r"codebook is torch.float32 \[5, 3\], expected torch.float32 \[2, 3\]"),
-        ({"usage": torch.tensor([1, -1])}, "usage is not one count for each codeword"),
-        ({"usage": torch.tensor([1])}, "usage is not"),
-        ({"usage": torch.tensor([1.0, float("nan")])}, "usage is not"),
+        ({"usage": torch.tensor([1])}, r"usage is torch.int64 \[1\], expected torch.int64 \[2\]"),
+        ({"usage": torch.tensor([1.0, float("nan")])}, "usage is torch.float32"),
+        ({"head": torch.ones(1)}, "it sends head, which was not asked for"),
     ],
-    ids=["nan", "inf", "shape", "dtype", "shrunk", "wider", "unasked codewords", "negative use", "short use", "nan use"],
+    ids=["nan", "inf", "shape", "dtype", "shrunk", "wider", "unasked codewords", "short use", "nan use", "unasked"],
 )
 def test_unsound_updates_are_refused(tensors, message):
     import re
@@ -76,8 +78,17 @@ def test_sound_updates_pass_and_a_codebook_grows_by_what_was_asked_for():
     assert "expected torch.float32 [5, 3]" in refusal(reply(), GROWING, 0.0)
 
 
-def test_a_block_that_is_overwritten_does_not_grow_the_codebook():
-    assert refusal(reply(), Request(SENT.tensors, {"new_codewords": 2, "new_at": 0}), 0.0) is None
+def test_private_tensors_come_back_as_they_were_sent():
+    message = Message(TENSORS, expects=SENT.expects, private={"head": torch.zeros(3)})
+    sound = reply()
+    for private, refused in (({"head": torch.ones(3)}, False), ({}, True), ({"head": torch.full((3,), torch.nan)}, True)):
+        sound.private = private
+        assert (refusal(sound, message, 0.0) is not None) is refused
+
+
+def test_counts_are_not_negative():
+    assert negative_usage(reply()) is None
+    assert negative_usage(reply(usage=torch.tensor([1, -1]))) == "usage has negative counts"
 
 
 def test_what_is_missing_or_in_error():

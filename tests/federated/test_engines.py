@@ -1,19 +1,19 @@
 import pytest
 import torch
 
-from uefl.engines.base import Reply, Request
+from uefl.engines.base import Message, Reply
 from uefl.engines.local import LocalEngine
 
 
 def work(name, value=1.0):
-    return lambda request: Reply(name, 1, {"x": torch.tensor([value])})
+    return lambda message: Reply(name, 1, {"x": torch.tensor([value])})
 
 
 def test_replies_come_sorted_by_name_and_lazily():
     started = []
     engine = LocalEngine({n: work(n) for n in ("silo-2", "silo-0", "silo-1")}, started=started.append)
     assert engine.clients() == ["silo-0", "silo-1", "silo-2"]
-    replies = engine.round({n: Request() for n in ("silo-1", "silo-0")})
+    replies = engine.round({n: Message() for n in ("silo-1", "silo-0")})
     assert started == []
     assert next(replies).client == "silo-0"
     assert started == ["silo-0"]
@@ -21,10 +21,10 @@ def test_replies_come_sorted_by_name_and_lazily():
 
 
 def test_a_client_that_fails_costs_its_own_reply_only():
-    def broken(request):
+    def broken(message):
         raise RuntimeError("first line\nsecond line")
 
-    replies = list(LocalEngine({"a": broken, "b": work("b")}).round({"a": Request(), "b": Request()}))
+    replies = list(LocalEngine({"a": broken, "b": work("b")}).round({"a": Message(), "b": Message()}))
     assert [r.error for r in replies] == ["first line", None]
     assert replies[0].tensors == {}
 
@@ -32,10 +32,10 @@ def test_a_client_that_fails_costs_its_own_reply_only():
 def test_clients_behind_the_deadline_are_not_started(monkeypatch):
     clock = iter([0.0, 1.0, 3.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    replies = list(LocalEngine({"a": work("a"), "b": work("b")}).round({"a": Request(), "b": Request()}, deadline=2.0))
+    replies = list(LocalEngine({"a": work("a"), "b": work("b")}).round({"a": Message(), "b": Message()}, deadline=2.0))
     assert [r.error for r in replies] == [None, "deadline passed"]
 
 
 def test_a_name_that_is_no_client_is_an_error_of_the_caller():
     with pytest.raises(KeyError):
-        list(LocalEngine({}).round({"ghost": Request()}))
+        list(LocalEngine({}).round({"ghost": Message()}))

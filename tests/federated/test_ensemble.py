@@ -6,11 +6,12 @@ import json
 import pytest
 import torch
 
-from tests.federated.test_fedavg import Meddler
+from tests.federated.test_rounds import Meddler
 from tests.federated.test_run import Watcher, go_on, interrupted, outcome, start
-from tests.federated.tiny import arm, federation, finish, settings
+from tests.federated.tiny import again, arm, federation, finish, settings, visible
 from uefl import config
-from uefl.data.build import build_silos
+from uefl.data import build
+from uefl.engines.base import Message
 from uefl.errors import UserError
 from uefl.metrics import entropy
 from uefl.models import saved
@@ -20,43 +21,43 @@ KEYS = {"uncertainty": "ensemble", "members": 3, "passes": 20}
 NAMES = ("silo-0", "silo-1", "silo-2")
 
 
-def apart(keys, i):
-    """The run that member i should be."""
-    cfg = settings(**{k: v for k, v in keys.items() if k not in KEYS})
-    return dataclasses.replace(cfg, seed=derive(cfg.seed, "member", i) if i else cfg.seed)
+KINDS = {
+    "fedavg": ("fedavg", {}),
+    "one-codebook": ("uefl", {"extend": "none", "codebook_init": "kmeans"}),
+    "uefl": ("uefl", {"gamma": 1e6}),
+}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavg-vq", "uefl"])
-def test_members_train_as_runs_of_their_own_bit_for_bit(name):
-    keys = KEYS | {"gamma": 1e6, "codebook_init": "kmeans"}
-    algorithm, _, _ = arm(name, settings(**keys))
+@pytest.mark.parametrize("kind", KINDS)
+def test_members_train_as_runs_of_their_own_bit_for_bit(kind):
+    name, keys = KINDS[kind]
+    algorithm, _, _ = arm(settings(name, **KEYS, **keys))
     finish(algorithm)
     starts = set()
-    for i, member in enumerate(algorithm.members):
-        alone, _, _ = arm(name, apart(keys, i))
-        starts.add(float(alone.values.sum()))
+    for i, member in enumerate(algorithm.states):
+        seed = derive(0, "member", i) if i else 0
+        alone, _, _ = arm(settings(name, **keys).with_run(seed=seed))
+        starts.add(float(alone.states[0].tensors["values"].sum()))
         finish(alone)
-        assert torch.equal(member.values, alone.values)
-        assert torch.equal(member.statistics, alone.statistics)
-        assert len(member.codebooks()) == (0 if name == "fedavg" else 3)
-        assert all(torch.equal(book, alone.codebooks()[client]) for client, book in member.codebooks().items())
+        assert member.tensors.keys() == alone.states[0].tensors.keys()
+        assert all(torch.equal(tensor, alone.states[0].tensors[name]) for name, tensor in member.tensors.items())
     assert len(starts) == 3
 
 
 def test_what_is_measured_is_the_mean_of_the_members():
-    algorithm, device, _ = arm("uefl", settings(**KEYS))
+    algorithm, room, _ = arm(settings(**KEYS))
     algorithm.turn()
-    members = [(m.values.clone(), m.statistics.clone(), m.visible("silo-2").clone()) for m in algorithm.members]
+    members = [({n: t.clone() for n, t in own.tensors.items()}, visible(algorithm, "silo-2", i)) for i, own in enumerate(algorithm.states)]
     record = algorithm.turn()[2]
-    silo = federation().silos[2]
-    device.net.eval()
+    silo = federation().silos[2].load()
 
     def probs(images):
         each = []
-        for values, statistics, codebook in members:
-            device.flat.set(values, statistics)
+        for tensors, codebook in members:
+            room.load(Message(tensors))
+            room.net.eval()
             with torch.no_grad():
-                each.append(device.net(device.normalize(images), codebook, 0.0)[0].softmax(-1))
+                each.append(room.net.quantized(room.normalize(images), codebook, 0.0)[0].softmax(-1))
         return torch.stack(each)
 
     test = probs(silo.test.images)
@@ -68,43 +69,31 @@ def test_what_is_measured_is_the_mean_of_the_members():
 
 
 def test_all_members_extend_the_clients_that_the_ensemble_is_unsure_of():
-    algorithm, _, notices = arm("uefl", settings(**KEYS, gamma=0.2, rounds=[4, 1], local_epochs=3))
+    algorithm, _, notices = arm(settings(**KEYS, gamma=0.2, rounds=[4, 1], local_epochs=3))
     records = [algorithm.turn() for _ in range(5)][-1]
     held = {r["client"]: r["holdout_entropy"] for r in records}
     unsure = [name for name in NAMES if held[name] > 1.2 * min(held.values())]
     assert unsure == ["silo-2"]  # the silo that is mostly noise
-    assert {r["threshold"] for r in records} == {member.threshold for member in algorithm.members}
-    assert algorithm.members[0].threshold == pytest.approx(1.2 * min(held.values()))
-    assert [member.uncertain for member in algorithm.members] == [unsure] * 3
+    assert {r["threshold"] for r in records} == {own.plain["threshold"] for own in algorithm.states}
+    assert algorithm.states[0].plain["threshold"] == pytest.approx(1.2 * min(held.values()))
+    assert [own.plain["uncertain"] for own in algorithm.states] == [unsure] * 3
     assert len(notices) == 1  # not one per member
     last = [algorithm.turn() for _ in range(2)][-1]
     assert [(r["codewords"], r["extended"]) for r in last] == [(4, False), (4, False), (8, True)]
-    blocks = [member.visible("silo-2")[4:] for member in algorithm.members]
+    blocks = [visible(algorithm, "silo-2", i)[4:] for i in range(3)]
     assert not torch.equal(blocks[0], blocks[1])  # codewords of the member's own features
     assert algorithm.finished
 
 
 def test_an_ensemble_that_is_sure_ends_early():
-    algorithm, _, _ = arm("uefl", settings(**KEYS, gamma=1e6, stop_when_certain=True))
+    algorithm, _, _ = arm(settings(**KEYS, gamma=1e6, stop_when_certain=True))
     assert len(finish(algorithm)) == 2 * 3
 
 
 @pytest.mark.parametrize("keys", [{}, {"ext_share": "group", "codebook_init": "kmeans"}], ids=["private", "group"])
 def test_an_ensemble_goes_on_as_if_it_had_not_stopped(keys):
     cfg = settings(**KEYS, rounds=[1, 1], **keys)
-    whole, _, _ = arm("uefl", cfg)
-    expected = finish(whole)
-    records, (algorithm, _, _) = [], arm("uefl", cfg)
-    while not algorithm.finished:  # a new process after every turn
-        tensors, plain = algorithm.state()
-        tensors, plain = {k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(plain))
-        algorithm, _, _ = arm("uefl", cfg)
-        algorithm.restore(tensors, plain)
-        records += algorithm.turn()
-    assert records == expected
-    for one, other in zip(algorithm.networks(), whole.networks(), strict=True):
-        assert torch.equal(one.values, other.values)
-        assert all(torch.equal(book, other.codebooks[client]) for client, book in one.codebooks.items())
+    assert again(cfg) == finish(arm(cfg)[0])
 
 
 def test_an_update_of_which_one_member_is_unsound_is_left_out_of_all():
@@ -118,52 +107,49 @@ def test_an_update_of_which_one_member_is_unsound_is_left_out_of_all():
             reply.tensors["0.values"] = torch.full_like(reply.tensors["0.values"], 3.0)
         return reply
 
-    algorithm, _, notices = arm("fedavg", settings(**KEYS, quorum=0.6), wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: Meddler(e, meddle))
     algorithm.turn()
     assert notices == ["round 1: left out silo-1: member 1: values is not finite"]
     assert algorithm.rejected == 1
-    assert bool((algorithm.members[0].values == 3.0).all())
-    assert all(bool(torch.isfinite(member.values).all()) for member in algorithm.members)
+    assert bool((algorithm.states[0].tensors["values"] == 3.0).all())
+    assert all(bool(torch.isfinite(own.tensors["values"]).all()) for own in algorithm.states)
 
 
 def test_one_request_carries_all_members_without_a_copy():
     asked = []
 
     class Spy(Meddler):
-        def round(self, requests, deadline=None):
-            asked.append(requests["silo-0"])
-            return self.inner.round(requests, deadline)
+        def round(self, messages, deadline=None):
+            asked.append(messages["silo-0"])
+            return self.inner.round(messages, deadline)
 
-    algorithm, _, _ = arm("uefl", settings(**KEYS), wrap=lambda e: Spy(e, None))
-    before = [member.values for member in algorithm.members]
+    algorithm, _, _ = arm(settings(**KEYS), wrap=lambda e: Spy(e, None))
+    before = [own.tensors["values"] for own in algorithm.states]
     algorithm.turn()
     (request,) = asked
     assert [request.tensors[f"{i}.values"] is values for i, values in enumerate(before)] == [True] * 3
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("name", "keys", "message"),
     [
-        ({"mode": "legacy", "arms": ["uefl"]}, "key 'uncertainty': expected its default .*, so leave it out: legacy mode does not use it"),
-        ({"passes": 7}, "key 'passes': expected its default 20, so leave it out: an ensemble has members, not passes"),
-        ({"members": 1}, "key 'members': expected 2 or more; got 1"),
+        ("uefl", {"passes": 7}, "key 'run.passes': expected its default 20, so leave it out: an ensemble has members, not passes"),
+        ("uefl", {"members": 1}, "key 'run.members': expected greater than or equal to 2; got 1"),
+        ("uefl", {"uncertainty": "mc_dropout", "members": 3}, "key 'run.members': expected its default 5, so leave it out: it is for"),
         (
-            {"uncertainty": "mc_dropout", "members": 3},
-            "key 'members': expected its default 5, so leave it out: it is for uncertainty = 'ensemble'",
-        ),
-        (
-            {"arms": ["fedul"], "rounds": [2], "encoder": "cnn5x5"},
-            "key 'uncertainty': expected its default .*, so leave it out: it is for arms on silos",
+            "fedul",
+            {"encoder": "cnn5x5", "rounds": [1]},
+            "key 'run.uncertainty': .* arms on unlabeled sets measure one pass without dropout",
         ),
     ],
-    ids=["legacy", "passes", "one", "dropout", "sets"],
+    ids=["passes", "one", "dropout", "sets"],
 )
-def test_what_does_not_go_with_an_ensemble_is_refused(keys, message):
+def test_what_does_not_go_with_an_ensemble_is_refused(name, keys, message):
     with pytest.raises(UserError, match=message):
-        config.from_table({"uncertainty": "ensemble", "rotations": []} | keys)
+        config.load({"run": {"uncertainty": "ensemble"}, "arms": {name: {}}}, **keys)
 
 
-RUN = ("uncertainty=ensemble", "members=2", "passes=20", 'arms=["uefl"]', "rounds=[1, 1]")
+RUN = ("uncertainty=ensemble", "members=2", "passes=20", "arms=uefl", "rounds=[1, 1]")
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +166,8 @@ def test_an_interrupted_run_resumes_bit_for_bit(finished, tmp_path, calls):
 
 
 def test_the_saved_model_is_the_ensemble_that_was_measured(finished):
-    test = build_silos(config.load(str(finished / "config.toml"))).silos[1].test
+    cfg = config.load_whole(finished / "config.toml")
+    test = build(cfg.data, kind="labeled", seed=0).silos[1].load().test
     model = saved.load(finished)
     assert len(model.members) == 2
     probs = model.predict(test.images, "silo-1")

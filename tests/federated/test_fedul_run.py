@@ -12,13 +12,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from uefl import config, run
-from uefl.data.sets import build_sets
+from uefl.data import build
 from uefl.errors import UserError
 from uefl.models import saved
 from uefl.progress import watch
 from uefl.report import read_run, spread_table
 
-from .test_own_sets import write
+from .data.test_own_sets import write
 from .test_run import Watcher, go_on, killed, outcome
 
 KEYS = [
@@ -53,14 +53,14 @@ def test_the_folder_of_a_finished_run(finished):
         assert values["selected"]["round"] == best + 1
         assert values["selected"]["accuracy"] == pytest.approx(sum(r["accuracy"] for r in mine if r["round"] == best) / 2)
     report = (out / "report.md").read_text()
-    assert "2 clients, 4 sets each" in report
+    assert "2 clients, scheme unlabeled" in report
     assert "codewords" not in report
 
 
 def test_the_saved_model_is_the_selected_one(finished):
     out, _ = finished
     model = saved.load(out / "model-fedul-m2.safetensors")
-    validation = build_sets(config.load("fedul-demo", KEYS)).validation
+    validation = build(config.load("fedul-demo", KEYS).data, kind="sets", seed=0).server.validation
     hits = (model.predict(validation.images).argmax(1) == validation.labels).double().mean()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     best = max(r["validation_accuracy"] for r in lines if r["arm"] == "fedul-m2")
@@ -84,7 +84,15 @@ def test_kill_9_loses_at_most_a_round(finished, tmp_path):
 
 
 def test_own_sets_through_the_command(tmp_path):
-    keys = [f"data={write(tmp_path / 'sets')}", 'arms=["fedul", "fedul-m1"]', "width=2", "rounds=[2]", "batch_size=8"]
+    keys = [
+        f"source={write(tmp_path / 'sets')}",
+        'arms=["fedul", "m1"]',
+        "arms.m1.algorithm=fedul",
+        "arms.m1.server=finetune",
+        "width=2",
+        "rounds=[2]",
+        "batch_size=8",
+    ]
     cfg = config.load("own-sets", keys)
     run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
     arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]
@@ -93,15 +101,15 @@ def test_own_sets_through_the_command(tmp_path):
     assert not [key for key in ("clients", "sets", "labeled") if f"\n{key} = " in path.read_text()]  # the folder brings its own
     assert config.load_whole(path) == cfg
     (tmp_path / "sets").rename(tmp_path / "elsewhere")  # what a run has left is good without its data
-    assert set(read_run(tmp_path / "run").arms) == {"fedul", "fedul-m1"}
-    assert saved.load(tmp_path / "run" / "model-fedul-m1.safetensors").classes == ("cat", "dog")
+    assert set(read_run(tmp_path / "run").arms) == {"fedul", "m1"}
+    assert saved.load(tmp_path / "run" / "model-m1.safetensors").classes == ("cat", "dog")
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(UserError, match=r"sets' is none of digits.*"):
         go_on(tmp_path / "run")
 
 
 def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
-    keys = [f"data={write(tmp_path / 'sets', server=())}", "width=2", "rounds=[2]", "batch_size=8"]
+    keys = [f"source={write(tmp_path / 'sets', server=())}", "width=2", "rounds=[2]", "batch_size=8"]
     observer, out = Console(file=io.StringIO(), width=200), tmp_path / "run"
     with watch(observer) as lines:
         run.train(config.load("own-sets", keys), preset="own-sets", out=out, device="cpu", data_root=None, observer=lines)
@@ -113,7 +121,7 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
     assert arms["fedul"]["accuracy_last4"] == {"mean": None, "sd": None}
     assert arms["fedul"]["entropy"] > 0
     report = (out / "report.md").read_text()
-    assert "| arm | entropy | left out | rounds | seconds |" in report
+    assert "| arm | entropy | MB sent | MB back | left out | rounds | seconds |" in report
     assert "no test images, hence no accuracy" in report
     assert (out / "plots" / "arms.png").stat().st_size > 1000
     assert spread_table([read_run(out)]).rows == [["fedul", "1", "-", "-"], ["fedpl", "1", "-", "-"]]
@@ -122,14 +130,14 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["arms=['fedul-m1']"], "arm 'fedul-m1' needs labeled images of the server; add the folder labeled"),
+        (["arms.fedul.server=finetune"], "arm 'fedul' needs labeled images of the server; set data.labeled, or add the folder labeled"),
         (["arms=['fedavg-labeled']"], "arm 'fedavg-labeled' needs labels of the clients' images"),
-        (["select=validation"], "select = 'validation' needs validation images of the server"),
+        (["select=validation"], "run.select = 'validation' needs validation images of the server"),
         (["priors=estimated"], "estimated priors need labeled images of the server"),
     ],
 )
 def test_what_an_arm_lacks_is_said_before_anything_is_written(tmp_path, keys, message):
-    cfg = config.load("own-sets", [f"data={write(tmp_path / 'sets', server=('test',))}", *keys])
+    cfg = config.load("own-sets", [f"source={write(tmp_path / 'sets', server=('test',))}", *keys])
     with pytest.raises(UserError, match=message):
         run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
     assert not (tmp_path / "run").exists()
@@ -145,6 +153,6 @@ def test_sets_that_allow_no_step_are_refused(tmp_path):
     images = np.zeros((2, 12, 12), np.uint8)
     np.savez(root / "clients" / "madrid.npz", images=images, set=np.array([9, 10]))
     for arm, message in (("supervised", "the server has 1 labeled image"), ("fedllp", "client 'madrid' has sets of one image only")):
-        cfg = config.load("own-sets", [f"data={root}", f"arms=['{arm}']"])
+        cfg = config.load("own-sets", [f"source={root}", f"arms=['{arm}']"])
         with pytest.raises(UserError, match=message):
             run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())

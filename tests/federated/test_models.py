@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from tests.federated.tiny import settings
-from uefl import config
-from uefl.config import from_table
+from uefl.config import Model
 from uefl.errors import UserError
 from uefl.models.flat import FlatModule
 from uefl.models.net import Net
+
+TINY = Model(width=4, hidden=16)
 
 
 def parameters(module):
@@ -24,39 +24,39 @@ def parameters(module):
     ids=["cnn-10", "vgg-10", "vgg-43", "vgg-100"],
 )
 def test_parameter_counts_are_the_published_ones(keys, shape, classes, encoder, total, dim):
-    net = Net(from_table(keys), shape, classes)
+    net = Net(Model(**keys), shape, classes)
     assert (parameters(net.encoder), parameters(net), net.dim) == (encoder, total, dim)
 
 
 @pytest.mark.parametrize(("size", "tokens"), [(28, 3), (32, 4)])
 def test_cnn_token_grid(size, tokens):
-    net = Net(settings(), (1, size, size), 10).eval()
+    net = Net(TINY, (1, size, size), 10).eval()
     assert net.tokens(torch.zeros(2, 1, size, size)).shape == (2, tokens, tokens, 16)
 
 
 def test_resnet18_takes_grey_images():
-    net = Net(from_table({"encoder": "resnet18"}), (1, 28, 28), 10).eval()
+    net = Net(Model(encoder="resnet18"), (1, 28, 28), 10).eval()
     assert net.tokens(torch.zeros(1, 1, 28, 28)).shape == (1, 1, 1, 512)
 
 
 def test_images_too_small_for_the_encoder():
     with pytest.raises(UserError, match=r"^images of 1 x 4 x 4 are too small for encoder 'cnn'; set a larger image_size, or another"):
-        Net(settings(), (1, 4, 4), 10)
+        Net(TINY, (1, 4, 4), 10)
 
 
 def test_a_one_token_model_tells_at_most_as_many_images_apart_as_it_has_codewords():
     torch.manual_seed(0)
-    net, images = Net(settings(segments=1), (1, 8, 8), 3).eval(), torch.randn(200, 1, 8, 8)
+    net, images = Net(TINY, (1, 8, 8), 3).eval(), torch.randn(200, 1, 8, 8)
     codebook = net.tokens(images[:5]).detach().reshape(5, 16)
-    logits, _ = net(images, codebook, 0.25)
-    known, _ = net(images[:5], codebook, 0.25)  # the rows of a batch are multiplied in blocks, which round each in its own way
-    assert (torch.cdist(logits, known) < 1e-5).sum(1).tolist() == [1] * 200
+    logits, _ = net.quantized(images, codebook, 0.25)
+    known, _ = net.quantized(images[:5], codebook, 0.25)  # the rows of a batch are multiplied in blocks, which round each in its own way
+    assert (torch.cdist(logits, known, compute_mode="donot_use_mm_for_euclid_dist") < 1e-5).sum(1).tolist() == [1] * 200
     assert float(torch.nn.functional.pdist(known).min()) > 1e-3
 
 
 def test_flat_module_is_the_module():
     torch.manual_seed(0)
-    net, twin = Net(settings(), (1, 8, 8), 3), Net(settings(), (1, 8, 8), 3)
+    net, twin = Net(TINY, (1, 8, 8), 3), Net(TINY, (1, 8, 8), 3)
     twin.load_state_dict(net.state_dict())
     flat = FlatModule(net)
     assert flat.values.numel() == parameters(twin)
@@ -67,27 +67,38 @@ def test_flat_module_is_the_module():
             optimizer.zero_grad(set_to_none=False)
             model.encoder.train()
             model.head.eval()
-            torch.nn.functional.cross_entropy(model(images, None, 0.25)[0], labels).backward()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
-    named = flat.named(flat.values.detach(), flat.statistics)
+    named = flat.named(flat.values.detach(), flat.buffers)
     for name, value in twin.state_dict().items():
         if value.is_floating_point():
             torch.testing.assert_close(named[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_private_parts_are_told_by_name_and_by_the_layer_that_holds_them():
+    flat = FlatModule(Net(TINY, (1, 8, 8), 3))
+    assert flat.private(lambda name, owner: False) is None
+    values, buffers = flat.private(lambda name, owner: isinstance(owner, torch.nn.BatchNorm2d))
+    assert int(buffers.sum()) == len(buffers) == len(flat.buffers)
+    assert int(values.sum()) == len(buffers)  # scale and shift are as many as means and variances
+    values, buffers = flat.private(lambda name, owner: name.startswith("head.fc2."))
+    assert (int(values.sum()), int(buffers.sum())) == (16 * 3 + 3, 0)
+    named = flat.named(values.float(), buffers.float())
+    assert {name for name, part in named.items() if part.any()} == {"head.fc2.weight", "head.fc2.bias"}
+
+
 def test_flat_module_set_changes_the_module_in_place():
-    net = Net(settings(), (1, 8, 8), 3)
+    net = Net(TINY, (1, 8, 8), 3)
     flat = FlatModule(net)
     pointers = [p.data_ptr() for p in net.parameters()]
-    flat.set(torch.full_like(flat.values, 2.0), torch.full_like(flat.statistics, 3.0))
+    flat.set(torch.full_like(flat.values, 2.0), torch.full_like(flat.buffers, 3.0))
     assert [p.data_ptr() for p in net.parameters()] == pointers
     assert all(bool((p == 2).all()) for p in net.parameters())
     assert all(bool((b == 3).all()) for b in net.buffers() if b.is_floating_point())
 
 
 def fedul_net(image_shape, **keys):
-    table = {"arms": ["fedul"], "rotations": [], "rounds": [1], "encoder": "cnn5x5"} | keys
-    return Net(config.from_table(table), image_shape, 10)
+    return Net(Model(**{"encoder": "cnn5x5"} | keys), image_shape, 10)
 
 
 def test_fedul_networks_have_their_published_sizes():
@@ -104,7 +115,7 @@ def test_a_grey_image_is_three_equal_channels_at_the_cost_of_one():
     results = []
     for x in (grey, grey.expand(-1, 3, -1, -1)):
         net.zero_grad()
-        logits, _ = net(x, None, 0.0)
+        logits = net(x)
         logits.square().sum().backward()
         results.append([logits.detach(), *(p.grad.clone() for p in net.parameters())])
     for one, three in zip(*results, strict=True):

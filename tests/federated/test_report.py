@@ -39,10 +39,11 @@ def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
     assert np.isnan(run.series("fedavg", "perplexity")).all()
 
 
-def test_a_key_that_is_refused_by_now_does_not_keep_a_run_from_being_read(tmp_path):
+def test_a_folder_of_another_version_says_so(tmp_path):
     config = run_folder.write(tmp_path) / "config.toml"
-    config.write_text(config.read_text().replace('encoder = "cnn"', 'encoder = "resnet18"').replace("width = 128", "width = 64"))
-    assert read_run(tmp_path).config.width == 64
+    config.write_text('arms = ["fedavg"]\nwidth = 64\n')
+    with pytest.raises(UserError, match=r"config.toml lacks the section \[run\]. It was changed, is cut off, or is of another version"):
+        read_run(tmp_path)
 
 
 def test_summarize_means_the_last_round_over_clients_and_four_rounds_over_time():
@@ -117,16 +118,16 @@ def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
     first, second = (read_run(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1))
     other = read_run(run_folder.write(tmp_path / "other", gamma=0.7))
     assert differing_keys([first, second]) == []
-    assert differing_keys([first, other]) == ["gamma"]
+    assert differing_keys([first, other]) == ["arms.uefl.gamma"]
 
 
 @pytest.mark.parametrize("clients", [1, 5, 9, 13], ids=lambda n: f"{n}-clients")
 def test_report_shows_every_picture_it_links(tmp_path, clients):
-    lines = run_folder.records(("fedavg", "fedavg-vq", "uefl"), clients)
+    lines = run_folder.records(("fedavg", "one-codebook", "uefl"), clients)
     write_report(run_folder.write(tmp_path, lines))
     text = (tmp_path / "report.md").read_text()
     links = re.findall(r"!\[.*?\]\((.*?)\)", text)
-    assert links == [f"plots/{name}.png" for name in ("arms", "accuracy", "entropy", "usage-fedavg-vq", "usage-uefl")]
+    assert links == [f"plots/{name}.png" for name in ("arms", "accuracy", "entropy", "usage-one-codebook", "usage-uefl")]
     for link in links:
         with Image.open(tmp_path / link) as image:
             assert min(image.size) > 200
@@ -167,9 +168,11 @@ def test_the_entropy_shows_the_threshold_of_each_iteration_on_a_scale_that_fits(
     assert plots._thresholds(run, "accuracy", "uefl") == plots._thresholds(run, "entropy", "fedavg") == []
 
 
-@pytest.mark.parametrize("arms", [("fedavg", "fedavg-vq", "uefl"), ("fedul", "fedul-m1", "fedul-m2"), ("supervised", "fedul-m2")])
+@pytest.mark.parametrize(
+    "arms", [("fedavg", "one-codebook", "uefl"), (*tuple(run_folder.ALGORITHMS)[1:], "fedul", "fedpl", "fedllp", "supervised")]
+)
 def test_arms_that_agree_are_all_seen(tmp_path, arms):
-    keys = {"codewords": 32, "rounds": [4], "labeled": 9} if "fedul-m2" in arms else {}
+    keys = {"rounds": [4], "labeled": 9} if "fedul-m2" in arms else {}
     styles = [plots._style(read_run(run_folder.write(tmp_path, run_folder.records(arms), **keys)), arm) for arm in arms]
     styles.sort(key=lambda style: style["zorder"])
     for below, above in itertools.pairwise(styles):
@@ -183,7 +186,7 @@ def test_the_report_explains_the_columns_that_are_there(tmp_path, validation):
     lines = run_folder.records(("fedul",))
     for line in lines if validation else []:
         line["validation_accuracy"] = line["accuracy"]
-    write_report(run_folder.write(tmp_path, lines, codewords=32, rounds=[4]))
+    write_report(run_folder.write(tmp_path, lines, rounds=[4]))
     text = (tmp_path / "report.md").read_text()
     assert ("| selected |" in text, "Selected: accuracy of the model" in text) == (validation, validation)
     assert "over the rounds that it names." in text
@@ -242,7 +245,7 @@ def test_damaged_metrics_name_the_file_and_the_line(tmp_path, line):
 
 @pytest.mark.parametrize(
     ("summary", "message"),
-    [("{", "is not a summary"), ("[]", "is not a summary"), ('{"schema": 9, "arms": {}}', "has schema 9, expected 1")],
+    [("{", "is not a summary"), ("[]", "is not a summary"), ('{"schema": 9, "arms": {}}', "has schema 9, expected 2")],
     ids=["torn", "no-object", "other-version"],
 )
 def test_damaged_summary_names_the_file(tmp_path, summary, message):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 from uefl import config, run
-from uefl.config import tomllib
-from uefl.data.build import build_silos
+from uefl.config.config import tomllib
+from uefl.data import build
 from uefl.errors import RunError, UserError
 from uefl.models import saved
 from uefl_kernels import backend
 
 KEYS = [
-    "clients=3", "rotations=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
+    "clients=3", "angles=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
     "codewords=8", "rounds=[2, 1]", "local_epochs=1", "batch_size=16", "passes=3", "threads=1", "gamma=0.0",
 ]  # fmt: skip
 
@@ -78,11 +78,11 @@ def finished(tmp_path_factory):
 def test_the_folder_of_a_finished_run(finished):
     out, observer, summary = finished
     names = {path.name for path in out.iterdir()}
-    assert {"config.toml", "metrics.jsonl", "summary.json", "checkpoint.json", "report.md", "plots", "run.lock"} <= names
+    assert {"config.toml", "manifest.json", "metrics.jsonl", "summary.json", "checkpoint.json", "report.md", "plots", "run.lock"} <= names
     assert {"model-fedavg.safetensors", "model-uefl.safetensors"} <= names
     assert not [name for name in names if name.endswith((".tmp", ".new"))]
     assert summary == json.loads((out / "summary.json").read_text())
-    assert config.load(str(out / "config.toml")) == config.load("demo", KEYS)
+    assert config.load_whole(out / "config.toml") == config.load("demo", KEYS)
     assert observer.rounds == [(arm, r) for arm in ("fedavg", "uefl") for r in range(3)]
     assert observer.calls[0] == ("start", ["fedavg", "uefl"], 3, 3)
 
@@ -194,19 +194,18 @@ def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     assert [p.name for p in other.iterdir()] == ["notes.txt"]
 
 
-def test_the_configuration_of_own_silos_names_no_number_of_clients(make_npz, tmp_path):
-    keys = [f"data={make_npz()}", "width=2", "hidden=8", "codewords=4", 'arms=["fedavg"]', "rounds=[2]", "local_epochs=1", "threads=1"]
+def test_the_configuration_of_own_silos_names_no_number_of_clients(make_npz, tmp_path, monkeypatch):
+    monkeypatch.chdir(make_npz().parent)
+    keys = ["source=data.npz", "image_size=8", "width=2", "hidden=8", "arms=fedavg", "rounds=[2]", "local_epochs=1", "threads=1"]
     cfg = config.load("own-silos", keys)
     with pytest.raises(KeyboardInterrupt):
         run.train(cfg, preset="own-silos", out=tmp_path / "new", device="cpu", data_root=None, observer=Watcher(stop_after=3))
-    path = tmp_path / "new" / "config.toml"
-    assert "clients" not in tomllib.loads(path.read_text())
-    assert config.load_whole(path) == cfg
-    shutil.copytree(tmp_path / "new", tmp_path / "old")
-    (tmp_path / "old" / "config.toml").write_text(path.read_text() + "clients = 9\n")  # of a version that named it
-    for name in ("new", "old"):
-        go_on(tmp_path / name)
-    assert outcome(tmp_path / "new") == outcome(tmp_path / "old")
+    data = tomllib.loads((tmp_path / "new" / "config.toml").read_text())["data"]
+    assert "clients" not in data
+    assert data["source"] == str(tmp_path / "data.npz")  # found again from any folder
+    monkeypatch.chdir("/")
+    go_on(tmp_path / "new")
+    assert (tmp_path / "new" / "summary.json").exists()
 
 
 def test_two_processes_do_not_share_a_folder(finished):
@@ -227,15 +226,23 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", observer=Watcher(stop_after=8))
     index = tmp_path / "run" / "checkpoint.json"
-    index.write_text(index.read_text().replace('"schema": 1', '"schema": 7'))
+    index.write_text(index.read_text().replace('"schema": 2', '"schema": 7'))
     kept = index.read_text()
     with pytest.raises(UserError, match="schema 7"):
         go_on(tmp_path / "run")
     assert index.read_text() == kept
 
 
-def test_a_legacy_run_through_its_folder_and_an_interruption(tmp_path):
-    keys = ("mode=legacy", 'arms=["uefl"]', "holdout=0.1", "max_iterations=2", "reference=mean")
+def test_the_published_algorithm_through_its_folder_and_an_interruption(tmp_path):
+    keys = (
+        "arms=uefl-published",
+        "legacy_holdout=true",
+        "holdout=0.1",
+        "max_iterations=2",
+        "reference=mean",
+        "codewords=8",
+        "stop_when_certain=false",
+    )
     start(tmp_path / "whole", *keys)
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", *keys, observer=Watcher(stop_after=10))
@@ -278,7 +285,7 @@ def test_metrics_that_are_not_those_of_the_checkpoint_are_an_error(tmp_path, dam
 def test_a_configuration_that_is_cut_off_does_not_fall_back_to_defaults(tmp_path):
     path = interrupted(tmp_path / "run") / "config.toml"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
-    with pytest.raises(UserError, match="lacks the key"):
+    with pytest.raises(UserError, match=r"lacks the (section|key)"):
         go_on(tmp_path / "run")
 
 
@@ -291,14 +298,9 @@ def test_a_configuration_that_was_changed_is_refused(tmp_path):
 
 def test_other_images_are_refused(tmp_path, monkeypatch):
     interrupted(tmp_path / "run")
-    monkeypatch.setattr(run, "build_silos", lambda cfg, data_root: _darker(build_silos(cfg, data_root=data_root)))
-    with pytest.raises(UserError, match="the silos are other images"):
+    monkeypatch.setattr(run, "build", lambda *given, **more: replace(build(*given, **more), digest="another"))
+    with pytest.raises(UserError, match="the clients have other images"):
         go_on(tmp_path / "run")
-
-
-def _darker(federation):
-    federation.silos[0].train.images[0] //= 2
-    return federation
 
 
 def test_another_torch_is_said_and_the_threads_are_those_of_the_checkpoint(tmp_path, monkeypatch):
@@ -318,7 +320,7 @@ _TORCH = torch.__version__
 
 def test_two_threads_repeat_themselves_too(tmp_path):
     for name in ("a", "b"):
-        start(tmp_path / name, "threads=2", 'arms=["uefl"]', "rounds=[1]")
+        start(tmp_path / name, "threads=2", "arms=uefl", "rounds=[1]")
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
 
 
@@ -326,18 +328,18 @@ def test_more_threads_than_cores_are_noted(tmp_path, monkeypatch):
     for cores, said in ((1, ["note: 2 threads on 1 core slow each other down; set threads = 1"]), (2, [])):
         monkeypatch.setattr(run.os, "sched_getaffinity", lambda process, cores=cores: set(range(cores)))
         observer = Watcher()
-        start(tmp_path / str(cores), "threads=2", 'arms=["fedavg"]', "rounds=[1]", observer=observer)
+        start(tmp_path / str(cores), "threads=2", "arms=fedavg", "rounds=[1]", observer=observer)
         assert [notice for notice in observer.notices if "threads" in notice] == said
 
 
 def test_the_number_of_threads_is_set(tmp_path):
     torch.set_num_threads(2)
-    start(tmp_path / "run", 'arms=["fedavg"]', "rounds=[1]")
+    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
     assert torch.get_num_threads() == 1
 
 
 def test_a_report_that_was_not_written_is_written_on_resume(tmp_path):
-    start(tmp_path / "run", 'arms=["fedavg"]', "rounds=[1]")
+    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
     (tmp_path / "run" / "report.md").unlink()
     go_on(tmp_path / "run")
     assert (tmp_path / "run" / "report.md").exists()
@@ -357,13 +359,13 @@ def test_imagenet_normalisation_of_grey_images(tmp_path):
 
 def test_the_saved_model_predicts_as_the_run_measured(finished):
     out, _, summary = finished
-    test = build_silos(config.load("demo", KEYS)).silos[1].test
+    test = build(config.load("demo", KEYS).data, kind="labeled", seed=0).silos[1].load().test
     for arm, client in (("fedavg", None), ("uefl", "silo-1")):
         model = saved.load(out / f"model-{arm}.safetensors")
         hits = (model.predict(test.images, client).argmax(1) == test.labels).double().mean()
         assert float(hits) == pytest.approx(summary["arms"][arm]["clients"]["silo-1"]["accuracy"], abs=0.15)  # dropout off, float32
         assert model.classes == tuple("0123456789")
-    with pytest.raises(UserError, match="client None has no codebook"):
+    with pytest.raises(UserError, match="client None has no part of its own"):
         model.predict(test.images)
 
 

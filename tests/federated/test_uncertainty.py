@@ -1,12 +1,12 @@
+import contextlib
 import math
 
 import pytest
 import torch
 
-from uefl import config
 from uefl.metrics import entropy
 from uefl.models.net import Head
-from uefl.uncertainty import Prediction, certain, ensemble, estimate, mc_dropout
+from uefl.uncertainty import Prediction, certain, ensemble, joined, mc_dropout, of_head, of_network, without_spread
 
 
 def confident_head(p: float, logit_dropout: bool, classes: int = 10) -> tuple[Head, torch.Tensor, torch.Tensor]:
@@ -69,16 +69,35 @@ def test_certain_is_the_head_with_dropout_off(logit_dropout):
     assert float(prediction.mutual_info.max()) == 0
 
 
-@pytest.mark.parametrize(
-    ("keys", "dropout"),
-    [({}, True), ({"uncertainty": "ensemble"}, False), ({"mode": "legacy", "arms": ["uefl"]}, False)],
-    ids=["mc-dropout", "ensemble", "legacy"],
-)
-def test_the_configuration_says_how_a_model_is_asked(keys, dropout):
+@pytest.mark.parametrize(("passes", "dropout"), [(20, True), (0, False)])
+def test_the_number_of_passes_says_how_a_head_is_asked(passes, dropout):
     torch.manual_seed(0)
-    head, tokens, cfg = Head(6, 32, 4, 0.5, False), torch.randn(50, 6), config.from_table(keys)
-    first, second = (estimate(head, tokens, cfg).probs for _ in range(2))
+    head, tokens = Head(6, 32, 4, 0.5, False), torch.randn(50, 6)
+    first, second = (of_head(head, tokens, passes).probs for _ in range(2))
     assert torch.equal(first, second) != dropout
+
+
+def test_a_network_of_any_kind_draws_whole_passes():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 3)).eval()
+    images = torch.randn(9, 3, 2, 2)
+    drawn = of_network(net, images, 4000, contextlib.nullcontext)
+    assert not net[2].training
+    net[2].train()
+    plain = torch.stack([net(images).softmax(-1) for _ in range(4000)]).mean(0)
+    torch.testing.assert_close(drawn.probs, plain, atol=0.02, rtol=0)
+    assert float(drawn.mutual_info.detach().min()) > 0
+    net.eval()
+    certain_ = of_network(net, images, 0, contextlib.nullcontext)
+    torch.testing.assert_close(certain_.probs, net(images).softmax(-1))
+    assert float(certain_.mutual_info.detach().max()) == 0
+
+
+def test_predictions_of_batches_are_joined_with_what_is_extra():
+    parts = [without_spread(torch.randn(n, 4).softmax(-1))._replace(extra={"codes": torch.full((n, 2), n)}) for n in (2, 3)]
+    whole = joined(parts)
+    assert torch.equal(whole.probs, torch.cat([part.probs for part in parts]))
+    assert whole.extra["codes"].tolist() == [[2, 2]] * 2 + [[3, 3]] * 3
 
 
 def test_the_mean_over_many_passes_is_that_of_whole_forward_passes():

@@ -8,21 +8,33 @@ from typing import Any
 import torch
 
 from uefl import config
-from uefl.algorithms import FedAvg, build
-from uefl.algorithms.client import Client, Device
+from uefl.algorithms.base import Algorithm, Context, State, find, registry
+from uefl.client.client import Clients
+from uefl.client.workspace import Workspace
 from uefl.config import Config
-from uefl.data.silo import Federation, Silo, Split
+from uefl.data.federation import Federation, LabeledData, ServerData, Silo, Split
 from uefl.engines.base import Engine
 from uefl.engines.local import LocalEngine
+from uefl.seeds import derive
+from uefl.server.rounds import Arm
+from uefl.server.teacher import Teacher
 
-KEYS = {
-    "rotations": [], "clients": 3, "rounds": [2, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2,
-    "width": 4, "hidden": 16, "codewords": 4, "segments": 4, "passes": 3, "gamma": 0.0, "precision": "fp32", "stop_when_certain": False,
-}  # fmt: skip
+KEYS: dict[str, Any] = {
+    "run": {"precision": "fp32", "passes": 3},
+    "data": {"clients": 3},
+    "model": {"width": 4, "hidden": 16},
+    "training": {"rounds": [2, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2},
+}
+CODEBOOK = {"codewords": 4, "segments": 4, "gamma": 0.0, "stop_when_certain": False}
 
 
-def settings(**keys: Any) -> Config:
-    return config.from_table(KEYS | keys)
+def settings(algorithm: str = "uefl", base: dict[str, Any] = KEYS, **keys: Any) -> Config:
+    """A configuration of one arm, called ``arm``; keys go where they belong, as with ``--set``."""
+    fields = registry()[algorithm].Parameters.model_fields
+    own = {key: value for key, value in CODEBOOK.items() if key in fields}
+    if keys.get("uncertainty") == "ensemble":
+        base = base | {"run": {k: v for k, v in base["run"].items() if k != "passes"}}
+    return config.load({**base, "arms": {"arm": {"algorithm": algorithm, **own}}}, **keys)
 
 
 def split(n: int, seed: int, noise: float) -> Split:
@@ -35,29 +47,83 @@ def split(n: int, seed: int, noise: float) -> Split:
     return Split(noisy.clamp(0, 255).to(torch.uint8), labels)
 
 
-def federation(sizes: tuple[int, ...] = (48, 48, 48), noise: tuple[float, ...] = (0.1, 0.1, 0.9), legacy: bool = False) -> Federation:
+def federation(
+    sizes: tuple[int, ...] = (48, 48, 48),
+    noise: tuple[float, ...] = (0.1, 0.1, 0.9),
+    *,
+    test_is_holdout: bool = False,
+    unseen: int = 0,
+    server: ServerData | None = None,
+) -> Federation:
     silos = []
     for i in range(len(sizes)):
         train, test = split(sizes[i], 3 * i, noise[i]), split(12, 3 * i + 1, noise[i])
-        silos.append(Silo(f"silo-{i}", train, test if legacy else split(12, 3 * i + 2, noise[i]), test))
-    return Federation(tuple(silos), ("a", "b", "c"), (0.3,), (0.4,))
+        data = LabeledData(train, test if test_is_holdout else split(12, 3 * i + 2, noise[i]), test)
+        silos.append(Silo.of(f"silo-{i}", data))
+    nothing = split(0, 0, 0.1)
+    others = [Silo.of(f"unseen-{i}", LabeledData(nothing, nothing, split(12, 90 + i, 0.2))) for i in range(unseen)]
+    return Federation("labeled", tuple(silos), ("a", "b", "c"), (1, 8, 8), (0.3,), (0.4,), tuple(others), server, digest="tiny")
+
+
+def context(cfg: Config, fed: Federation) -> Context:
+    names = tuple(sorted(silo.name for silo in fed.silos))
+    return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.image_shape, names)
+
+
+def workspace(cfg: Config, fed: Federation | None = None, algorithm: Algorithm | None = None) -> Workspace:
+    fed = fed or federation()
+    (arm,) = cfg.arms.values()
+    algorithm = algorithm or find(arm.algorithm)(arm.parameters)
+    return Workspace(algorithm.bound(context(cfg, fed)), cfg.data, fed, torch.device("cpu"))
 
 
 def arm(
-    name: str, cfg: Config, fed: Federation | None = None, wrap: Callable[[Engine], Engine] = lambda e: e
-) -> tuple[FedAvg, Device, list[str]]:
-    """The algorithm, its device, and the list that collects its notices."""
-    fed = fed or federation(legacy=cfg.mode == "legacy")
-    device, notices = Device(cfg, fed, torch.device("cpu")), []
-    engine = wrap(LocalEngine({silo.name: Client(silo, device) for silo in fed.silos}))
-    return build(name, cfg, engine, device, notices.append, fed), device, notices
+    cfg: Config, fed: Federation | None = None, wrap: Callable[[Engine], Engine] = lambda e: e, algorithm: Algorithm | None = None
+) -> tuple[Arm, Workspace, list[str]]:
+    """The arm, its workspace, and the list that collects its notices."""
+    published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
+    fed = fed or federation(test_is_holdout=published)
+    room, notices = workspace(cfg, fed, algorithm), []
+    engine = wrap(LocalEngine(Clients((*fed.silos, *fed.unseen), torch.device("cpu")).handlers(room)))
+    count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
+    seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
+    teacher = Teacher(fed.server, room) if fed.server is not None else None
+    return Arm("arm", room, seeds, engine, teacher, notices.append), room, notices
 
 
-def finish(algorithm: FedAvg, limit: int = 50) -> list[dict[str, Any]]:
+def finish(arm: Arm, limit: int = 50) -> list[dict[str, Any]]:
     """Run to the end and return every record."""
     records = []
     for _ in range(limit):
-        if algorithm.finished:
+        if arm.finished:
             return records
-        records += algorithm.turn()
+        records += arm.turn()
     raise AssertionError("the run did not end")
+
+
+def state(arm: Arm) -> State:
+    """That of the first member."""
+    return arm.states[0]
+
+
+def values(arm: Arm) -> torch.Tensor:
+    """The parameters of the first member."""
+    return arm.states[0].tensors["values"]
+
+
+def visible(arm: Arm, client: str, member: int = 0) -> torch.Tensor:
+    """The codebook that a client sees."""
+    return arm.members[member].client_tensors(arm.states[member], client)["codebook"]
+
+
+def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] = arm) -> list[dict[str, Any]]:
+    """All records of a run that goes on in a new arm, as after a new start of the process, after every turn."""
+    records: list[dict[str, Any]] = []
+    one = make(cfg, fed)[0]
+    while not one.finished:
+        tensors, plain = one.state()
+        tensors = {k: v.clone() for k, v in tensors.items()}
+        one = make(cfg, fed)[0]
+        one.restore(tensors, plain)
+        records += one.turn()
+    return records

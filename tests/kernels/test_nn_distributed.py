@@ -10,6 +10,7 @@ import functools
 
 import pytest
 import torch
+import torch._inductor.config
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -74,9 +75,10 @@ def train_under_ddp(rank, **options):
 
 
 def train_compiled(rank):
-    """Beside the same steps without the compiler: 1 for each step and tensor of the state that are equal."""
+    """Beside the same steps without the compiler: 1 for each step and tensor of the state that agree to the roundings of inductor."""
+    torch._inductor.config.fallback_random = True  # the same draws
     eager, compiled = (layer(threshold_ema_dead_code=1) for _ in range(2))
-    run, same = torch.compile(compiled, fullgraph=True, backend="aot_eager"), []
+    run, same = torch.compile(compiled, fullgraph=True), []
     for step in (0, 1):
         results = []
         for call in (eager, run):
@@ -85,8 +87,8 @@ def train_compiled(rank):
             quantized, indices, loss = call(x)
             (quantized.sum() + loss).backward()
             results.append((quantized, indices, loss, x.grad))
-        same += [torch.equal(*pair) for pair in zip(*results, strict=True)]
-        same += [torch.equal(value, compiled.state_dict()[name]) for name, value in eager.state_dict().items()]
+        same += [torch.allclose(*pair, rtol=1e-4, atol=1e-5) for pair in zip(*results, strict=True)]
+        same += [torch.allclose(value, compiled.state_dict()[name], rtol=1e-5) for name, value in eager.state_dict().items()]
     return compiled.state_dict() | {"same": torch.tensor(same)}
 
 

@@ -120,7 +120,7 @@ def test_half_precision_and_compile():
     assert codes.codebook("one").dtype == torch.float32
     x = normal(30, 4, dtype=torch.bfloat16).requires_grad_()
     torch._dynamo.reset()
-    out = torch.compile(codes, fullgraph=True, backend="aot_eager")(x)
+    out = torch.compile(codes, fullgraph=True)(x)
     (out.quantized.float().sum() + out.loss).backward()
     assert out.quantized.dtype == x.grad.dtype == torch.bfloat16
     assert torch.equal(out.indices, codes(x).indices)

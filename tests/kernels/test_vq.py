@@ -276,7 +276,7 @@ def test_compile_fullgraph():
         return out.quantized.sum() + out.loss, out.counts
 
     x = normal(33, 8)
-    loss, counts = torch.compile(step, fullgraph=True, backend="aot_eager")(x)
+    loss, counts = torch.compile(step, fullgraph=True)(x)
     loss.backward()
     compiled_grad, codebook.grad = codebook.grad, None
     expected, expected_counts = step(x)

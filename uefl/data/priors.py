@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..errors import InvalidPriors, UserError
 
 if TYPE_CHECKING:
-    from .silo import Split
+    from .federation import Split
 
 Matrix = npt.NDArray[np.float64]
 

@@ -1,10 +1,10 @@
-"""What an algorithm may ask of an engine: who is there, and one round of requests and replies."""
+"""What a run may ask of an engine: who is there, and one round of messages and replies. An engine knows no algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -12,12 +12,34 @@ Option = bool | int | float | str
 T = TypeVar("T")
 
 
+class Expected(NamedTuple):
+    """A tensor that is to come back."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
 @dataclass
-class Request:
+class Message:
     """All of one client's work of a round."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """what the server broadcasts"""
     options: dict[str, Option] = field(default_factory=dict)
+    expects: dict[str, Expected] = field(default_factory=dict)
+    """the tensors of the reply, where the client trains or answers; no others are taken"""
+    private: dict[str, torch.Tensor] = field(default_factory=dict)
+    """the state of this client, which comes back in the reply after training; no method of the server's half sees it"""
+    reference: dict[str, torch.Tensor] = field(default_factory=dict)
+    """a state that is nobody's own, to measure the global model with; empty: it is not measured"""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the broadcast tensors."""
+        return _bytes(self.tensors)
 
 
 @dataclass
@@ -33,6 +55,12 @@ class Reply:
     metrics: dict[str, float | list[int]] = field(default_factory=dict)
     error: str | None = None
     """why the client did not do its work; then everything else is empty"""
+    private: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors that came back, without the private ones."""
+        return _bytes(self.tensors)
 
 
 class Engine(Protocol):
@@ -42,26 +70,39 @@ class Engine(Protocol):
         """Names of the clients that can be asked, sorted."""
         ...
 
-    def round(self, requests: Mapping[str, Request], deadline: float | None = None) -> Iterator[Reply]:
-        """Send one request to each named client and yield one reply for each, by name.
+    def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
+        """Send one message to each named client and yield one reply for each, by name.
 
         Args:
-            requests: by client name.
+            messages: by client name.
             deadline: seconds after which a client that has not answered is given up, with an error in its reply.
         """
         ...
 
 
-def join(requests: Sequence[Request]) -> Request:
-    """Several requests to one client as one, without a copy: of number i, every name begins with ``i.``."""
-    tensors = number([request.tensors for request in requests])
-    return Request(tensors, number([request.options for request in requests]) | {"members": len(requests)})
+def expected_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:
+    """Tensors of these shapes and dtypes."""
+    return {name: Expected(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
-def split(request: Request) -> list[Request]:
-    """The opposite of :func:`join`; a request that is no joint one is the only part."""
-    count = int(request.options.get("members", 0))
-    return [Request(member(request.tensors, i), member(request.options, i)) for i in range(count)] or [request]
+def join(messages: Sequence[Message]) -> Message:
+    """Several messages to one client as one, without a copy: of number i, every name begins with ``i.``; a single one as it is."""
+    if len(messages) == 1:
+        return messages[0]
+    return Message(
+        number([message.tensors for message in messages]),
+        number([message.options for message in messages]) | {"members": len(messages)},
+        number([message.expects for message in messages]),
+        number([message.private for message in messages]),
+        number([message.reference for message in messages]),
+    )
+
+
+def split(message: Message) -> list[Message]:
+    """The opposite of :func:`join`; a message that is no joint one is the only part."""
+    count = int(message.options.get("members", 0))
+    parts = (message.tensors, message.options, message.expects, message.private, message.reference)
+    return [Message(*(member(part, i) for part in parts)) for i in range(count)] or [message]  # type: ignore[arg-type]
 
 
 def number(parts: Sequence[Mapping[str, T]]) -> dict[str, T]:
@@ -73,3 +114,7 @@ def member(values: Mapping[str, T], i: int) -> dict[str, T]:
     """The part with number i of what :func:`number` made one."""
     prefix = f"{i}."
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

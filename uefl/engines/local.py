@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from .base import Reply, Request
+from .base import Message, Reply
 
 
 class LocalEngine:
@@ -17,7 +17,7 @@ class LocalEngine:
         started: called with the client's name as its work begins.
     """
 
-    def __init__(self, clients: Mapping[str, Callable[[Request], Reply]], started: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, clients: Mapping[str, Callable[[Message], Reply]], started: Callable[[str], None] = lambda name: None) -> None:
         self._clients = dict(clients)
         self._started = started
 
@@ -25,16 +25,16 @@ class LocalEngine:
         """Names of the clients, sorted."""
         return sorted(self._clients)
 
-    def round(self, requests: Mapping[str, Request], deadline: float | None = None) -> Iterator[Reply]:
+    def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
         """Yield the replies by name; past the deadline the remaining clients are not started."""
         end = time.monotonic() + deadline if deadline is not None else None
-        for name in sorted(requests):
+        for name in sorted(messages):
             if end is not None and time.monotonic() > end:
                 yield Reply(name, error="deadline passed")
                 continue
             self._started(name)
             try:
-                reply = self._clients[name](requests[name])
+                reply = self._clients[name](messages[name])
             except RuntimeError as error:  # out of memory, a codebook that is not finite: this client's, not the run's
                 lines = str(error).splitlines()
                 reply = Reply(name, error=lines[0] if lines else type(error).__name__)

@@ -1,10 +1,12 @@
-"""One buffer for all parameters of a module, one for all its running statistics.
+"""One tensor for all parameters of a module, one for all its floating-point buffers.
 
 What a federated round does with a model (send, set, average, check, step) is then one operation on one tensor,
 instead of one per layer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -15,17 +17,17 @@ class FlatModule:
 
     Attributes:
         values: ``[P]`` float32, a leaf whose ``.grad`` is the flat gradient: an optimizer needs nothing else.
-        statistics: ``[Q]`` float32, running means and variances. Integer buffers stay where they are.
+        buffers: ``[Q]`` float32, running means and variances. Integer buffers stay where they are.
     """
 
     def __init__(self, module: nn.Module) -> None:
         parameters = list(module.parameters())
-        buffers = [b for b in module.buffers() if b.is_floating_point()]
+        running = [b for b in module.buffers() if b.is_floating_point()]
         device = parameters[0].device
         self.module = module
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
         self.values.grad = torch.zeros_like(self.values)
-        self.statistics = torch.empty(sum(b.numel() for b in buffers), device=device)
+        self.buffers = torch.empty(sum(b.numel() for b in running), device=device)
         offset = 0
         for p in parameters:
             view = _view(self.values.data, offset, p)
@@ -33,18 +35,32 @@ class FlatModule:
             p.data, p.grad = view, _view(self.values.grad, offset, p)
             offset += p.numel()
         offset = 0
-        for b in buffers:
-            view = _view(self.statistics, offset, b)
+        for b in running:
+            view = _view(self.buffers, offset, b)
             view.copy_(b)
             b.data = view
             offset += b.numel()
 
-    def set(self, values: torch.Tensor, statistics: torch.Tensor) -> None:
-        """Overwrite parameters and statistics in place."""
+    def set(self, values: torch.Tensor, buffers: torch.Tensor) -> None:
+        """Overwrite parameters and buffers in place."""
         self.values.data.copy_(values)
-        self.statistics.copy_(statistics)
+        self.buffers.copy_(buffers)
 
-    def named(self, values: torch.Tensor, statistics: torch.Tensor) -> dict[str, torch.Tensor]:
+    def private(self, is_private: Callable[[str, nn.Module], bool]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Masks ``[P]`` and ``[Q]`` of the elements whose parameter or buffer ``is_private`` says so of; None: there are none."""
+        owners = {
+            f"{prefix}.{name}" if prefix else name: owner
+            for prefix, owner in self.module.named_modules()
+            for name, _ in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
+        }
+        floating = [(name, b) for name, b in self.module.named_buffers() if b.is_floating_point()]
+        masks = []
+        for tensors, flat in ((list(self.module.named_parameters()), self.values), (floating, self.buffers)):
+            parts = [torch.full((t.numel(),), is_private(name, owners[name]), device=flat.device) for name, t in tensors]
+            masks.append(torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool, device=flat.device))
+        return (masks[0], masks[1]) if any(bool(mask.any()) for mask in masks) else None
+
+    def named(self, values: torch.Tensor, buffers: torch.Tensor) -> dict[str, torch.Tensor]:
         """The module's state dict, without integers, for flat tensors laid out as this one's: views, by name."""
         named: dict[str, torch.Tensor] = {}
         offset = 0
@@ -54,7 +70,7 @@ class FlatModule:
         offset = 0
         for name, b in self.module.named_buffers():
             if b.is_floating_point():
-                named[name] = _view(statistics, offset, b)
+                named[name] = _view(buffers, offset, b)
                 offset += b.numel()
         return named
 

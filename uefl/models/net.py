@@ -1,4 +1,4 @@
-"""The network of every arm: encoder, quantiser where there is a codebook, two-layer head with dropout."""
+"""The network that algorithms build upon: an encoder, and a head; a codebook may stand between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 import uefl_kernels
 
-from ..config import Config
+from ..config import Model
 from ..errors import UserError
 from . import encoders
 
@@ -74,60 +74,51 @@ class Net(nn.Module):
     """Encoder and head; the codebook is not a parameter here, because each client sees one of its own.
 
     Args:
-        config: the model keys of the configuration.
+        model: the section of the configuration.
         image_shape: (C, H, W).
         classes: number of classes.
+
+    Attributes:
+        dim: D, channels of the encoder's feature map.
+        positions: places of the feature map, H' x W'.
 
     Raises:
         UserError: the images are too small for the encoder.
     """
 
-    def __init__(self, config: Config, image_shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, model: Model, image_shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
         channels = image_shape[0]
-        if config.encoder == "cnn":
-            self.encoder: nn.Module = encoders.small_cnn(channels, config.width)
-        elif config.encoder == "cnn5x5":
-            self.encoder = encoders.cnn5x5(config.width)
+        if model.encoder == "cnn":
+            self.encoder: nn.Module = encoders.small_cnn(channels, model.width)
+        elif model.encoder == "cnn5x5":
+            self.encoder = encoders.cnn5x5(model.width)
         else:
-            self.encoder = getattr(encoders, config.encoder)(channels, config.pretrained)
-        height, width, self.dim = self._token_shape(config.encoder, image_shape)
-        self.segments = config.segments
+            self.encoder = getattr(encoders, model.encoder)(channels, model.pretrained)
+        height, width, self.dim = self._token_shape(model.encoder, image_shape)
         self.positions = height * width
         inputs = self.positions * self.dim
         self.head: Head | DeepHead | PooledHead
-        if config.encoder == "cnn5x5":
-            self.head = DeepHead(inputs, config.width, classes)
-        elif config.encoder == "resnet18_nopool":
+        if model.encoder == "cnn5x5":
+            self.head = DeepHead(inputs, model.width, classes)
+        elif model.encoder == "resnet18_nopool":
             self.head = PooledHead(self.dim, classes)
         else:
-            self.head = Head(inputs, config.hidden, classes, config.dropout, config.logit_dropout)
-
-    @property
-    def codeword_length(self) -> int:
-        """d = D / segments."""
-        return self.dim // self.segments
+            self.head = Head(inputs, model.hidden, classes, model.dropout, model.logit_dropout)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
         """images [B, C, H, W], normalised -> tokens [B, H', W', D]; free of a copy in channels-last memory."""
         features: torch.Tensor = self.encoder(images)
         return features.permute(0, 2, 3, 1)
 
-    def quantize(
-        self, tokens: torch.Tensor, codebook: torch.Tensor | None, commitment: float
-    ) -> tuple[torch.Tensor, uefl_kernels.VQOutput | None]:
-        """Tokens as the head sees them, and the quantiser's output where there is a codebook ``[V, d]``."""
-        if codebook is None:
-            return tokens, None
-        out = uefl_kernels.vq(tokens, codebook, commitment_weight=commitment)
-        return out.quantized, out
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits [B, classes]."""
+        return self.head.stochastic(self.head.prefix(self.tokens(images)))
 
-    def forward(
-        self, images: torch.Tensor, codebook: torch.Tensor | None, commitment: float
-    ) -> tuple[torch.Tensor, uefl_kernels.VQOutput | None]:
-        """logits [B, classes] and the quantiser's output."""
-        tokens, out = self.quantize(self.tokens(images), codebook, commitment)
-        return self.head.stochastic(self.head.prefix(tokens)), out
+    def quantized(self, images: torch.Tensor, codebook: torch.Tensor, commitment: float) -> tuple[torch.Tensor, uefl_kernels.VQOutput]:
+        """Logits [B, classes] behind a quantiser with ``codebook [V, d]``, and the quantiser's output."""
+        out = uefl_kernels.vq(self.tokens(images), codebook, commitment_weight=commitment)
+        return self.head.stochastic(self.head.prefix(out.quantized)), out
 
     @torch.no_grad()
     def _token_shape(self, name: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -1,10 +1,10 @@
-"""The final network of an arm, in a file that holds all it takes to use it: weights, codebooks, configuration, classes."""
+"""The final model of an arm, in a file that holds all it takes to use it: weights, what belongs to each client, algorithm, classes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,25 +12,29 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
-from .. import checkpoint, config
-from ..config import Config
-from ..data.sets import SetFederation
-from ..data.silo import Federation
+from .. import checkpoint
+from ..algorithms.base import Algorithm, ModelSpec, find
+from ..config import Config, Model
+from ..config.config import parse
+from ..data.federation import Federation
 from ..engines.base import member, number
 from ..errors import UserError
-from .net import Net
+from .normalization import normalization
 
-_FORMAT = "uefl-model-1"
+_FORMAT = "uefl-model-2"
 _BATCH = 500
+Tensors = dict[str, torch.Tensor]
 
 
 class Member(NamedTuple):
     """One trained network; an ensemble has several, any other model one."""
 
-    net: Net
-    codebooks: dict[str, torch.Tensor]
-    """by client, ``[V, d]``; empty for an arm without quantiser"""
+    net: nn.Module
+    """of an algorithm with private layers, with the mean of the clients'"""
+    clients: dict[str, Tensors]
+    """what belongs to each client: weights of the network by name, and other tensors such as ``codebook`` ``[V, d]``"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class SavedModel:
     """A trained model and what its input must look like."""
 
     members: tuple[Member, ...]
+    algorithm: Algorithm
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
     """(C, H, W)"""
@@ -49,13 +54,13 @@ class SavedModel:
 
     def __repr__(self) -> str:
         networks = f"{len(self.members)} x {type(self.members[0].net).__name__}"
-        codebooks = f" with codebooks of {', '.join(self.clients)}" if self.clients else ""
-        return f"SavedModel({networks}{codebooks}: {list(self.image_shape)} -> {len(self.classes)} classes)"
+        parts = f" with parts of {', '.join(self.clients)}" if self.clients else ""
+        return f"SavedModel({networks}{parts}: {list(self.image_shape)} -> {len(self.classes)} classes)"
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Those that have a codebook of their own."""
-        return tuple(self.members[0].codebooks)
+        """Those that have a part of their own, a codebook or layers."""
+        return tuple(self.members[0].clients)
 
     @torch.no_grad()
     def predict(self, images: torch.Tensor | npt.NDArray[np.uint8], client: str | None = None) -> torch.Tensor:
@@ -64,7 +69,7 @@ class SavedModel:
         Args:
             images: ``[B, C, H, W]`` uint8, pixels 0 to 255, of the size that the model was trained on, as
                 :func:`uefl.data.rotate.resize` makes it where the run did; grey ones may be ``[B, H, W]``. A tensor or a NumPy array.
-            client: whose codebook to quantise with; needed exactly where there are codebooks.
+            client: whose parts to predict with; needed exactly where there are any.
 
         Returns:
             ``[B, classes]`` float32, on the CPU.
@@ -76,17 +81,29 @@ class SavedModel:
         """
         pixels = self._pixels(images)
         if client not in (self.clients or (None,)):
-            raise UserError(f"client {client!r} has no codebook in this model; expected {self._expected()}")
+            raise UserError(f"client {client!r} has no part of its own in this model; expected {self._expected()}")
         parts = [self._predict(batch, client) for batch in pixels.split(_BATCH)]
         return torch.cat(parts)
 
     def _predict(self, pixels: torch.Tensor, client: str | None) -> torch.Tensor:
         x = (pixels - self.mean) / self.std
-        logits = [net(x, codebooks[client] if client is not None else None, 0.0)[0] for net, codebooks in self.members]
-        return torch.stack([each.float().softmax(-1) for each in logits]).mean(0)
+        return torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members]).mean(0)
+
+    def _logits(self, member: Member, x: torch.Tensor, client: str | None) -> torch.Tensor:
+        """With the client's layers in their places, for this call."""
+        own = member.clients[client] if client is not None else {}
+        weights = member.net.state_dict()
+        before = {name: weights[name].clone() for name in own if name in weights}
+        for name in before:
+            weights[name].copy_(own[name])
+        try:
+            return self.algorithm.infer(member.net, x, {name: tensor for name, tensor in own.items() if name not in before})
+        finally:
+            for name, tensor in before.items():
+                weights[name].copy_(tensor)
 
     def _expected(self) -> str:
-        return f"one of {', '.join(self.clients)}" if self.clients else "None, its arm has no quantiser"
+        return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
 
     def _pixels(self, images: torch.Tensor | npt.NDArray[np.uint8]) -> torch.Tensor:
         """``[B, C, H, W]``, after checks: numbers on another scale would give a result, and a wrong one."""
@@ -114,22 +131,36 @@ class SavedModel:
         return pixels
 
 
-def save(
-    path: Path,
-    cfg: Config,
-    federation: Federation | SetFederation,
-    networks: Sequence[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]],
-) -> None:
-    """Write weights by parameter name and ``codebook.<client>``, with the rest in the file's metadata.
+def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Sequence[tuple[Tensors, dict[str, Tensors]]]) -> None:
+    """Write weights by parameter name and ``TENSOR.CLIENT``, with the rest in the file's metadata.
 
     Args:
-        networks: weights and codebooks of each member; names of an ensemble's begin with the number of the member.
+        path: of the file.
+        cfg: of the run.
+        arm: the arm whose model it is.
+        federation: for classes, image shape and normalisation.
+        networks: of each member, its weights and what belongs to each client; names of an ensemble's begin with the number of the member.
     """
-    about = {"classes": federation.classes, "image_shape": federation.image_shape, "mean": federation.mean, "std": federation.std}
-    parts = [weights | {f"codebook.{name}": codebook for name, codebook in codebooks.items()} for weights, codebooks in networks]
+    own = {client: sorted(tensors) for client, tensors in networks[0][1].items() if tensors}
+    about = {
+        "algorithm": cfg.arms[arm].algorithm,
+        "parameters": cfg.arms[arm].parameters.model_dump(mode="json"),
+        "model": cfg.model.model_dump(mode="json"),
+        "normalize": cfg.data.normalize,
+        "image_size": cfg.data.image_size,
+        "members": len(networks),
+        "clients": own,
+        "classes": federation.classes,
+        "image_shape": federation.image_shape,
+        "mean": federation.mean,
+        "std": federation.std,
+    }
+    parts = [
+        weights | {f"{name}.{client}": tensors[name] for client, tensors in clients.items() for name in tensors}
+        for weights, clients in networks
+    ]
     # one entry, because safetensors writes several in any order, and the same run shall give the same file
-    metadata = {_FORMAT: json.dumps({"config": cfg.to_toml(), **about})}
-    checkpoint.save_tensors(path, number(parts) if cfg.uncertainty == "ensemble" else parts[0], metadata)
+    checkpoint.save_tensors(path, number(parts) if len(parts) > 1 else parts[0], {_FORMAT: json.dumps(about)})
 
 
 def load(path: str | Path) -> SavedModel:
@@ -139,8 +170,8 @@ def load(path: str | Path) -> SavedModel:
         path: the file; or the run folder, where it holds one model.
 
     Raises:
-        UserError: no such file, or not a model as a run writes it, with values or weights that do not go together; a folder that holds
-            several models, or none. The message names the file.
+        UserError: no such file, or not a model as a run writes it, with values or weights that do not go together; an algorithm that is not
+            registered here; a folder that holds several models, or none. The message names the file.
     """
     path = _file(Path(path))
     try:
@@ -155,15 +186,22 @@ def load(path: str | Path) -> SavedModel:
         return _model(json.loads(metadata[_FORMAT]), tensors)
     except (UserError, json.JSONDecodeError) as error:
         raise UserError(f"{path}: {error}. The file was changed, or is of another version of uefl; restore it") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: its description is damaged ({error}). The file was changed; restore it") from None
 
 
-def _model(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> SavedModel:
-    cfg, shape, classes = config.from_toml(about["config"]), tuple(about["image_shape"]), tuple(about["classes"])
-    parts = [member(tensors, i) for i in range(cfg.members)] if cfg.uncertainty == "ensemble" else [tensors]
+def _model(about: dict[str, Any], tensors: Tensors) -> SavedModel:
+    kind = find(about["algorithm"])
+    algorithm = kind(parse(kind.Parameters, "parameters", about["parameters"]))
+    settings = parse(Model, "model", about["model"] | {"pretrained": False})
+    shape, classes, count = tuple(about["image_shape"]), tuple(about["classes"]), int(about["members"])
+    parts = [member(tensors, i) for i in range(count)] if count > 1 else [tensors]
     if sum(map(len, parts)) != len(tensors):
-        raise UserError(f"key 'members': the file holds other networks than those of {cfg.members} members")
-    mean, std = normalization(cfg, about["mean"], about["std"])
-    return SavedModel(tuple(_member(cfg, shape, len(classes), part) for part in parts), classes, shape, cfg.image_size, mean, std)
+        raise UserError(f"key 'members': the file holds other networks than those of {count} members")
+    mean, std = normalization(about["normalize"], about["mean"], about["std"])
+    spec = ModelSpec(settings, shape, len(classes))  # type: ignore[arg-type]
+    members = tuple(_member(algorithm, spec, about["clients"], part) for part in parts)
+    return SavedModel(members, algorithm, classes, shape, about["image_size"], mean, std)  # type: ignore[arg-type]
 
 
 def _file(path: Path) -> Path:
@@ -178,9 +216,14 @@ def _file(path: Path) -> Path:
     return models[0]
 
 
-def _member(cfg: Config, image_shape: tuple[int, int, int], classes: int, tensors: dict[str, torch.Tensor]) -> Member:
-    net = Net(replace(cfg, pretrained=False), image_shape, classes).eval()
-    codebooks = {name.removeprefix("codebook."): tensors.pop(name) for name in list(tensors) if name.startswith("codebook.")}
+def _member(algorithm: Algorithm, spec: ModelSpec, clients: dict[str, list[str]], tensors: Tensors) -> Member:
+    net = algorithm.build_model(spec).eval()
+    own: dict[str, Tensors] = {}
+    for client, names in clients.items():
+        absent = [name for name in names if f"{name}.{client}" not in tensors]
+        if absent:
+            raise UserError(f"{absent[0]!r} of client {client!r} is missing")
+        own[client] = {name: tensors.pop(f"{name}.{client}") for name in names}
     expected, found = _shapes(net.state_dict()), _shapes(tensors)
     if found != expected:
         name = next(name for name in (*expected, *found) if found.get(name) != expected.get(name))
@@ -188,23 +231,9 @@ def _member(cfg: Config, image_shape: tuple[int, int, int], classes: int, tensor
             f"weights {name!r}: the network of its configuration has {expected.get(name, 'none')}, the file {found.get(name, 'none')}"
         )
     net.load_state_dict(tensors, strict=False)
-    return Member(net, codebooks)
+    return Member(net, own)
 
 
-def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+def _shapes(weights: Tensors) -> dict[str, list[int]]:
     """Without the integer counters of batch norm, which a file leaves out."""
     return {name: list(value.shape) for name, value in weights.items() if value.is_floating_point()}
-
-
-def normalization(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation of the pixels on the scale 0-255, ``[C, 1, 1]``, from those of the data set on the scale 0-1."""
-    channels = len(mean)
-    if cfg.normalize == "raw":
-        shift, scale = torch.zeros(channels), torch.ones(channels)
-    elif cfg.normalize == "imagenet":
-        if channels != 3:
-            raise UserError(f"key 'normalize': 'imagenet' is for images of 3 channels, these have {channels}; use 'standard'")
-        shift, scale = 255 * torch.tensor([0.485, 0.456, 0.406]), 255 * torch.tensor([0.229, 0.224, 0.225])
-    else:
-        shift, scale = 255 * torch.tensor(mean), 255 * torch.tensor(std)
-    return shift[:, None, None], scale[:, None, None]

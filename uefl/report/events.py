@@ -26,7 +26,8 @@ class EventWriter:
         self._writer = SummaryWriter(str(directory))
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """Add one round; ``records`` as in metrics.jsonl, null values are passed over."""
+        """Add one round; ``records`` as in metrics.jsonl; null values and clients that are only measured are passed over."""
+        records = [r for r in records if not r.get("unseen")]
         for key in _MEANS:
             values = [r[key] for r in records if r.get(key) is not None]
             if values:

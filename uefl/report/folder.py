@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +20,8 @@ Record = dict[str, Any]
 """One line of metrics.jsonl: an arm, a round and a client, and what was measured there."""
 
 _KEYS = frozenset({"arm", "iteration", "round", "client", "accuracy", "entropy", "nll", "ece", "perplexity", "codewords", "extended"})
-_SCHEMA = 1
+_SCHEMA = 2
+_WORST = 0.1  # share of the clients
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,21 @@ class Run:
 
     @property
     def clients(self) -> list[str]:
-        """Names, in the order of the run."""
-        return list(dict.fromkeys(r["client"] for r in self.records))
+        """Names of those that are trained on, in the order of the run."""
+        return list(dict.fromkeys(r["client"] for r in self.records if not r.get("unseen")))
 
     def of(self, arm: str) -> list[Record]:
-        """The records of one arm."""
-        return [r for r in self.records if r["arm"] == arm]
+        """The records of one arm, of the clients that are trained on."""
+        return [r for r in self.records if r["arm"] == arm and not r.get("unseen")]
 
     def measured(self, key: str) -> bool:
         """Whether any record has this metric."""
         return any(r[key] is not None for r in self.records)
+
+    @property
+    def on_sets(self) -> bool:
+        """Whether the arms learn from unlabeled sets."""
+        return self.config.kind == "sets"
 
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
         """One metric of an arm as ``[rounds, clients]``; what was not measured is NaN."""
@@ -53,7 +60,7 @@ class Run:
         column = {client: i for i, client in enumerate(self.clients)}
         values = np.full((len(row), len(column)), np.nan)
         for r in self.of(arm):
-            values[row[r["round"]], column[r["client"]]] = np.nan if r[key] is None else r[key]
+            values[row[r["round"]], column[r["client"]]] = np.nan if r.get(key) is None else r[key]
         return values
 
 
@@ -75,28 +82,49 @@ def read_run(path: Path) -> Run:
     records = _read_records(path / "metrics.jsonl", finished)
     if not records:
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet; continue with `uefl train --resume {path}`")
-    arms = _read_summary(path / "summary.json") if finished else summarize(records)
-    return Run(path, configuration.load_past(path / "config.toml"), records, arms, finished)
+    config = configuration.load_whole(path / "config.toml")
+    arms = _read_summary(path / "summary.json") if finished else summarize(records, config.run.target_accuracy)
+    return Run(path, config, records, arms, finished)
 
 
-def summarize(records: list[Record]) -> dict[str, Record]:
-    """Per arm: means over the clients at the last round, accuracy over the last four rounds, and the clients themselves.
+def summarize(records: list[Record], target: float = 0.0) -> dict[str, Record]:
+    """Per arm, over the clients that are trained on unless said otherwise:
 
-    The deviation over rounds is the sample deviation, 0 for a single round.
+    means at the last round; ``accuracy_last4``, mean and sample deviation over the last four rounds (0 for a single one); ``best``, the
+    round with the highest mean accuracy; ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
+    ``global_accuracy`` and ``personalised_accuracy`` where they were measured; ``unseen_accuracy`` of the clients that are measured only;
+    ``bytes_sent`` and ``bytes_received`` by the server over the run; ``rounds_to_target`` where a ``target`` is given, null where it is not
+    reached; and the clients themselves.
     """
     arms = {}
     for arm, lines in _grouped(records, "arm"):
-        rounds = [chunk for _, chunk in _grouped(lines, "round")]
+        rounds = [chunk for _, chunk in _grouped([r for r in lines if not r.get("unseen")], "round")]
+        unseen = [r for r in lines if r.get("unseen") and r["round"] == rounds[-1][0]["round"]]
         last = rounds[-1]
-        recent = [value for chunk in rounds[-4:] if (value := _mean(chunk, "accuracy")) is not None]
+        means = [_mean(chunk, "accuracy") for chunk in rounds]
+        known = [(value, i) for i, value in enumerate(means) if value is not None]
         arms[arm] = {
             **{key: _mean(last, key) for key in ("accuracy", "entropy", "perplexity", "nll", "ece")},
-            "accuracy_last4": _spread(recent),
+            "accuracy_last4": _spread([value for value in means[-4:] if value is not None]),
+            "best": {"round": (best := max(known, key=lambda k: (k[0], -k[1])))[1] + 1, "accuracy": best[0]} if known else None,
+            "worst_tenth": _worst([r["accuracy"] for r in last if r["accuracy"] is not None]),
+            **{key: value for key in ("global_accuracy", "personalised_accuracy") if (value := _mean(last, key)) is not None},
+            **({"unseen_accuracy": _mean(unseen, "accuracy")} if unseen else {}),
+            **{key: sum(r.get(key, 0) for chunk in rounds for r in chunk) for key in ("bytes_sent", "bytes_received")},
+            **({"rounds_to_target": next((i + 1 for value, i in known if value >= target), None)} if target else {}),
             "rounds": len(rounds),
             **_selected(rounds),
-            "clients": {r["client"]: {key: r[key] for key in ("accuracy", "entropy", "codewords")} for r in last},
+            "clients": {r["client"]: {key: r[key] for key in ("accuracy", "entropy", "codewords")} for r in (*last, *unseen)},
         }
     return arms
+
+
+def _worst(accuracies: list[float]) -> float | None:
+    """The mean of the worst tenth, at least of one client."""
+    if not accuracies:
+        return None
+    count = max(1, math.ceil(_WORST * len(accuracies) - 1e-9))
+    return statistics.fmean(sorted(accuracies)[:count])
 
 
 def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
@@ -115,7 +143,7 @@ def _spread(values: list[float]) -> Record:
 
 
 def _mean(records: list[Record], key: str) -> float | None:
-    values = [r[key] for r in records if r[key] is not None]
+    values = [r[key] for r in records if r.get(key) is not None]
     return statistics.fmean(values) if values else None
 
 

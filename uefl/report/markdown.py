@@ -40,16 +40,16 @@ def write_report(path: Path) -> Run:
         arm_table(run).markdown(),
         _legend(run),
         *(f"![{alt}](plots/{name})\n\n{caption}\n" for name, alt, caption in pictures),
-        *([] if run.config.on_sets else ["## Extensions\n", *(_extensions(run) or ["No client was given further codewords.\n"])]),
-        *([] if run.config.on_sets else ["## Clients\n", client_table(run).markdown()]),
+        *([] if run.on_sets else ["## Extensions\n", *(_extensions(run) or ["No client was given further codewords.\n"])]),
+        *([] if run.on_sets else ["## Clients\n", client_table(run).markdown()]),
     ]
     (path / "report.md").write_text("\n".join(parts), encoding="utf-8")
     return run
 
 
 def _legend(run: Run) -> str:
-    if not run.config.on_sets:
-        return _SILOS_LEGEND.format(several="members" if run.config.uncertainty == "ensemble" else "passes")
+    if not run.on_sets:
+        return _SILOS_LEGEND.format(several="members" if run.config.run.uncertainty == "ensemble" else "passes")
     if not run.measured("accuracy"):
         return _NO_TEST_LEGEND
     return _SETS_LEGEND.format(selected=_SELECTED if "selected" in arm_table(run).header else "")
@@ -68,32 +68,33 @@ def _warnings(run: Run) -> list[str]:
 
 def _facts(run: Run) -> str:
     c = run.config
-    if c.on_sets:
-        return _set_facts(run)
-    rounds = " + ".join(map(str, c.iterations()))
-    passes = f"{c.passes} passes, dropout {'off' if c.mode == 'legacy' else 'on'}"
-    voices = f"{c.members} members" if c.uncertainty == "ensemble" else passes
+    partition = c.data.partition.model_dump(mode="json") if c.data.partition is not None else {}
+    voices = "members" if c.run.uncertainty == "ensemble" else "passes"
+    budget = counted(c.training.local_steps, "step") if c.training.local_steps else counted(c.training.local_epochs, "local epoch")
+    iterations = c.training.iterations()
+    rounds = f"{' + '.join(map(str, iterations))} {'round' if iterations == [1] else 'rounds'}"
     facts = {
-        "data": f"{c.data}, {len(run.clients)} clients",
-        "training": f"{rounds} rounds of {c.local_epochs} local epochs, batch {c.batch_size}, learning rate {c.lr:g}",
-        "model": f"{c.encoder}{f' of width {c.width}' if c.encoder == 'cnn' else ''}, {c.codewords} codewords in {c.segments} segment(s)",
-        "extension": f"entropy above {1 + c.gamma:g} x {c.reference}, {voices}, {c.threshold} threshold",
-        "seed": f"{c.seed}, mode {c.mode}",
+        "data": f"{c.data.source}, {len(run.clients)} clients{''.join(f', {key} {value}' for key, value in partition.items())}",
+        "training": f"{rounds} of {budget}, batch {c.training.batch_size}, {c.training.optimizer} with learning rate {c.training.lr:g}",
+        "model": f"{c.model.encoder}{f' of width {c.model.width}' if 'cnn' in c.model.encoder else ''}",
+        **({} if run.on_sets else {"uncertainty": f"{getattr(c.run, voices)} {voices}"}),
+        **{f"arm {name}": _parameters(run, name) for name in run.arms},
+        "seed": f"{c.run.seed}",
     }
     return "".join(f"- {key}: {value}\n" for key, value in facts.items()) + "- every key: [config.toml](config.toml)\n"
 
 
-def _set_facts(run: Run) -> str:
-    c = run.config
-    own = "your own sets" if c.path is not None and c.path.is_dir() else f"{c.sets} sets each, split {c.split}, {c.labeled} labeled images"
-    inexact = f", noise {c.prior_noise:g}, smoothing {c.prior_smoothing:g}" if c.prior_noise or c.prior_smoothing else ""
-    facts = {
-        "data": f"{c.data}, {len(run.clients)} clients, {own}; priors {c.priors}{inexact}",
-        "training": f"{c.rounds[0]} rounds of {c.local_epochs} local epoch(s), batch {c.batch_size}, learning rate {c.lr:g}, loss {c.loss}",
-        "model": f"{c.encoder} of width {c.width}" if "cnn" in c.encoder else c.encoder,
-        "seed": f"{c.seed}",
-    }
-    return "".join(f"- {key}: {value}\n" for key, value in facts.items()) + "- every key: [config.toml](config.toml)\n"
+def counted(number: int, what: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _parameters(run: Run, name: str) -> str:
+    """The algorithm of an arm, and the parameters that are not at their defaults."""
+    arm = run.config.arms[name]
+    fields = type(arm.parameters).model_fields
+    own = [f"{key} {getattr(arm.parameters, key)}" for key, field in fields.items() if getattr(arm.parameters, key) != field.default]
+    return ", ".join([arm.algorithm, *own])
 
 
 def _extensions(run: Run) -> list[str]:
@@ -103,5 +104,5 @@ def _extensions(run: Run) -> list[str]:
         for r in run.of(arm):
             if r["extended"]:
                 when.setdefault(r["round"], []).append(r["client"])
-        lines += [f"- {arm}, after {round} rounds: {', '.join(clients)}\n" for round, clients in sorted(when.items())]
+        lines += [f"- {arm}, after {counted(round, 'round')}: {', '.join(clients)}\n" for round, clients in sorted(when.items())]
     return lines

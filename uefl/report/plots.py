@@ -18,23 +18,16 @@ from matplotlib.ticker import MaxNLocator
 from .folder import Run
 
 _SOLID, _DASHED, _DASH_DOT, _DOTTED = "-", (0, (7, 4)), (0, (7, 3, 1.5, 3)), (0, (2, 3))  # in points
-_LINES = (_SOLID, _DASHED, _DASH_DOT, _DOTTED)
-"""from the first drawn, which lies below, to the last"""
-# From the palette of Okabe and Ito, told apart by colour-blind readers; the dashes tell them apart in print.
-_ARM_STYLE: dict[str, tuple[str, Any]] = {
-    "fedavg": ("#0072B2", _DASHED),
-    "fedavg-vq": ("#009E73", _DOTTED),
-    "uefl": ("#D55E00", _SOLID),
-    "fedul": ("#D55E00", _SOLID),
-    "fedul-m1": ("#0072B2", _DASHED),
-    "fedul-m2": ("#009E73", _DASH_DOT),
-    "fedpl": ("#CC79A7", _DASHED),
-    "fedllp": ("#56B4E9", _DASHED),
-    "fedllp-vat": ("#56B4E9", _DOTTED),
-    "supervised": ("#777777", _DOTTED),
-    "fedavg-labeled": ("#000000", _DASHED),
-    "fedavg-labeled-10": ("#E69F00", _DASHED),
-}
+# The palette of Okabe and Ito, told apart by colour-blind readers; the dashes tell arms apart in print. By the place of an arm in its run.
+_STYLES: tuple[tuple[str, Any], ...] = (
+    ("#0072B2", _DASHED),
+    ("#D55E00", _SOLID),
+    ("#009E73", _DASH_DOT),
+    ("#CC79A7", _DOTTED),
+    ("#000000", _DASHED),
+    ("#56B4E9", _DASH_DOT),
+    ("#E69F00", _DOTTED),
+)
 _RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -60,7 +53,6 @@ _WIDEST, _THINNEST = 2.6, 1.4  # lines, in points
 _THRESHOLD = 0.8
 _MARGIN = 0.03
 _MOST_PANELS = 12
-_DEALT = ("digits", "mnist", "fashion_mnist")
 _LABEL = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
 Matrix = npt.NDArray[np.float64]
 
@@ -77,13 +69,13 @@ def write_plots(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
-    if run.config.on_sets:  # one model, and test images dealt at random: the clients do not differ
+    if run.on_sets:  # one model, and test images dealt at random: the clients do not differ
         what = "test images" if run.measured("accuracy") else "unlabeled images, as there are no test images"
         caption = f"Lines: all {what}; bands: 10 % to 90 % quantile of the clients' parts of them."
         yield "arms.png", "Arms side by side", caption, _draw_arms(run)
         return
     few = len(run.clients) <= _MOST_PANELS
-    starts = " Grey uprights: an iteration begins." if len(run.config.iterations()) > 1 else ""
+    starts = " Grey uprights: an iteration begins." if len(run.config.training.iterations()) > 1 else ""
     band = f"Lines: mean over the clients; bands: from the 10 % to the 90 % quantile of the clients.{starts}"
     marks = "Triangles: codewords added before this round (decided on held-out training images; shown here: the test split)."
     yield "arms.png", "Arms side by side", band, _draw_arms(run)
@@ -96,7 +88,7 @@ def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
             yield f"{key}.png", alt, f"{band} Thin lines: the clients that were extended. {marks}{limit}", _draw_many_clients(run, key)
     for arm in run.arms:
         if any(r.get("usage") for r in run.of(arm)):
-            whose = ", of the ensemble's first member" if run.config.uncertainty == "ensemble" else ""
+            whose = ", of the ensemble's first member" if run.config.run.uncertainty == "ensemble" else ""
             caption = f"Share of each client's test vectors that took each codeword of arm {arm}{whose}; grey: codewords it does not have."
             yield f"usage-{arm}.png", f"Codeword usage of arm {arm}", caption, _draw_usage(run, arm)
 
@@ -137,7 +129,7 @@ def _draw_clients(run: Run, key: str) -> Figure:
         _finish(ax, run)
         _draw_threshold(ax, run, key)
         for arm in run.arms:
-            _mark(ax, arm, [r["round"] for r in run.of(arm) if r["extended"] and r["client"] == names[i]])
+            _mark(ax, run, arm, [r["round"] for r in run.of(arm) if r["extended"] and r["client"] == names[i]])
         ax.set_title(_title(run, names[i]))
         if i + columns >= len(names):  # the lowest panel of its column
             ax.tick_params(labelbottom=True)
@@ -162,7 +154,7 @@ def _draw_many_clients(run: Run, key: str) -> Figure:
         _draw_mean(ax, run, arm, key)
         _finish(ax, run)
         _draw_threshold(ax, run, key, arm)
-        _mark(ax, arm, sorted({r["round"] for r in extended}))
+        _mark(ax, run, arm, sorted({r["round"] for r in extended}))
         ax.set_title(f"{arm}: {len(who)} of {len(run.clients)} clients extended" if who else arm)
         ax.set_xlabel("round")
     _limit(panels[0], key)
@@ -183,11 +175,12 @@ def _draw_usage(run: Run, arm: str) -> Figure:
     ax.grid(False)
     # The square root keeps rare codewords visible beside a dominant one.
     image = ax.imshow(share, aspect="auto", interpolation="nearest", cmap="viridis", norm=PowerNorm(0.5, vmin=0))
-    for edge in range(run.config.codewords, share.shape[1], run.config.codewords):
+    codewords = min(map(len, counts.values()))  # every client has the shared ones, and extensions are as large
+    for edge in range(codewords, share.shape[1], codewords):
         ax.axvline(edge - 0.5, color="white", linewidth=2)
     step = math.ceil(len(names) / 40)
     ax.set_yticks(range(0, len(names), step), labels=[_title(run, name) for name in names[::step]])
-    ax.set_xlabel(f"codeword (shared: the first {run.config.codewords}; then the client's extensions)")
+    ax.set_xlabel(f"codeword (shared: the first {codewords}; then the client's extensions)")
     ax.set_title(arm)
     ax.spines[:].set_visible(False)
     figure.colorbar(image, ax=ax, label="share (%)", pad=0.01, fraction=0.03)
@@ -197,7 +190,7 @@ def _draw_usage(run: Run, arm: str) -> Figure:
 def _draw_mean(ax: Axes, run: Run, arm: str, key: str) -> None:
     values = run.series(arm, key)
     low, high = np.nanquantile(values, (0.1, 0.9), axis=1)
-    ax.fill_between(_rounds(values), low, high, color=_color(arm), alpha=0.15, linewidth=0)
+    ax.fill_between(_rounds(values), low, high, color=_color(run, arm), alpha=0.15, linewidth=0)
     ax.plot(_rounds(values), np.nanmean(values, axis=1), marker=_marker(values), **_style(run, arm))
 
 
@@ -213,7 +206,7 @@ def _thresholds(run: Run, key: str, arm: str) -> list[tuple[int, int, float]]:
 def _draw_threshold(ax: Axes, run: Run, key: str, *arms: str) -> None:
     for arm in arms or run.arms:
         for first, last, value in _thresholds(run, key, arm):
-            ax.plot([first - 0.5, last + 0.5], [value, value], color=_color(arm), linestyle=_DASHED, linewidth=_THRESHOLD, zorder=1)
+            ax.plot([first - 0.5, last + 0.5], [value, value], color=_color(run, arm), linestyle=_DASHED, linewidth=_THRESHOLD, zorder=1)
 
 
 def _finish(ax: Axes, run: Run) -> None:
@@ -221,7 +214,7 @@ def _finish(ax: Axes, run: Run) -> None:
     length = max(arm["rounds"] for arm in run.arms.values())
     ax.set_xlim(0.5, max(length, 2) + 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 4, 5, 10], integer=True))
-    iterations = run.config.iterations()
+    iterations = run.config.training.iterations()
     for start in np.cumsum(iterations[:-1]):
         if start < length:
             ax.axvline(start + 0.5, color="#bbbbbb", linewidth=0.8, zorder=0)
@@ -242,11 +235,11 @@ def _limit(ax: Axes, key: str) -> None:
         ax.set_ylim(low, 1 + _MARGIN * (1 - low))
 
 
-def _mark(ax: Axes, arm: str, rounds: list[int]) -> None:
+def _mark(ax: Axes, run: Run, arm: str, rounds: list[int]) -> None:
     """A tick between the round before an extension and the first one after it."""
     for round in rounds:
-        ax.axvline(round + 0.5, color=_color(arm), linewidth=0.9)
-        ax.plot([round + 0.5], [1], marker="v", color=_color(arm), markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
+        ax.axvline(round + 0.5, color=_color(run, arm), linewidth=0.9)
+        ax.plot([round + 0.5], [1], marker="v", color=_color(run, arm), markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
 
 
 def _arm_handles(run: Run) -> list[Line2D]:
@@ -255,12 +248,12 @@ def _arm_handles(run: Run) -> list[Line2D]:
 
 def _legend(figure: Figure, run: Run, key: str) -> None:
     marks = [
-        Line2D([], [], label=f"{arm}: codebook extended", color=_color(arm), linestyle="", marker="v")
+        Line2D([], [], label=f"{arm}: codebook extended", color=_color(run, arm), linestyle="", marker="v")
         for arm in run.arms
         if any(r["extended"] for r in run.of(arm))
     ]
     limits = [
-        Line2D([], [], label=f"{arm}: threshold", color=_color(arm), linestyle=_DASHED, linewidth=_THRESHOLD)
+        Line2D([], [], label=f"{arm}: threshold", color=_color(run, arm), linestyle=_DASHED, linewidth=_THRESHOLD)
         for arm in run.arms
         if _thresholds(run, key, arm)
     ]
@@ -270,18 +263,18 @@ def _legend(figure: Figure, run: Run, key: str) -> None:
 
 def _style(run: Run, arm: str) -> dict[str, Any]:
     """Solid lines lie below dashed ones, and those that lie above are thinner: where arms agree, all are seen."""
-    from_below = sorted(run.arms, key=lambda name: _LINES.index(_line(name)))
+    from_below = sorted(run.arms, key=lambda name: _line(run, name) != _SOLID)
     depth = from_below.index(arm)
     width = _WIDEST + (_THINNEST - _WIDEST) * depth / max(len(from_below) - 1, 1)
-    return {"color": _color(arm), "linestyle": _line(arm), "linewidth": width, "zorder": 2 + depth / len(from_below)}
+    return {"color": _color(run, arm), "linestyle": _line(run, arm), "linewidth": width, "zorder": 2 + depth / len(from_below)}
 
 
-def _color(arm: str) -> str:
-    return _ARM_STYLE[arm][0]
+def _color(run: Run, arm: str) -> str:
+    return _STYLES[list(run.arms).index(arm) % len(_STYLES)][0]
 
 
-def _line(arm: str) -> Any:
-    return _ARM_STYLE[arm][1]
+def _line(run: Run, arm: str) -> Any:
+    return _STYLES[list(run.arms).index(arm) % len(_STYLES)][1]
 
 
 def _marker(values: Matrix) -> str:
@@ -296,8 +289,8 @@ def _rounds(values: Matrix) -> npt.NDArray[np.int64]:
 
 def _title(run: Run, client: str) -> str:
     """The client's name, with its angle where the data were dealt and turned."""
-    angles = run.config.rotations
-    if run.config.data not in _DEALT or len(angles) != len(run.clients):
+    angles = getattr(run.config.data.partition, "angles", ())
+    if not angles or len(run.clients) % len(angles):
         return client
-    angle = f"{angles[run.clients.index(client)]:g}".replace("-", "−")
-    return f"{client} ({angle}°)"
+    angle = angles[run.clients.index(client) * len(angles) // len(run.clients)]
+    return f"{client} ({f'{angle:g}'.replace('-', '−')}°)"

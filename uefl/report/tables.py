@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,26 +51,29 @@ class Table:
 def arm_table(run: Run) -> Table:
     """One row per arm: means over its clients at the last round, its accuracy over the last four rounds and, where there are validation
     images, at the round that is best on them. Columns that no arm has are left out."""
-    header = ["arm", "accuracy", last_rounds(run), "selected", "entropy", "perplexity", "NLL", "ECE", "left out", "rounds", "seconds"]
-    rows = [
-        [
-            name,
-            number(arm["accuracy"]),
-            plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
-            f"{number(arm['selected']['accuracy'])} @ {arm['selected']['round']}" if "selected" in arm else "-",
-            number(arm["entropy"]),
-            number(arm["perplexity"], 1),
-            number(arm["nll"]),
-            number(arm["ece"]),
-            str(arm.get("rejected", "-")),
-            str(arm["rounds"]),
-            number(arm.get("seconds"), 1),
-        ]
-        for name, arm in run.arms.items()
-    ]
-    optional = {i for i, name in enumerate(header) if name in ("accuracy", last_rounds(run), "selected", "perplexity", "NLL", "ECE")}
-    kept = [i for i in range(len(header)) if i not in optional or any(row[i] != "-" for row in rows)]
-    header, rows = [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    columns = {
+        "accuracy": lambda arm: number(arm["accuracy"]),
+        last_rounds(run): lambda arm: plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
+        "best": lambda arm: f"{number(arm['best']['accuracy'])} @ {arm['best']['round']}" if arm.get("best") else "-",
+        "selected": lambda arm: f"{number(arm['selected']['accuracy'])} @ {arm['selected']['round']}" if "selected" in arm else "-",
+        "worst 10 %": lambda arm: number(arm.get("worst_tenth")) if len(arm["clients"]) > 1 else "-",
+        "global": lambda arm: number(arm.get("global_accuracy")),
+        "personalised": lambda arm: number(arm.get("personalised_accuracy")),
+        "unseen": lambda arm: number(arm.get("unseen_accuracy")),
+        "to target": lambda arm: _reached(arm),
+        "entropy": lambda arm: number(arm["entropy"]),
+        "perplexity": lambda arm: number(arm["perplexity"], 1),
+        "NLL": lambda arm: number(arm["nll"]),
+        "ECE": lambda arm: number(arm["ece"]),
+        "MB sent": lambda arm: number(arm["bytes_sent"] / 1e6, 1) if arm.get("bytes_sent") else "-",
+        "MB back": lambda arm: number(arm["bytes_received"] / 1e6, 1) if arm.get("bytes_received") else "-",
+        "left out": lambda arm: str(arm.get("rejected", "-")),
+        "rounds": lambda arm: str(arm["rounds"]),
+        "seconds": lambda arm: number(arm.get("seconds"), 1),
+    }
+    always = ("entropy", "left out", "rounds", "seconds")
+    kept = [name for name, cell in columns.items() if name in always or any(cell(arm) != "-" for arm in run.arms.values())]
+    header, rows = ["arm", *kept], [[name, *(columns[key](arm) for key in kept)] for name, arm in run.arms.items()]
     note = f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds" if "accuracy" in header else ""
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows, note=note)
 
@@ -83,7 +86,7 @@ def last_rounds(*runs: Run) -> str:
 
 def tables(run: Run) -> list[Table]:
     """What a report shows: the arms, and the clients where they differ. On unlabeled sets all share one model and one test set."""
-    return [arm_table(run)] if run.config.on_sets else [arm_table(run), client_table(run)]
+    return [arm_table(run)] if run.on_sets else [arm_table(run), client_table(run)]
 
 
 def client_table(run: Run) -> Table:
@@ -127,7 +130,7 @@ def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
     first: dict[str, Path] = {}
     again = {}
     for run in runs:
-        like = first.setdefault(replace(run.config, threads=0).to_toml(), run.path)
+        like = first.setdefault(run.config.with_run(threads=0).to_toml(), run.path)
         if like != run.path:
             again[run.path] = like
     return again
@@ -135,8 +138,23 @@ def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Configuration keys other than the seed in which the runs differ; their mean then says little."""
-    configs = [replace(run.config, seed=0) for run in runs]
-    return [f.name for f in fields(configs[0]) if len({getattr(c, f.name) for c in configs}) > 1]
+    tables = [dict(_flat(run.config.with_run(seed=0, threads=0).table())) for run in runs]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
+
+
+def _flat(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", value
+
+
+def _reached(arm: dict[str, Any]) -> str:
+    if "rounds_to_target" not in arm:
+        return "-"
+    return str(arm["rounds_to_target"]) if arm["rounds_to_target"] is not None else "never"
 
 
 def number(value: Any, digits: int = 3) -> str:

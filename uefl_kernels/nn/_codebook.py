@@ -1,19 +1,23 @@
 """The codewords of a VQ layer and all that moves them besides a gradient: moving averages, revival, k-means.
 
-Nothing here waits for the device, except for the first batch of ``kmeans_init`` where a mask or other processes have a part in it.
+Nothing here waits for the device, except where ``kmeans_init`` asks whether its first batch is still to come: once after every change
+of the buffer ``initted``, and in that batch where a mask or other processes have a part in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from .. import vq_with_sums
-from . import _distributed as distributed
+from . import _affine, _distributed, _kmeans_init, _recompute, _revival
 from ._float32 import Float32Module
+
+Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Codebook(Float32Module):
@@ -25,6 +29,8 @@ class Codebook(Float32Module):
     embed: torch.Tensor
     counts: torch.Tensor
     steps: torch.Tensor
+    pending_counts: torch.Tensor | None
+    pending_sums: torch.Tensor | None
 
     def __init__(
         self,
@@ -40,24 +46,48 @@ class Codebook(Float32Module):
         threshold: float,
         learnable: bool,
         ema_update: bool,
+        manual_ema_update: bool = False,
+        shared: bool = True,
+        shared_kmeans: bool = True,
+        affine: _affine.Decays | None = None,
+        bridge: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.decay, self.eps, self.kmeans_iters = decay, eps, kmeans_iters
-        self.cosine, self.threshold, self.ema_update = cosine, threshold, ema_update
-        embed = torch.zeros(codebooks, codebook_size, dim)
+        self.decay, self.eps, self.kmeans_init, self.kmeans_iters = decay, eps, kmeans_init, kmeans_iters
+        self.cosine, self.threshold = cosine, threshold
+        self.ema_update, self.manual_ema_update = ema_update, manual_ema_update
+        self.shared, self.shared_kmeans = shared, shared and shared_kmeans
+        # Also in a process whose default is bfloat16, where averages would stop moving.
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        embed = torch.zeros(codebooks, codebook_size, dim, dtype=dtype)
         if not kmeans_init:
             nn.init.kaiming_uniform_(embed)
-            embed = self._scaled(embed)
+            embed = self.scaled(embed)
         self.register_buffer("initted", torch.tensor(not kmeans_init))
-        self.register_buffer("cluster_size", torch.ones(codebooks, codebook_size))
+        self.register_buffer("cluster_size", torch.ones(codebooks, codebook_size, dtype=dtype))
         self.register_buffer("embed_avg", embed.clone())
         if learnable:
             self.embed = nn.Parameter(embed)
         else:
             self.register_buffer("embed", embed)
-        self.register_buffer("counts", torch.zeros(codebooks, codebook_size, dtype=torch.int64), persistent=False)
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.waiting = kmeans_init  # the host's copy of `not initted`
+        self.vq_bridge = bridge
+        self.affine = affine
+        if affine is not None:
+            _affine.register(self)
+        for name, value in (
+            ("counts", torch.zeros(codebooks, codebook_size, dtype=torch.int64)),
+            ("steps", torch.zeros((), dtype=torch.int64)),
+            ("pending_counts", None),
+            ("pending_sums", None),
+        ):
+            self.register_buffer(name, value, persistent=False)
+        self._known: tuple[torch.Tensor, int] | None = None  # the buffer `initted` and its version when it was seen to be True
+        self.memory = _recompute.Memory()
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        books, k, d = self.embed.shape
+        return f"codebooks={books}, codebook_size={k}, dim={d}, learnable={isinstance(self.embed, nn.Parameter)}"
 
     @property
     def metric(self) -> str:
@@ -65,155 +95,159 @@ class Codebook(Float32Module):
         return "cosine" if self.cosine else "l2"
 
     @property
-    def tracks(self) -> bool:
-        """Whether training needs the counts and sums of a batch."""
-        return self.ema_update or self.threshold > 0
-
-    @property
     def codes(self) -> torch.Tensor:
-        """``[K, d]`` where the heads share them, else ``[h, K, d]``: what the ops take."""
-        return self.embed[0] if len(self.embed) == 1 else self.embed
+        """``[h, K, d]`` as they are searched."""
+        return self.seen(self.embed)
+
+    def seen(self, embed: torch.Tensor) -> torch.Tensor:
+        """Codewords behind the bridge and the affine map, where there are any."""
+        codes: torch.Tensor = embed if self.vq_bridge is None else self.vq_bridge(embed)
+        return codes if self.affine is None else _affine.to_batch(self, codes)
 
     # --- the step of a batch -----------------------------------------------------------------------------------------
 
+    def tracks(self, ema: bool | None = None) -> bool:
+        """Whether training needs the counts and sums of a batch."""
+        return (self.ema_update if ema is None else ema) or self.threshold > 0
+
     @torch.no_grad()
-    def update(self, counts: torch.Tensor, sums: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None) -> None:
+    def update(
+        self,
+        counts: torch.Tensor,
+        sums: torch.Tensor,
+        x: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        weight: Weight | None = None,
+        accumulate: bool = False,
+        ema: bool | None = None,
+    ) -> None:
         """Move the averages towards this batch, the codewords with them, and put dead codewords onto rows of x.
 
         Args:
-            counts, sums: ``[h, K]`` and ``[h, K, d]``, of the rows that the mask lets through.
+            counts, sums: ``[h, K]`` and ``[h, K, d]``, of the rows that the mask lets through. A codeword that got a row of NaN, whose
+                sum is then NaN, sits this step out.
             x: ``[..., heads * d]``, what was quantised.
             mask: ``[...]`` bool, or None.
+            weight: of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a function of sums and sizes that gives it.
+            accumulate: only add the batch to the next one that does not accumulate.
+            ema: overrides ``ema_update``.
         """
+        counts, sums = counts.view_as(self.counts), sums.view_as(self.embed)
+        unsound = sums.isnan().any(-1)
+        counts, sums = counts.masked_fill(unsound, 0), sums.masked_fill(unsound.unsqueeze(-1), 0)
+        if self.affine is not None:
+            sums = _affine.to_codebook(self, sums, counts.unsqueeze(-1))
+        if self.pending_counts is not None and self.pending_sums is not None:
+            counts, sums = counts + self.pending_counts, sums + self.pending_sums
+            self.pending_counts, self.pending_sums = None, None
+        if accumulate:
+            self.pending_counts, self.pending_sums = counts, sums
+            return
         batch = [counts.to(self.embed_avg.dtype).unsqueeze(-1), sums.to(self.embed_avg.dtype)]
         if self.threshold > 0:
-            batch += self._offer(x, mask)
-        batch = distributed.all_reduce(batch)
-        self.cluster_size.lerp_(batch[0].squeeze(-1), 1 - self.decay)
-        self.embed_avg.lerp_(batch[1], 1 - self.decay)
-        if self.ema_update:
-            self._average()
+            batch += _revival.offer(self, x, mask)
+        batch = _distributed.all_reduce(batch, self.shared)
+        self._move(batch[0].squeeze(-1), batch[1], weight)
+        if (self.ema_update if ema is None else ema) and not self.manual_ema_update:
+            self.update_ema()
         if self.threshold > 0:
-            self._revive(*batch[2:])
+            _revival.revive(self, *batch[2:])
         self.steps.add_(1)
 
-    def _average(self) -> None:
-        """Codewords = sums / sizes, where Laplace smoothing keeps a size above zero."""
+    def _move(self, size: torch.Tensor, total: torch.Tensor, weight: Weight | None) -> None:
+        step: float | torch.Tensor = 1 - self.decay
+        if weight is not None:
+            weight = weight if isinstance(weight, torch.Tensor) else weight(total, size)
+            weight = weight.to(size).expand(size.shape)
+            step = step * weight
+        self.cluster_size.lerp_(size, step)
+        self.embed_avg.lerp_(total, step.unsqueeze(-1) if isinstance(step, torch.Tensor) else step)
+
+    @torch.no_grad()
+    def update_ema(self) -> None:
+        """Codewords = sums / sizes, where Laplace smoothing keeps a size above zero; what ``manual_ema_update`` leaves to the caller."""
         total = self.cluster_size.sum(-1, keepdim=True)
         size = (self.cluster_size + self.eps) / (total + self.cluster_size.shape[-1] * self.eps) * total
         size = size.unsqueeze(-1)  # zero only where every average is: decay 0 and a batch without rows
-        self.embed.copy_(torch.where(size > 0, self._scaled(self.embed_avg / size), self.embed))
+        self.embed.copy_(torch.where(size > 0, self.scaled(self.embed_avg / size), self.embed))
 
-    def _scaled(self, codes: torch.Tensor) -> torch.Tensor:
+    @torch.no_grad()
+    def expire(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Put dead codewords onto rows of x ``[..., heads * d]``."""
+        if self.threshold > 0:
+            _revival.revive(self, *_distributed.all_reduce(_revival.offer(self, x, mask), self.shared))
+            self.steps.add_(1)
+
+    @torch.no_grad()
+    def assign(self, codes: torch.Tensor) -> None:
+        """Set the codewords ``[h, K, d]`` and their averages, so that the next step moves them from there, and k-means leaves them."""
+        self.embed.copy_(codes)
+        self.embed_avg.copy_(codes * self.cluster_size.unsqueeze(-1))
+        self.initted.fill_(True)
+
+    def scaled(self, codes: torch.Tensor) -> torch.Tensor:
+        """Codewords of length 1 where the metric is the angle."""
         return F.normalize(codes, dim=-1, eps=1e-6) if self.cosine else codes
 
-    # --- revival -----------------------------------------------------------------------------------------------------
-
-    def _offer(self, x: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-        """This process's share of K places for codewords: ``[h, K, 1]`` taken, ``[h, K, 1]`` priority, ``[h, K, d]`` rows of x.
-
-        The places are dealt to the processes in turn, so the sum over processes is the offer of all of them, and each has as
-        many rows to give as it has places, or all it has. Rows are distinct and spread evenly over the batch.
-        """
-        books, k, d = self.embed.shape
-        rank, world = distributed.rank_and_size()
-        priority = torch.rand(books, k, 1, device=x.device) if rank == 0 else torch.zeros(books, k, 1, device=x.device)
-        if x.numel() == 0:
-            return [torch.zeros_like(priority), priority, x.new_zeros(books, k, d, dtype=self.embed.dtype)]
-        heads = x.shape[-1] // d
-        shared = heads // books  # rows per position of x: all its heads where they share the codewords
-        places = -(-k // world)
-        rows = torch.full((), x.shape[:-1].numel(), device=x.device) if mask is None else mask.sum()
-        position, taken = _spread(rows * shared, books, places)
-        head = position % shared if books == 1 else torch.arange(books, device=x.device).unsqueeze(-1).expand_as(position)
-        position = position // shared
-        if mask is not None:  # the j-th row that the mask lets through
-            position = torch.searchsorted(mask.flatten().cumsum(0), position + 1).clamp(max=mask.numel() - 1)
-        found = x[_coordinates(position, x.shape[:-1])].unflatten(-1, (heads, d))
-        found = torch.take_along_dim(found, head[..., None, None], dim=-2).squeeze(-2).to(self.embed.dtype)
-        taken = taken & found.isfinite().all(-1)  # one broken row must not break a codeword for good
-        found = found.masked_fill(~taken.unsqueeze(-1), 0)
-        place = torch.arange(k, device=x.device)
-        mine = ((place + self.steps) % world == rank).unsqueeze(-1)  # in turn, so that no codeword depends on one process
-        turn = place // world
-        return [taken[:, turn].unsqueeze(-1) * mine, priority, found[:, turn] * mine]
-
-    def _revive(self, taken: torch.Tensor, priority: torch.Tensor, rows: torch.Tensor) -> None:
-        """Dead codewords, in random order, take the places that hold a row; with fewer rows than them the rest wait."""
-        dead = self.cluster_size < self.threshold
-        held = taken.squeeze(-1) > 0
-        queue = priority.squeeze(-1).masked_fill(~dead, 2.0).argsort(dim=-1, stable=True).argsort(-1)
-        place = (~held).to(torch.uint8).argsort(dim=-1, stable=True).gather(-1, queue)
-        revived = dead & (queue < held.sum(-1, keepdim=True))
-        new = rows.gather(1, place.unsqueeze(-1).expand_as(rows))
-        self.cluster_size.masked_fill_(revived, self.threshold)
-        revived = revived.unsqueeze(-1)
-        self.embed.copy_(torch.where(revived, new, self.embed))
-        self.embed_avg.copy_(torch.where(revived, new * self.threshold, self.embed_avg))
-
     # --- k-means of the first batch ----------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Whether k-means may still have to come: what the buffer ``initted`` says, whoever wrote it.
+
+        Where the host cannot ask (in a graph, on fake tensors) that is so for every buffer that it has not seen to be True; what
+        :meth:`initialize` then does leaves a codebook alone that has begun.
+        """
+        if not self.kmeans_init:
+            return False
+        known = self._known
+        if torch.compiler.is_compiling() or self.initted.is_meta or isinstance(self.initted, FakeTensor):
+            return known is None or known[0] is not self.initted
+        if known is not None and known[0] is self.initted and known[1] == self.initted._version and self.initted.device.type != "cpu":
+            return False
+        if not bool(self.initted):
+            return True
+        self._known = (self.initted, self.initted._version)
+        return False
 
     @torch.no_grad()
     def initialize(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         """k-means on the rows ``[..., heads * d]`` of the first batch; later calls do nothing.
 
-        A batch without a single row, over all processes, leaves it to the next one. These are the peer's rounds, not those of ``kmeans``:
-        an empty cluster stays where it is, cosine scales the means and not the rows, there is no early end, and processes add up their
-        sums in every round. One op does all heads of a round. A batch that is not finite, of any process, is refused on the CPU.
+        A batch without a single row, over all processes, leaves it to the next one.
         """
         if not self.waiting:
             return
-        books, k, d = self.embed.shape
-        x = x[mask].float() if mask is not None else x.float()
-        if x.device.type == "cpu":  # elsewhere the host would wait for the answer
-            broken = distributed.all_reduce([x.isfinite().logical_not().any().float().view(1, 1, 1)])[0]
-            torch._assert_async(broken == 0, _BROKEN)  # unlike an if it can be compiled
-        split = x.unflatten(-1, (-1, d))
-        # Drawn in the order (batch, head, position): the same seed gives the same codewords as the peer.
-        samples = split.movedim(-2, 0).reshape(books, -1, d) if books > 1 else split.movedim(-2, min(1, x.dim() - 1)).reshape(1, -1, d)
-        means = distributed.sample_rows(samples, k)
-        if means is None:
+        found = _kmeans_init.kmeans(self, x, mask)
+        if found is None:
             return
-        means = self._scaled(means)
-        counts = means.new_zeros(books, k, 1)
-        for _ in range(self.kmeans_iters):
-            out, sums = vq_with_sums(x, means[0] if books == 1 else means, metric=self.metric)
-            counts, sums = distributed.all_reduce([out.counts.view(books, k, 1).float(), sums.view(books, k, d).float()])
-            means = torch.where(counts > 0, self._scaled(sums / counts.clamp(min=1)), means)
+        means, counts = found
+        begun, embed, size, average = self.initted, self.embed.clone(), self.cluster_size.clone(), self.embed_avg.clone()
         self.embed_avg.copy_(means * counts)
         self.cluster_size.copy_(counts.squeeze(-1))
-        self._average()
-        self.initted.fill_(True)
-        self.waiting = False
+        self.update_ema()
+        for buffer, before in ((self.embed, embed), (self.cluster_size, size), (self.embed_avg, average)):
+            buffer.copy_(torch.where(begun, before, buffer))
+        begun.fill_(True)
+        self._known = (begun, 0 if torch.compiler.is_compiling() else begun._version)
 
     # --- state -------------------------------------------------------------------------------------------------------
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.waiting = not bool(self.initted)
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Codebook:
+        known = self._known is not None and self._known[0] is self.initted
+        super()._apply(fn, recurse)
+        self._known = (self.initted, self.initted._version) if known else None
+        return self
 
-
-_BROKEN = "VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or replace those rows, or mask them"
-
-
-def _spread(rows: torch.Tensor, books: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Up to ``places`` distinct numbers below ``rows`` (a scalar tensor) in random order, ``[books, places]``, and which of them hold.
-
-    One is drawn in each of min(rows, places) equal parts: the work does not grow with the number of rows, as a permutation's would.
-    """
-    parts = rows.clamp(max=places)
-    taken = (torch.arange(places, device=rows.device) < parts).expand(books, places)
-    order = torch.rand(books, places, device=rows.device).masked_fill(~taken, 2.0).argsort(-1)
-    parts = parts.clamp(min=1)
-    low, high = order * rows // parts, (order + 1) * rows // parts
-    drawn = low + (torch.rand(books, places, device=rows.device) * (high - low)).long()
-    return torch.minimum(drawn, high - 1).clamp(min=0).minimum((rows - 1).clamp(min=0)), taken
-
-
-def _coordinates(position: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:
-    """Flat positions as one index per dimension; torch.unravel_index copies the shape to the device and waits for that."""
-    found = []
-    for size in reversed(shape):
-        found.append(position % size)
-        position = position // size
-    return tuple(reversed(found))
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if self.affine is not None:
+            _affine.expect(self, state, prefix)
+        super()._load_from_state_dict(state, prefix, *args, **kwargs)
+        self._known = None
+        if self.initted.is_meta or isinstance(self.initted, FakeTensor):
+            return
+        if bool(self.initted):
+            self._known = (self.initted, self.initted._version)
+        else:
+            self.kmeans_init = True

@@ -6,29 +6,29 @@ import torch
 import torch.distributed as dist
 
 
-def rank_and_size() -> tuple[int, int]:
-    """This process's rank and the number of processes; (0, 1) without a process group."""
-    if dist.is_available() and dist.is_initialized():
+def rank_and_size(shared: bool = True) -> tuple[int, int]:
+    """This process's rank and the number of processes; (0, 1) without a process group, or where nothing is shared."""
+    if shared and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
-def all_reduce(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+def all_reduce(parts: list[torch.Tensor], shared: bool = True) -> list[torch.Tensor]:
     """Sum each ``[h, K, *]`` tensor over all processes, in one message."""
-    if rank_and_size()[1] == 1:
+    if rank_and_size(shared)[1] == 1:
         return parts
     packed = torch.cat(parts, -1)
     dist.all_reduce(packed)
     return list(packed.split([part.shape[-1] for part in parts], -1))
 
 
-def sample_rows(rows: torch.Tensor, count: int) -> torch.Tensor | None:
+def sample_rows(rows: torch.Tensor, count: int, shared: bool = True) -> torch.Tensor | None:
     """``[h, count, d]`` rows of ``[h, n, d]``, drawn from the rows of all processes and the same on each of them.
 
     They are distinct where there are enough. None when no process has a row. A process gives in proportion to what it has;
     several of them wait for the device, once, to know that.
     """
-    rank, world = rank_and_size()
+    rank, world = rank_and_size(shared)
     ends = [0, rows.shape[1]]
     if world > 1:
         sizes = torch.zeros(world, dtype=torch.int64, device=rows.device)
@@ -57,3 +57,14 @@ def same_on_all(value: torch.Tensor) -> torch.Tensor:
     if rank_and_size()[1] > 1:
         dist.broadcast(value, src=0)
     return value
+
+
+def average_gradients(parameters: list[torch.nn.Parameter], shared: bool = True) -> None:
+    """Replace the gradients by their means over all processes."""
+    world = rank_and_size(shared)[1]
+    if world == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from numbers import Real
-from operator import index
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
-from .. import VQOutput, vq, vq_with_sums
-from .._checks import check_tensor
-from .._gather import flat_indices, gather
-from .._numbers import is_count
-from . import _peer
-from ._codebook import Codebook
+from .._gather import gather
+from . import _affine, _distributed
+from ._arguments import counts, numbers, refuse_together
+from ._choose import Sampling, tally
+from ._codebook import Codebook, Weight
+from ._layout import Layout
+from ._losses import LossBreakdown, Orthogonal
+from ._quantize import Call, Transform, quantize
 
-
-class LossBreakdown(NamedTuple):
-    """The terms of the loss, unweighted; those of options that this layer does not have are zero."""
-
-    commitment: torch.Tensor
-    codebook_diversity: torch.Tensor
-    orthogonal_reg: torch.Tensor
-    inplace_optimize: torch.Tensor
+__all__ = ["LossBreakdown", "VectorQuantize"]
 
 
 class VectorQuantize(nn.Module):
     """Replace every vector by its nearest codeword, and learn the codewords from what they replace.
 
     Same constructor names, forward result and state_dict as ``vector_quantize_pytorch.VectorQuantize`` 1.32, on exact fused
-    ops: nothing of size N x K, no wait for the device in a step, one message per step under ``torch.distributed``.
+    ops: nothing of size N x K, no wait for the device in a step, one message per step under ``torch.distributed``. Only options that
+    are about all distances (marked N x K below) hold them.
 
     Args:
         dim: length of the vectors.
@@ -41,34 +36,69 @@ class VectorQuantize(nn.Module):
         decay: of the moving averages; a batch enters with 1 - decay.
         eps: Laplace smoothing of the averaged cluster sizes.
         freeze_codebook: never update the codewords; ``forward`` can override it.
-        kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch (which waits for the device
-            if there is a mask, or another process), which must be finite: checked on the CPU; on a GPU codewords become NaN.
+        kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch, which must be finite: checked on
+            the CPU; on a GPU codewords become NaN. Whether it is the first is what the buffer ``initted`` says; to read it waits for
+            the device, once after each change of it.
         kmeans_iters: see there; at least 1 (of the peer, 0 fails in the first batch).
+        sync_kmeans: of all processes together, under ``torch.distributed``.
         use_cosine_sim: quantise unit vectors by the angle; the codewords are unit vectors too.
+        layernorm_after_project_in: normalise behind ``project_in``, where there is one.
         threshold_ema_dead_code: codewords whose averaged cluster size falls below it are put onto random rows of the batch; 0 = off.
         channel_last: False for ``[B, D, N]`` input.
         accept_image_fmap: ``[B, D, H, W]`` input, read in place.
+        accept_3d_fmap: ``[B, D, L, H, W]`` input, likewise.
         commitment_weight: of the mean squared distance between the input and its codeword; with ``learnable_codebook`` its
             gradient also moves the codewords.
+        commitment_use_cross_entropy_loss: N x K; cross entropy of minus the distances instead.
+        orthogonal_reg_weight: of a loss that keeps codewords apart; makes them a parameter.
+        orthogonal_reg_active_codes_only: only those that the batch chose (waits for the device).
+        orthogonal_reg_max_codes: of at most so many, drawn.
+        codebook_diversity_loss_weight: N x K; of minus the entropy of the mean assignment probabilities.
+        codebook_diversity_temperature: the factor of the distances there.
+        stochastic_sample_codes: in training, draw codewords with probability softmax(-distance / temperature), in blocks of rows.
+        sample_codebook_temp: that temperature; 0 takes the nearest. ``forward`` can override it.
+        straight_through: N x K; quantized also gets the gradient of those probabilities (Gumbel softmax).
         rotation_trick: send the gradient to the input turned and scaled as the codeword is, instead of unchanged; the default
             None means True for ``dim`` > 1. The output is the codeword to the bit either way.
-        learnable_codebook: the codewords are a parameter, moved by the gradient of the loss.
+        directional_reparam: the output is the input moved by its distance to the codeword in nearly that direction, so that both get a
+            gradient (DiVeQ); the codewords are learned, without commitment loss. It needs ``threshold_ema_dead_code``.
+        directional_reparam_variance: of the noise on the direction.
+        sync_codebook: False keeps the averages of each process to itself; None and True share them under ``torch.distributed``.
+        sync_affine_param: take the statistics of ``affine_param`` over all processes.
         ema_update: move the codewords by averages; the default None means unless they are learned.
-        **other: the remaining arguments of the peer, accepted at their defaults only.
+        vq_bridge: a module that the codewords ``[h, K, d]`` pass before they are searched; it needs ``learnable_codebook``.
+        manual_ema_update: only the averages move; ``_codebook.update_ema()`` then sets the codewords.
+        learnable_codebook: the codewords are a parameter, moved by the gradient of the loss.
+        in_place_codebook_optimizer: makes an optimizer of the codewords' parameters, which steps in ``forward`` towards the batch, with
+            the mean of the gradients of all processes; it needs ``learnable_codebook``.
+        manual_in_place_optimizer_update: leave its step to ``update_in_place_optimizer()``.
+        affine_param: move and scale the codewords to the averaged mean and variance of the batches.
+        affine_param_batch_decay, affine_param_codebook_decay: of those averages.
+        sync_update_v: quantized passes (1 + v) times its gradient (Huh et al. 2023, eq. 21); it needs ``learnable_codebook``.
+        return_zeros_for_masked_padding: False returns the input at masked positions.
+        route_gradients_to_input: False sends the gradient of quantized to learned codewords and not to the input.
 
     Attributes:
-        codebook: ``[K, d]``, or ``[heads, K, d]`` with ``separate_codebook_per_head``; assign to it to set the codewords.
+        codebook: ``[K, d]``, or ``[heads, K, d]`` with ``separate_codebook_per_head``; assign to it to set the codewords, and with them
+            the averages that move them on.
         counts: how often the last forward pass of this process chose each codeword, the shape of the codebook less d, int64.
         perplexity: exp of the entropy of ``counts``; a scalar, or ``[heads]``.
         usage: the share of codewords that ``counts`` holds at least once; likewise.
 
     Raises:
-        ValueError: an argument of the peer that is not supported, sizes that do not fit, options that exclude each other.
+        ValueError: sizes that do not fit, options that exclude each other.
         TypeError: an argument that nobody knows.
 
     Departures from the peer, all of them where its result is not what one would want: indices are exact; the output is the
     codeword without the rounding of the rotation, also where the input is zero; ``project_in`` gets its gradient also when
-    the input needs none; a mask works with heads and projections; codewords stay float32 in a model cast to half precision.
+    the input needs none; a mask works with heads and projections, and lens with ``channel_last=False``; codewords stay float32 in a
+    model cast to half precision; setting ``codebook`` also sets the averages, else the next step would undo it; ``affine_param`` moves
+    its averages in training only. In a checkpointed region, which runs the layer a second time, the codewords are updated once, and the
+    second time chooses from those of the first.
+
+    A row that holds NaN takes codeword 0 and quantized is that codeword; the loss is NaN, outside training and without a commitment loss
+    too, and the codewords do not move towards the row. Reverse-mode first derivatives only: a second derivative and forward mode raise;
+    ``torch.func.grad`` and ``vmap`` do not go through a layer in training, which writes its buffers.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 and appendix A.1 (moving averages);
     Dhariwal et al. 2020, "Jukebox" (revival); Fifty et al. 2024 (rotation).
@@ -88,51 +118,113 @@ class VectorQuantize(nn.Module):
         freeze_codebook: bool = False,
         kmeans_init: bool = False,
         kmeans_iters: int = 10,
-        *,
+        sync_kmeans: bool = True,
         use_cosine_sim: bool = False,
+        layernorm_after_project_in: bool = False,
         threshold_ema_dead_code: float = 0,
         channel_last: bool = True,
         accept_image_fmap: bool = False,
+        accept_3d_fmap: bool = False,
         commitment_weight: float = 1.0,
+        commitment_use_cross_entropy_loss: bool = False,
+        orthogonal_reg_weight: float = 0.0,
+        orthogonal_reg_active_codes_only: bool = False,
+        orthogonal_reg_max_codes: int | None = None,
+        codebook_diversity_loss_weight: float = 0.0,
+        codebook_diversity_temperature: float = 100.0,
+        stochastic_sample_codes: bool = False,
+        sample_codebook_temp: float = 1.0,
+        straight_through: bool = False,
         rotation_trick: bool | None = None,
-        learnable_codebook: bool | None = None,
+        directional_reparam: bool = False,
+        directional_reparam_variance: float = 5e-3,
+        sync_codebook: bool | None = None,
+        sync_affine_param: bool = False,
         ema_update: bool | None = None,
-        **other: Any,
+        vq_bridge: nn.Module | None = None,
+        manual_ema_update: bool = False,
+        learnable_codebook: bool | None = None,
+        in_place_codebook_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        manual_in_place_optimizer_update: bool = False,
+        affine_param: bool = False,
+        affine_param_batch_decay: float = 0.99,
+        affine_param_codebook_decay: float = 0.9,
+        sync_update_v: float = 0.0,
+        return_zeros_for_masked_padding: bool = True,
+        route_gradients_to_input: bool = True,
     ) -> None:
         super().__init__()
-        _peer.refuse("VectorQuantize", other, _peer.VECTOR_QUANTIZE)
         codebook_dim = dim if codebook_dim is None else codebook_dim
+        dim, codebook_size, codebook_dim, heads, kmeans_iters = counts(
+            "VectorQuantize", dim=dim, codebook_size=codebook_size, codebook_dim=codebook_dim, heads=heads, kmeans_iters=kmeans_iters
+        )
+        numbers("VectorQuantize", 1, decay=decay, sync_update_v=sync_update_v)
+        numbers("VectorQuantize", 1, affine_param_batch_decay=affine_param_batch_decay)
+        numbers("VectorQuantize", 1, affine_param_codebook_decay=affine_param_codebook_decay)
+        numbers("VectorQuantize", None, eps=eps, commitment_weight=commitment_weight, threshold_ema_dead_code=threshold_ema_dead_code)
+        numbers("VectorQuantize", None, orthogonal_reg_weight=orthogonal_reg_weight, sample_codebook_temp=sample_codebook_temp)
+        numbers("VectorQuantize", None, codebook_diversity_loss_weight=codebook_diversity_loss_weight)
+        if learnable_codebook is None:
+            learnable_codebook = directional_reparam or vq_bridge is not None
+        if ema_update is None:
+            ema_update = not learnable_codebook
+        if rotation_trick is None:
+            rotation_trick = dim > 1 and not directional_reparam
         learnable = bool(learnable_codebook)
-        ema_update = not learnable if ema_update is None else ema_update
-        counts = {"dim": dim, "codebook_size": codebook_size, "codebook_dim": codebook_dim, "heads": heads, "kmeans_iters": kmeans_iters}
-        for name, value in counts.items():
-            if not is_count(value):
-                raise ValueError(f"VectorQuantize: {name} is {value!r}, expected an int of at least 1")
-        dim, codebook_size, codebook_dim, heads, kmeans_iters = map(index, counts.values())
-        numbers = {"decay": decay, "eps": eps, "commitment_weight": commitment_weight, "threshold_ema_dead_code": threshold_ema_dead_code}
-        for name, number in numbers.items():
-            most = 1 if name == "decay" else float("inf")
-            if not isinstance(number, Real) or not 0 <= number <= most or number == float("inf"):
-                raise ValueError(
-                    f"VectorQuantize: {name} is {number!r}, expected a number {'from 0 to 1' if most == 1 else 'of at least 0'}"
-                )
-        if learnable and (ema_update or use_cosine_sim):
-            reason = "ema_update=True" if ema_update else "use_cosine_sim=True"
-            raise ValueError(f"VectorQuantize: learnable_codebook=True excludes {reason}; use one of them")
-        if accept_image_fmap and not channel_last:
-            raise ValueError("VectorQuantize: accept_image_fmap=True says where the channels are; leave channel_last at True")
+        with_optimizer = in_place_codebook_optimizer is not None
+        refuse_together(
+            "VectorQuantize",
+            (learnable and ema_update, "learnable_codebook=True excludes ema_update=True; use one of them"),
+            (learnable and use_cosine_sim, "learnable_codebook=True excludes use_cosine_sim=True; use one of them"),
+            (learnable and straight_through, "learnable_codebook=True excludes straight_through=True; use one of them"),
+            (
+                rotation_trick + directional_reparam + straight_through > 1,
+                "rotation_trick, directional_reparam and straight_through exclude each other; set rotation_trick=False for another one",
+            ),
+            (
+                directional_reparam and threshold_ema_dead_code == 0,
+                "directional_reparam=True leaves codewords behind that no row takes; set threshold_ema_dead_code above 0",
+            ),
+            (
+                not learnable and bool(vq_bridge is not None or sync_update_v or with_optimizer),
+                "vq_bridge, sync_update_v and in_place_codebook_optimizer move codewords by gradients; set learnable_codebook=True and"
+                " ema_update=False",
+            ),
+            (affine_param and use_cosine_sim, "affine_param=True moves codewords, which use_cosine_sim=True keeps at length 1; use one"),
+            (accept_image_fmap and accept_3d_fmap, "accept_image_fmap and accept_3d_fmap exclude each other"),
+            (
+                bool(accept_image_fmap or accept_3d_fmap) and not channel_last,
+                "accept_image_fmap=True says where the channels are, as accept_3d_fmap=True does; leave channel_last at True",
+            ),
+            (
+                orthogonal_reg_weight > 0 and orthogonal_reg_active_codes_only and separate_codebook_per_head and heads > 1,
+                "orthogonal_reg_active_codes_only=True needs one codebook, and separate_codebook_per_head=True has several",
+            ),
+        )
         self.dim, self.codebook_size, self.codebook_dim, self.heads = dim, codebook_size, codebook_dim, heads
-        self.separate_codebook_per_head = separate_codebook_per_head
-        self.freeze_codebook = freeze_codebook
-        self.channel_last, self.accept_image_fmap = channel_last, accept_image_fmap
-        self.commitment_weight = commitment_weight
-        self.rotation_trick = dim > 1 if rotation_trick is None else rotation_trick
-        self.learnable_codebook = learnable
+        self.separate_codebook_per_head, self.freeze_codebook = separate_codebook_per_head, freeze_codebook
+        self.channel_last, self.accept_image_fmap, self.accept_3d_fmap = channel_last, accept_image_fmap, accept_3d_fmap
+        self.use_cosine_sim, self.learnable_codebook = use_cosine_sim, learnable
+        self.commitment_weight, self.commitment_use_cross_entropy_loss = commitment_weight, commitment_use_cross_entropy_loss
+        self.codebook_diversity_loss_weight = codebook_diversity_loss_weight
+        self.codebook_diversity_temperature = codebook_diversity_temperature
+        self.sampling = Sampling(sample_codebook_temp, stochastic_sample_codes, straight_through)
+        self.rotation_trick, self.directional_reparam = rotation_trick, directional_reparam
+        self.directional_reparam_variance, self.sync_update_v = directional_reparam_variance, sync_update_v
+        self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
+        self.route_gradients_to_input = route_gradients_to_input
+        self.orthogonal_reg: Orthogonal | None = None
+        if orthogonal_reg_weight > 0:
+            self.orthogonal_reg = Orthogonal(orthogonal_reg_weight, orthogonal_reg_active_codes_only, orthogonal_reg_max_codes)
 
         inner = codebook_dim * heads
         self.has_projections = inner != dim
-        self.project_in: nn.Module = nn.Linear(dim, inner) if self.has_projections else nn.Identity()
-        self.project_out: nn.Module = nn.Linear(inner, dim) if self.has_projections else nn.Identity()
+        self.project_in: nn.Module = nn.Identity()
+        self.project_out: nn.Module = nn.Identity()
+        if self.has_projections:
+            self.project_in, self.project_out = nn.Linear(dim, inner), nn.Linear(inner, dim)
+            if layernorm_after_project_in:
+                self.project_in = nn.Sequential(self.project_in, nn.LayerNorm(inner))
         self._codebook = Codebook(
             heads if separate_codebook_per_head else 1,
             codebook_size,
@@ -143,9 +235,33 @@ class VectorQuantize(nn.Module):
             kmeans_iters=kmeans_iters,
             cosine=use_cosine_sim,
             threshold=threshold_ema_dead_code,
-            learnable=learnable,
+            learnable=learnable or orthogonal_reg_weight > 0,
             ema_update=ema_update,
+            manual_ema_update=manual_ema_update,
+            shared=sync_codebook is not False,
+            shared_kmeans=sync_kmeans,
+            affine=_affine.Decays(affine_param_batch_decay, affine_param_codebook_decay, sync_affine_param) if affine_param else None,
+            bridge=vq_bridge,
         )
+        self.manual_in_place_optimizer_update = manual_in_place_optimizer_update
+        self.in_place_codebook_optimizer: torch.optim.Optimizer | None = None
+        if in_place_codebook_optimizer is not None:
+            self.in_place_codebook_optimizer = in_place_codebook_optimizer(self._codebook.parameters())
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        heads = f", heads={self.heads}" if self.heads > 1 else ""
+        return f"dim={self.dim}, codebook_size={self.codebook_size}, codebook_dim={self.codebook_dim}{heads}"
+
+    @property
+    def layout(self) -> Layout:
+        """Where the channels of the input are."""
+        return Layout("VectorQuantize", self.dim, self.channel_last, 2 if self.accept_image_fmap else 3 if self.accept_3d_fmap else 0)
+
+    @property
+    def ema_update(self) -> bool:
+        """Whether moving averages make the codewords."""
+        return self._codebook.ema_update
 
     # --- codewords ---------------------------------------------------------------------------------------------------
 
@@ -160,8 +276,7 @@ class VectorQuantize(nn.Module):
             raise TypeError(f"VectorQuantize: codebook must be a torch.Tensor, got {type(codes).__name__}")
         if codes.shape != self.codebook.shape:
             raise ValueError(f"VectorQuantize: codebook must have shape {list(self.codebook.shape)}, got {list(codes.shape)}")
-        with torch.no_grad():
-            self.codebook.copy_(codes)
+        self._codebook.assign(codes if self.separate_codebook_per_head else codes.unsqueeze(0))
 
     @property
     def counts(self) -> torch.Tensor:
@@ -171,7 +286,7 @@ class VectorQuantize(nn.Module):
     @property
     def perplexity(self) -> torch.Tensor:
         """See the class; 1 when one codeword takes all, K when all are used alike, and 1 for an empty batch."""
-        share = self.counts / self.counts.sum(-1, keepdim=True).clamp(min=1)
+        share = self.counts.float() / self.counts.sum(-1, keepdim=True).clamp(min=1)
         entropy: torch.Tensor = torch.special.entr(share).sum(-1)
         return entropy.exp()
 
@@ -193,14 +308,14 @@ class VectorQuantize(nn.Module):
         codes = self._gather(indices)
         if self.heads > 1 and not self.separate_codebook_per_head:
             codes = codes.unflatten(-1, (self.heads, -1))
-        return codes.movedim(-1, 1) if self._channels_second and codes.dim() > 2 else codes
+        return self.layout.outward(codes, codes.dim())
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """What ``forward`` returns as quantized for these indices, also behind projections and for several heads."""
         output: torch.Tensor = self.project_out(self._gather(indices))
         masked = (indices if self.heads == 1 else indices[..., 0]) < 0
         output = output.masked_fill(masked.unsqueeze(-1), 0)
-        return output.movedim(-1, 1) if self._channels_second and output.dim() > 2 else output
+        return self.layout.outward(output, output.dim())
 
     def _gather(self, indices: torch.Tensor) -> torch.Tensor:
         """int64 indices as returned -> codewords ``[..., heads * d]``."""
@@ -212,139 +327,138 @@ class VectorQuantize(nn.Module):
             raise ValueError(
                 f"VectorQuantize: indices must have shape [..., {self.heads}] for {self.heads} heads, got {list(indices.shape)}"
             )
-        return gather(self._codebook.codes, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0).flatten(-2)
-
-    @property
-    def _channels_second(self) -> bool:
-        return self.accept_image_fmap or not self.channel_last
+        codes = self._codebook.codes
+        codes = codes[0] if len(codes) == 1 else codes
+        return gather(codes, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0).flatten(-2)
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
     def forward(
         self,
         x: torch.Tensor,
-        *,
+        indices: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
+        lens: torch.Tensor | None = None,
+        topk: int | None = None,
+        sample_codebook_temp: float | None = None,
         freeze_codebook: bool | None = None,
         return_loss_breakdown: bool = False,
-        **other: Any,
+        codebook_transform_fn: Transform | None = None,
+        ema_update_weight: Weight | None = None,
+        accum_ema_update: bool = False,
+        ema_update: bool | None = None,
     ) -> Any:
         """Quantise x and, in training, update the codewords (not under ``freeze_codebook``).
 
         Args:
-            x: ``[..., dim]`` with at least two dimensions, ``[B, dim, ...]`` for ``channel_last=False``, or ``[B, dim, H, W]`` for
-                ``accept_image_fmap``; float32, bfloat16, float16 or float64, any strides.
+            x: ``[..., dim]`` with at least two dimensions, ``[B, dim, ...]`` for ``channel_last=False``, ``[B, dim, H, W]`` for
+                ``accept_image_fmap``, or ``[B, dim, L, H, W]`` for ``accept_3d_fmap``; float32, bfloat16, float16 or float64, any strides.
+            indices: N x K; int64 as this layer returns them: ``(quantized, loss)`` is returned then, with the cross entropy of minus the
+                distances for these codewords; -1 for none.
             mask: bool, the shape of x less its channels; False marks padding: quantized is 0 there and the index -1, and neither
                 loss nor codewords see it. Not for images.
+            lens: int ``[B]``, the lengths of sequences, instead of a mask.
+            topk: return the k nearest codewords, nearest first, and update nothing; for one head.
+            sample_codebook_temp: overrides the constructor's for this call.
             freeze_codebook: overrides the constructor's for this call.
             return_loss_breakdown: also return the unweighted terms of the loss.
-            **other: the remaining arguments of the peer, accepted at their defaults only.
+            codebook_transform_fn: makes codewords ``[h, K, d]`` into those of each row, ``[h, ..., K, d]`` (QINCo). These are compared by
+                plain PyTorch, with N x K x d in memory.
+            ema_update_weight: of this batch in the averages, ``[K]`` or ``[h, K]``, or a function of the batch's sums ``[h, K, d]`` and
+                cluster sizes ``[h, K]`` that gives it.
+            accum_ema_update: add the batch to the next one that does not set this, instead of updating the codewords.
+            ema_update: overrides the constructor's for this call.
 
         Returns:
             ``(quantized, indices, loss)``, and a :class:`LossBreakdown` when asked. quantized has the shape and dtype of x (behind
             projections the dtype that they give); indices are int64, ``[...]`` or ``[..., heads]``; loss is a scalar, float32
-            (float64 for float64 x), zero outside training.
+            (float64 for float64 x), zero outside training. With ``topk``, quantized is ``[..., k, dim]`` (channels second: ``[B, dim, ...,
+            k]``), indices and the loss are ``[..., k]``, the loss also outside training.
 
         Raises:
-            ValueError: a shape that does not fit, or an argument that is not supported.
+            ValueError: a shape that does not fit, or arguments that exclude each other.
             TypeError: x is not floating point or the mask not bool, or an argument that nobody knows.
             RuntimeError: the codewords, or the first batch of ``kmeans_init``, are not finite (checked on the CPU).
         """
-        _peer.refuse("VectorQuantize.forward", other, _peer.VECTOR_QUANTIZE_FORWARD)
-        self._check(x, mask)
-        moved = self._channels_second and x.dim() > 2
-        given = self.project_in(x.movedim(1, -1) if moved else x)
+        layout = self.layout
+        layout.check(x, mask)
+        mask = layout.mask_of(x, mask, lens)
+        topk = None if topk is None else self._check_topk(topk)
+        sampling = self.sampling if sample_codebook_temp is None else self.sampling._replace(temperature=sample_codebook_temp)
+        given = self.project_in(layout.inward(x))
         frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
-        quantized, indices, commitment = self._quantize(given, mask, frozen)
-        quantized = self.project_out(quantized)
-        if self.heads == 1:
-            indices = indices.squeeze(-1)
+        call = Call(mask, frozen, sampling, topk, codebook_transform_fn, indices, ema_update_weight, accum_ema_update, ema_update)
+        found = quantize(self, given, call)
+        quantized, chosen = self.project_out(found.values), found.indices
+        if self.heads == 1 and topk is None:
+            chosen = chosen.squeeze(-1)
         if mask is not None:
-            quantized = quantized.masked_fill(~mask.unsqueeze(-1), 0)
-            indices = indices.masked_fill(~(mask if self.heads == 1 else mask.unsqueeze(-1)), -1)
-        quantized = quantized.movedim(-1, 1) if moved else quantized
-        loss = commitment * self.commitment_weight
-        if return_loss_breakdown:
-            zero = torch.zeros_like(loss)
-            return quantized, indices, loss, LossBreakdown(commitment, zero, zero, zero)
-        return quantized, indices, loss
+            kept = mask if topk is None else mask.unsqueeze(-1)
+            padding = torch.zeros_like(quantized)
+            if not self.return_zeros_for_masked_padding:
+                padding = (layout.inward(x) if topk is None else layout.inward(x).unsqueeze(-2)).to(quantized.dtype)
+            quantized = torch.where(kept.unsqueeze(-1), quantized, padding)
+            chosen = chosen.masked_fill(~(mask if chosen.dim() == mask.dim() else mask.unsqueeze(-1)), -1)
+        quantized = layout.outward(quantized, x.dim())
+        if indices is not None:
+            return quantized, found.cross_entropy
+        return (quantized, chosen, found.loss, found.terms) if return_loss_breakdown else (quantized, chosen, found.loss)
 
-    def _quantize(self, given: torch.Tensor, mask: torch.Tensor | None, frozen: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``[..., heads * d]`` -> quantized of the same shape, indices ``[..., heads]``, the commitment loss."""
+    def update_indices(self, x: torch.Tensor, indices: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Update the codewords as if ``forward`` had chosen these indices for x; for those that ``topk`` left alone.
+
+        Args:
+            x, mask: as for ``forward``.
+            indices: int64 as ``forward`` returns them; -1 counts for codeword 0 unless it is masked, as in the peer.
+
+        In a backward pass, where a checkpointed region runs again, it does nothing.
+        """
         book = self._codebook
-        rows = self._unit(given) if book.cosine else given
-        if mask is not None:  # whatever the padding holds, NaN included, nothing below sees it
-            rows = rows.masked_fill(~mask.unsqueeze(-1), 0)
-        book.initialize(rows, mask)
-        updating = self.training and not frozen and book.tracks
-        learning = self.training and not frozen and self.learnable_codebook and self.commitment_weight > 0
-        # A copy where the codewords are updated in place below: the backward pass still needs the ones that were chosen.
-        codes = book.codes.clone() if updating else book.codes
-        chosen_from = codes if learning else codes.detach()
-        options: dict[str, Any] = {
-            "metric": book.metric,
-            "codebook_weight": float(learning and mask is None),
-            "commitment_weight": 1.0,
-            "estimator": "rotation" if self.rotation_trick else "straight_through",
-        }
-        out, sums = vq_with_sums(rows, chosen_from, **options) if updating else (vq(rows, chosen_from, **options), None)
-        counts = out.counts if mask is None else out.counts - _chosen_by_padding(out.indices, codes, mask)
-        book.counts.copy_(counts.view_as(book.counts))
-        if sums is not None:  # the zeros of the padding have added nothing; a codeword that got a row of NaN sits this step out
-            sums = sums.view_as(book.embed)
-            unsound = sums.isnan().any(-1, keepdim=True)
-            counts = counts.view_as(book.counts).masked_fill(unsound.view_as(book.counts), 0)
-            book.update(counts, sums.masked_fill(unsound, 0), rows.detach(), mask)
-        return (
-            self._route(rows, codes, out).to(given.dtype),
-            out.indices,
-            self._commitment(given, codes, out, mask, learning),
-        )
+        if not book.tracks() or (not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1):
+            return
+        layout = self.layout
+        layout.check(x, mask)
+        with torch.no_grad():
+            given = self.project_in(layout.inward(x))
+            rows = self._unit(given) if book.cosine else given
+            chosen = indices.reshape(*rows.shape[:-1], self.heads).clamp(min=0)
+            codes = book.codes[0] if len(book.embed) == 1 else book.codes
+            kept = (rows, chosen) if mask is None else (rows[mask], chosen[mask])
+            book.update(*tally(kept[0], codes, kept[1]), rows, mask)
 
-    def _route(self, rows: torch.Tensor, codes: torch.Tensor, out: VQOutput) -> torch.Tensor:
-        """Choose where the gradient of quantized goes: in training to the input, else to codewords that are learned."""
-        if self.training and rows.requires_grad:
-            return out.quantized
-        return gather(codes, out.indices).flatten(-2) if codes.requires_grad else out.quantized.detach()
+    update_ema_indices = update_indices
 
-    def _commitment(
-        self, given: torch.Tensor, codes: torch.Tensor, out: VQOutput, mask: torch.Tensor | None, learning: bool
-    ) -> torch.Tensor:
-        """Mean squared distance to the codewords, over what the mask lets through; zero where it would not be used."""
-        loss: torch.Tensor = out.loss
-        if not self.training or self.commitment_weight == 0:
-            return torch.zeros_like(loss)
-        if mask is None:
-            # The op adds one such mean per weight; the peer's loss is a single one whose gradient goes both ways.
-            return loss - loss.detach() / 2 if learning else loss
-        # With a mask the peer measures to the input as it was given, also where unit vectors are what is quantised.
-        target = gather(codes, out.indices).flatten(-2) if learning else out.quantized.detach()
-        error = (given.to(loss.dtype) - target.to(loss.dtype)).masked_fill(~mask.unsqueeze(-1), 0)
-        return error.square().sum() / (mask.sum() * given.shape[-1]).clamp(min=1)
+    def expire_codes_(self, x: torch.Tensor) -> None:
+        """Put dead codewords onto rows of x ``[..., heads * codebook_dim]``, channels last."""
+        self._codebook.expire(self._unit(x) if self.use_cosine_sim else x)
+
+    def update_in_place_optimizer(self) -> None:
+        """Step the codewords' own optimizer with the mean of the gradients of all processes."""
+        if self.in_place_codebook_optimizer is None:
+            return
+        _distributed.average_gradients(list(self._codebook.parameters()), self._codebook.shared)
+        self.in_place_codebook_optimizer.step()
+        self.in_place_codebook_optimizer.zero_grad()
+
+    def _learning(self, frozen: bool) -> bool:
+        """Whether the commitment loss moves the codewords."""
+        weighted = self.commitment_weight > 0 and not self.directional_reparam
+        return self.training and not frozen and self.learnable_codebook and weighted
 
     def _unit(self, x: torch.Tensor) -> torch.Tensor:
         """Every head's vector scaled to length 1, in float32: half precision would leave it off by 2^-9."""
         split = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (self.heads, self.codebook_dim))
         return nn.functional.normalize(split, dim=-1, eps=1e-6).flatten(-2)
 
-    def _check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        check_tensor("VectorQuantize", "x", x)
-        second = self._channels_second and x.dim() > 2
-        expected = f"[B, {self.dim}, H, W]" if self.accept_image_fmap else f"[B, {self.dim}, ...]" if second else f"[..., {self.dim}]"
-        if x.dim() < 2 or (self.accept_image_fmap and x.dim() != 4) or x.shape[1 if second else -1] != self.dim:
-            raise ValueError(f"VectorQuantize: x must have shape {expected}, got {list(x.shape)}")
-        if mask is None:
-            return
-        if self.accept_image_fmap:
-            raise ValueError("VectorQuantize: mask is for sequences; images (accept_image_fmap=True) take none")
-        check_tensor("VectorQuantize", "mask", mask, (torch.bool,))
-        shape = [*x.shape[:1], *x.shape[2:]] if second else [*x.shape[:-1]]
-        if list(mask.shape) != shape:
-            raise ValueError(f"VectorQuantize: mask must have shape {shape} for x {list(x.shape)}, got {list(mask.shape)}")
-
-
-def _chosen_by_padding(indices: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """How many masked positions each codeword was chosen by, the shape of the op's counts."""
-    padding = (~mask).unsqueeze(-1).expand_as(indices).reshape(-1).long()
-    chosen = torch.zeros(codes.shape[:-1].numel(), dtype=torch.int64, device=indices.device)
-    return chosen.scatter_add_(0, flat_indices(codes, indices), padding).view(codes.shape[:-1])
+    def _check_topk(self, topk: int) -> int:
+        (topk,) = counts("VectorQuantize", topk=topk)
+        in_training = self.commitment_use_cross_entropy_loss or self.in_place_codebook_optimizer is not None
+        refuse_together(
+            "VectorQuantize",
+            (self.heads > 1, "topk is for one head"),
+            (
+                self.training and in_training,
+                "topk excludes commitment_use_cross_entropy_loss and in_place_codebook_optimizer in training",
+            ),
+        )
+        return min(topk, self.codebook_size)

@@ -33,9 +33,9 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        logits = ctx.saved_tensors[0]
+        logits, *constants = ctx.saved_tensors  # once: non-reentrant checkpointing unpacks them a single time
         with torch.no_grad():
-            grad_logits = resolve("log_transition_probs_backward", logits)(grad, *ctx.saved_tensors)
+            grad_logits = resolve("log_transition_probs_backward", logits)(grad, logits, *constants)
         return once_differentiable("log_transition_probs", grad_logits, logits, grad), None, None, None
 
 

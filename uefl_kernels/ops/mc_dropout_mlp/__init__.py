@@ -119,7 +119,8 @@ def mc_dropout_mlp(
         biases: ``[out]`` or None for each layer; None for none at all.
         p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if there is one, the
             hidden ones, the logits' if there is one). It is rounded to a multiple of 2^-16, at most 1 - 2^-16, and kept units
-            are scaled by the inverse of the rounded probability, so that the expectation is exact.
+            are scaled by the inverse of the rounded probability, so that the expectation is exact. 0 for all of them is one
+            network, which agrees with itself.
         passes: T, at least 1. One pass has nothing to disagree with: variance and mutual_info are then 0 (the latter but for rounding).
         activation: ``"gelu"`` (exact), ``"relu"``, ``"silu"`` or ``"tanh"``.
         input_dropout: drop inputs, too.
@@ -230,6 +231,8 @@ def _check(
             raise ValueError(f"{op}: biases[{i}] must have shape [{len(weight)}] like the rows of weights[{i}], got {list(bias.shape)}")
         width, source = len(weight), f"weights[{i}]"
     dropouts = input_dropout + len(weights) - 1 + logit_dropout
+    if dropouts == 0:
+        raise ValueError(f"{op}: one layer has no dropout, so all passes would agree; set input_dropout=True or logit_dropout=True")
     given = [p] * dropouts if isinstance(p, _NUMBER) else p
     if not isinstance(given, (list, tuple)) or not all(isinstance(rate, _NUMBER) for rate in given):
         raise TypeError(f"{op}: p must be a number in [0, 1), or a list with one for each dropout, got {p!r}")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._checks import check_reverse_mode, check_search
+from ..._hold import hold
 from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
 from .. import vq_backward as _defined_first  # noqa: F401
 from .. import vq_forward as _defined_before  # noqa: F401
@@ -66,20 +67,25 @@ def _backward(
     _c: Any,
     _s: Any,
 ) -> tuple[torch.Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: non-reentrant checkpointing unpacks them a single time
     with torch.no_grad():
-        grad_x = _grad_x(vq_backward, ctx, grad_quantized, grad_loss) if ctx.needs_input_grad[0] else None
-        grad_codebook = _grad_codebook(ctx, grad_loss) if ctx.needs_input_grad[1] else None
+        grad_x = _grad_x(vq_backward, ctx, saved, grad_quantized, grad_loss) if ctx.needs_input_grad[0] else None
+        grad_codebook = _grad_codebook(ctx, saved, grad_loss) if ctx.needs_input_grad[1] else None
     gradients: tuple[torch.Tensor | None, ...] = (grad_x, grad_codebook)
-    made_of = (*ctx.saved_tensors[:2], grad_quantized, grad_loss)
+    made_of = (*saved[:2], grad_quantized, grad_loss)
     gradients = tuple(None if gradient is None else once_differentiable("vq", gradient, *made_of) for gradient in gradients)
     return *gradients, None, None, None, None, None, None
 
 
 def _grad_x(
-    vq_backward: Callable[..., torch.Tensor], ctx: Any, grad_quantized: torch.Tensor | None, grad_loss: torch.Tensor | None
+    vq_backward: Callable[..., torch.Tensor],
+    ctx: Any,
+    saved: tuple[torch.Tensor, ...],
+    grad_quantized: torch.Tensor | None,
+    grad_loss: torch.Tensor | None,
 ) -> torch.Tensor:
     """The gradient of quantized, straight through or rotated, plus grad_loss * 2 * commitment_weight / M * (x - q), M = x.numel()."""
-    x, codebook, indices, _, _ = ctx.saved_tensors
+    x, codebook, indices, _, _ = saved
     weight = 0.0 if grad_loss is None else ctx.commitment_weight
     if weight == 0 and (grad_quantized is None or not ctx.rotation):
         return torch.zeros_like(x) if grad_quantized is None else grad_quantized
@@ -88,9 +94,9 @@ def _grad_x(
     return vq_backward(x, codebook, indices, grad_quantized, pull, ctx.rotation)
 
 
-def _grad_codebook(ctx: Any, grad_loss: torch.Tensor | None) -> torch.Tensor:
+def _grad_codebook(ctx: Any, saved: tuple[torch.Tensor, ...], grad_loss: torch.Tensor | None) -> torch.Tensor:
     """grad_loss * 2 * codebook_weight / M * (n c - S), n and S the count and the sum of each codeword's rows."""
-    x, codebook, _, counts, sums = ctx.saved_tensors
+    x, codebook, _, counts, sums = saved
     if grad_loss is None or ctx.codebook_weight == 0:
         return torch.zeros_like(codebook)
     if not ctx.with_sums:
@@ -209,6 +215,8 @@ def _call(
     for name, weight in (("codebook_weight", codebook_weight), ("commitment_weight", commitment_weight)):
         if not isinstance(weight, (int, float, torch.SymFloat)) or not -torch.inf < weight < torch.inf:
             raise ValueError(f"vq: {name} must be a finite number, got {weight!r}")
+    if torch.compiler.is_compiling() and torch.is_grad_enabled() and (x.requires_grad or codebook.requires_grad):
+        codebook = hold(codebook)  # the caller may update it in place before the backward pass; eager autograd refuses that
     weights = float(codebook_weight), float(commitment_weight)
     *out, sums = resolve("vq", x)(x, codebook, metric, precision == "exact", with_sums, *weights, estimator == "rotation")
     return VQOutput(*out), sums

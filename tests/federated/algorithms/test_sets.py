@@ -1,0 +1,207 @@
+"""What the clients of FedUL and its baselines minimise: batches, losses, and the penalty."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.federated.tiny_sets import arm, federation, settings
+from uefl import config
+from uefl.algorithms.fedul.fedllp import FedLLP
+from uefl.algorithms.fedul.fedpl import self_labeled
+from uefl.client.client import Client
+from uefl.client.work import Work
+from uefl.data import build
+from uefl.engines.base import Message
+from uefl.seeds import derive
+
+
+def turn(name: str, round: int = 0, data: Any = None, **keys: Any) -> Work:
+    """The turn of the only client, before its first step."""
+    fed = federation(clients=1)
+    one, room, _ = arm(settings(name, **keys), fed)
+    message = Message({k: one.states[0].tensors[k] for k in ("values", "buffers")}, {"seed": 0, "round": round})
+    work = Client("client-0", lambda: data or fed.silos[0].load(), room)._work(message)
+    room.load(message)
+    work.epochs = room.context.training.local_epochs
+    room.algorithm.before_round(work)
+    return work
+
+
+def loss(work: Work, batch: Any) -> torch.Tensor:
+    return work.workspace.algorithm.loss(work, batch)
+
+
+def test_batches_cover_an_epoch_and_leave_out_a_single_image():
+    work = turn("fedul", batch_size=59)  # 60 images
+    assert [len(b) for b in work.workspace.algorithm.epoch(work)] == [59]
+    work = turn("fedul", batch_size=16)
+    batches = list(work.workspace.algorithm.epoch(work))
+    assert sorted(torch.cat(batches).tolist()) == list(range(60))
+    assert [len(b) for b in batches] == [16, 16, 16, 12]
+
+
+def test_a_tenth_of_the_labels_is_the_same_in_every_round():
+    chosen = []
+    for round in (0, 7):
+        torch.manual_seed(round)
+        work = turn("fedavg-labeled", round, share=0.1)
+        chosen.append(sorted(torch.cat(list(work.workspace.algorithm.epoch(work))).tolist()))
+    assert len(chosen[0]) == 6
+    assert chosen[0] == chosen[1]
+    work = turn("fedavg-labeled", batch_size=60)
+    assert [len(b) for b in work.workspace.algorithm.epoch(work)] == [60]
+
+
+def test_pseudo_labels_begin_with_the_likeliest_class_of_the_set():
+    work = turn("fedpl", round=4)
+    batch = work.batch(torch.arange(12))
+    expected = torch.nn.functional.cross_entropy(work.logits(batch.images), work.sets.priors[work.sets.sets[:12]].argmax(1))
+    torch.testing.assert_close(loss(work, batch), expected)
+
+
+def dealt(**keys):
+    small = ["clients=5", "train_per_client=200", "test_per_client=20", "labeled=0", "validation=0", "sets=10", "split=noniid"]
+    cfg = config.load("fedul-demo", ["arms=fedpl", *small, *(f"{key}={value}" for key, value in keys.items())])
+    return build(cfg.data, kind="sets", seed=0).silos[0].load()
+
+
+def guess(data):
+    return turn("fedpl", data=data).memory["guess"]
+
+
+def test_pseudo_labels_follow_the_priors_that_were_drawn():
+    data = dealt()
+    assert data.drawn.argmax(1).tolist() == list(range(10))
+    assert data.priors.argmax(1).tolist() != list(range(10))  # nearly all that this client has is of two classes
+    assert torch.equal(guess(data), data.sets)
+    smooth = dealt(prior_smoothing=0.9)  # which keeps the order of a row
+    assert not torch.equal(smooth.priors, data.priors)
+    own, own_smooth = replace(data, drawn=None), replace(smooth, drawn=None)  # the user's own sets have none
+    for plain, smoothed in ((data, smooth), (own, own_smooth)):
+        assert torch.equal(guess(plain), guess(smoothed))
+    few = {"clients": 1, "sets": 2, "split": "iid"}
+    for blurred in ({"prior_noise": 0.1}, {"priors": "estimated", "labeled": 120}):  # labels know no more than the priors
+        assert dealt(**few | blurred).drawn is None
+
+
+def test_pseudo_labels_mix_sure_with_unsure_predictions():
+    beta = turn("fedpl", round=5).memory["beta"]
+    logits = torch.tensor([[5.0, 0, 0], [0.3, 0.2, 0.1], [0, 4.0, 0], [0, 3.0, 0]]).repeat(3, 1)
+    torch.manual_seed(3)
+    share = float(beta.sample())
+    sure, unsure = logits[[0, 2, 3, 4, 6, 7, 8, 10, 11]], logits[[1, 5, 9]]
+    ce = torch.nn.functional.cross_entropy
+    mixed = share * sure[:3] + (1 - share) * unsure
+    labels = sure.argmax(1)
+    expected = ce(sure, labels) + 0.3 * (share * ce(mixed, labels[:3]) + (1 - share) * ce(mixed, unsure.argmax(1)))
+    torch.manual_seed(3)
+    torch.testing.assert_close(self_labeled(logits, beta), expected)
+    confident = 9 * torch.eye(3).repeat(4, 1)  # where the published code would stop to learn
+    torch.testing.assert_close(self_labeled(confident, beta), ce(confident, confident.argmax(1)))
+
+
+def test_proportions_take_a_set_per_step():
+    work = turn("fedllp")
+    batches = list(work.workspace.algorithm.epoch(work))
+    assert sorted(len(b) for b in batches) == sorted(work.sets.sizes.tolist())
+    assert all(len(work.sets.sets[b].unique()) == 1 for b in batches)
+    batch = work.batch(batches[0])
+    work.net.eval()
+    mean = work.logits(batch.images).softmax(1).mean(0)
+    expected = -(work.sets.priors[work.sets.sets[batches[0][0]]].float().clamp(1e-7, 1) * mean.log()).sum()
+    torch.testing.assert_close(loss(work, batch), expected)
+
+
+def test_the_dropout_of_label_proportions_is_theirs_alone():
+    algorithm, room, _ = arm(settings("fedllp"))
+    rates, dropouts = [], [m for m in room.net.modules() if isinstance(m, torch.nn.Dropout)]
+    hook = room.net.register_forward_pre_hook(lambda net, _: rates.append({m.p for m in dropouts}))
+    algorithm.turn()
+    hook.remove()
+    assert {0.2} in rates
+    assert {m.p for m in dropouts} == {0.0}
+    assert len(dropouts) == 5
+
+
+def test_a_step_that_fails_leaves_the_dropout_as_it_was(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(FedLLP, "loss", fail)
+    algorithm, room, notices = arm(settings("fedllp", quorum=0.01))
+    with pytest.raises(Exception, match="0 of 2 clients sent a sound update"):
+        algorithm.turn()
+    assert "out of memory" in notices[0]
+    assert {m.p for m in room.net.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+
+
+def test_label_proportions_drop_no_logits():
+    algorithm, room, _ = arm(settings("fedllp", encoder="cnn"))
+    head, rates = room.net.head, set()
+    hook = head.fc2.register_forward_hook(lambda *_: rates.add((head.drop.p, head.logit_drop.p)))
+    algorithm.turn()
+    hook.remove()
+    assert rates == {(0.1, 0.0), (0.2, 0.0)}  # measuring, training
+
+
+def test_smoothness_leaves_the_running_statistics_and_has_a_gradient():
+    work = turn("fedllp-vat", vat_epsilon=2.0)
+    room, algorithm = work.workspace, work.workspace.algorithm
+    x = work.batch(torch.arange(12)).images
+    room.net.train()
+    before = room.flat.buffers.clone()
+    torch.manual_seed(0)
+    smoothness = algorithm.smoothness(work, x)
+    assert torch.equal(before, room.flat.buffers)
+    assert float(smoothness.detach()) > 0
+    smoothness.backward()
+    assert float(room.flat.values.grad.abs().sum()) > 0
+    work.logits(x)
+    assert not torch.equal(before, room.flat.buffers)  # and they are at work again
+    room.net.eval()
+    p = work.logits(x).softmax(1)
+    noise = torch.randn_like(x)
+    noise = 2.0 * noise / noise.flatten(1).norm(dim=1)[:, None, None, None]
+    at_random = torch.nn.functional.kl_div(work.logits(x + noise).log_softmax(1), p, reduction="batchmean")
+    assert float(algorithm.smoothness(work, x).detach()) > float(at_random.detach())  # the direction is adversarial
+
+
+def test_the_ramp_of_smoothness(monkeypatch):
+    weights = {}
+    for legacy in (False, True):
+        work = turn("fedllp-vat", round=10, vat_legacy_ramp=legacy)
+        algorithm = work.workspace.algorithm
+        monkeypatch.setattr(type(algorithm), "smoothness", lambda self, work, x: torch.ones(()))
+        batch = work.batch(torch.arange(12))
+        work.net.eval()
+        plain = float(FedLLP.loss(algorithm, work, batch).detach())
+        weights[legacy] = (float(loss(work, batch).detach()) - plain) / algorithm.parameters.vat_weight
+    assert weights[False] == pytest.approx(math.exp(-5 * 0.5**2), rel=1e-2)  # epoch 10 of 20
+    assert weights[True] == pytest.approx(math.exp(-5), rel=1e-1)  # always at the beginning
+
+
+@pytest.mark.parametrize("name", ["fedul", "fedpl"])
+def test_the_penalty_is_that_of_autograd(name):
+    cfg, fed = settings(name, penalty=1e-2, batch_size=60), federation(clients=1)
+    algorithm, _, _ = arm(cfg, fed)
+    algorithm.turn()
+    work = turn(name, penalty=1e-2, batch_size=60)
+    room = work.workspace
+    decay = 1e-2 if name == "fedpl" else 0.0
+    optimizer = torch.optim.Adam([room.flat.values], lr=cfg.training.lr, weight_decay=decay, fused=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(derive(0, "train", 0, "client-0"))
+        (positions,) = room.algorithm.epoch(work)
+    room.net.train()
+    optimizer.zero_grad(set_to_none=False)
+    total = loss(work, work.batch(positions))
+    if name == "fedul":
+        total = total + 1e-2 * sum(w.abs().sum() for w in room.net.parameters())
+    total.backward()
+    optimizer.step()
+    torch.testing.assert_close(algorithm.states[0].tensors["values"], room.flat.values.detach(), atol=1e-7, rtol=1e-5)

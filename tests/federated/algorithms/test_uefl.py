@@ -1,0 +1,248 @@
+import pytest
+import torch
+
+from tests.federated.test_rounds import Meddler
+from tests.federated.tiny import arm, federation, finish, settings, state, values, visible
+from uefl.algorithms.uefl import above, counts_per_batch
+from uefl.clustering import kmeans
+from uefl.engines.base import Message
+
+
+def turns(algorithm, count):
+    return [algorithm.turn() for _ in range(count)]
+
+
+def test_every_client_sees_the_same_averaged_shared_codebook():
+    algorithm, _, _ = arm(settings(rounds=[3]))
+    before = visible(algorithm, "silo-0").clone()
+    turns(algorithm, 3)
+    books = [visible(algorithm, f"silo-{k}") for k in range(3)]
+    assert all(torch.equal(books[0], book) for book in books)
+    assert not torch.equal(before, books[0])
+
+
+def test_dropout_passes_differ_between_measurements_of_the_same_model():
+    records = finish(arm(settings(dropout=0.5, rounds=[2]))[0])
+    assert all(r["entropy"] != r["entropy_deterministic"] for r in records)
+
+
+def test_a_line_shows_by_how_much_a_client_is_above_the_threshold():
+    entropy = {"a": 0.5, "b": 0.9, "c": 0.502, "d": 0.50001}
+    assert above(0.5, entropy, ["b", "c", "d"]) == "b (1.80 x least), c (1.004 x least), d (1.00002 x least)"
+    assert above(0.0, {"a": 0.0, "b": 0.1}, ["b"]) == "b"
+    assert above(0.5, entropy, []) == ""
+
+
+def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_it():
+    algorithm, _, notices = arm(settings(rounds=[4, 1], local_epochs=3, gamma=0.2))
+    turns(algorithm, 4)
+    shared = visible(algorithm, "silo-0").clone()
+    records = algorithm.turn()
+    entropy = {r["client"]: r["holdout_entropy"] for r in records}
+    expected = [k for k, e in entropy.items() if e > 1.2 * min(entropy.values())]
+    assert state(algorithm).plain["uncertain"] == expected == ["silo-2"]  # the silo that is mostly noise
+    assert state(algorithm).plain["threshold"] == pytest.approx(1.2 * min(entropy.values()))
+    assert "silo-2" in notices[-1]
+    _, _, turn = next(algorithm._each(False, True, algorithm.context.clients))
+    sent = [algorithm.members[0].broadcast(state(algorithm), name, turn) for name in ("silo-0", "silo-2")]
+    assert torch.equal(sent[0].tensors["codebook"], shared)
+    assert "new_codewords" not in sent[0].options
+    assert sent[1].options["new_at"] == 4
+    last = turns(algorithm, 2)[1]
+    assert [(r["client"], r["codewords"], r["extended"]) for r in last] == [("silo-0", 4, False), ("silo-1", 4, False), ("silo-2", 8, True)]
+
+
+def test_new_codewords_are_k_means_centroids_of_the_client_s_own_features():
+    seen = {}
+
+    class Spy(Meddler):
+        def round(self, messages, deadline=None):
+            seen.update(messages)
+            return self.inner.round(messages, deadline)
+
+    algorithm, room, _ = arm(settings(rounds=[1, 1], lr=1e-12), wrap=lambda e: Spy(e, None))
+    turns(algorithm, 2)
+    before = Message({name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")})
+    (client,) = state(algorithm).plain["uncertain"][:1]
+    algorithm.turn()
+    options = seen[client].options
+    room.load(before)
+    room.net.eval()
+    data = next(s for s in federation().silos if s.name == client).load()
+    with torch.no_grad():
+        features = room.net.tokens(room.normalize(data.train.images)).reshape(-1, 4)
+    expected, _ = kmeans(features, 4, options["kmeans_seed"])
+    torch.testing.assert_close(visible(algorithm, client)[4:], expected, atol=1e-6, rtol=1e-5)  # lr 1e-12: training moved nothing
+
+
+def test_extensions_accumulate_and_older_ones_stay_visible():
+    algorithm, _, _ = arm(settings(rounds=[1, 1, 1], lr=1e-12))
+    turns(algorithm, 4)
+    name = next(n for n in state(algorithm).plain["uncertain"] if len(visible(algorithm, n)) == 8)
+    older = visible(algorithm, name).clone()
+    turns(algorithm, 1)
+    assert len(visible(algorithm, name)) == 12
+    torch.testing.assert_close(visible(algorithm, name)[:8], older, atol=1e-6, rtol=0)  # lr 1e-12: training moved nothing
+
+
+@pytest.mark.parametrize("reference", ["min", "mean"])
+def test_threshold_reference(reference):
+    algorithm, _, _ = arm(settings(reference=reference, gamma=0.25))
+    records = [r for turn in turns(algorithm, 3) for r in turn][-3:]
+    values = [r["holdout_entropy"] for r in records]
+    assert state(algorithm).plain["threshold"] == pytest.approx(1.25 * (min(values) if reference == "min" else sum(values) / 3))
+
+
+@pytest.mark.parametrize(("rule", "same"), [("fixed", True), ("current", False)])
+def test_threshold_is_fixed_after_the_first_iteration_unless_asked(rule, same):
+    algorithm, _, _ = arm(settings(threshold=rule, rounds=[1, 1, 1]))
+    turns(algorithm, 2)
+    first = state(algorithm).plain["threshold"]
+    turns(algorithm, 2)
+    assert (state(algorithm).plain["threshold"] == first) is same
+
+
+def test_the_run_ends_when_no_client_is_uncertain():
+    algorithm, _, _ = arm(settings(gamma=1e6, stop_when_certain=True))
+    assert len(finish(algorithm)) == 2 * 3  # the first iteration's two rounds
+
+
+@pytest.mark.parametrize("name", ["uefl", "uefl-published"])
+def test_a_threshold_that_no_client_can_exceed_is_said(name):
+    for gamma, said in ((1e6, True), (0.0, False)):
+        algorithm, _, notices = arm(settings(name, gamma=gamma, rounds=[1], max_iterations=1))
+        finish(algorithm)
+        assert (r"nats (none of 3 classes can exceed ln 3 = 1.099: lower gamma): no client" in notices[-1]) is said
+
+
+def test_or_goes_on_without_extension_when_arms_must_take_equal_steps():
+    records = finish(arm(settings(gamma=1e6))[0])
+    assert len(records) == 3 * 3
+    assert all(r["codewords"] == 4 for r in records)
+
+
+def test_the_cap_on_iterations_repeats_the_last_number_of_rounds():
+    assert settings(rounds=[2, 1], max_iterations=4).training.iterations() == [2, 1, 1, 1]
+    assert settings(rounds=[2, 1, 3], max_iterations=1).training.iterations() == [2]
+
+
+def test_group_sharing_gives_one_block_to_all_clients_extended_together():
+    algorithm, _, _ = arm(settings(ext_share="group", gamma=0.0, rounds=[1, 2]))
+    turns(algorithm, 2)
+    group = list(state(algorithm).plain["uncertain"])
+    assert len(group) == 2
+    turns(algorithm, 2)
+    assert state(algorithm).plain["members"][1] == group
+    assert torch.equal(visible(algorithm, group[0]), visible(algorithm, group[1]))
+    assert len(visible(algorithm, group[0])) == 8
+
+
+def test_a_private_block_is_nobody_else_s():
+    algorithm, _, _ = arm(settings(gamma=0.0))
+    finish(algorithm)
+    books = [visible(algorithm, name)[4:] for name in ("silo-0", "silo-1", "silo-2")]
+    grown = [book for book in books if len(book)]
+    assert len(grown) == 2
+    assert not torch.equal(*grown)
+
+
+def test_group_centroids_are_weighted_by_the_clusters_they_stand_for():
+    def meddle(reply):
+        if "block" in reply.tensors:  # one client's clusters weigh next to nothing
+            light = reply.client == "silo-0"
+            reply.tensors["block"] = torch.full((1, 4), 100.0 if light else 1.0)
+            reply.tensors["mass"] = torch.full((1,), 1e-6 if light else 1e3)
+        return reply
+
+    algorithm, _, _ = arm(settings(codewords=1), wrap=lambda e: Meddler(e, meddle))
+    one, own, turn = next(algorithm._each(False, True, algorithm.context.clients))
+    algorithm._traffic = {}
+    block = one.pooled_kmeans(own, ["silo-0", "silo-1"], "extend", turn)
+    assert float((block - 1.0).abs().max()) < 0.01
+
+
+def test_the_commitment_weight_pulls_features_to_their_codewords():
+    ends = {}
+    for weight in (0.0, 0.25):
+        algorithm, _, _ = arm(settings(extend="none", commitment=weight))
+        algorithm.turn()
+        ends[weight] = values(algorithm).clone()
+    assert not torch.equal(ends[0.0], ends[0.25])
+
+
+def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
+    asked = []
+
+    class Spy(Meddler):
+        def round(self, messages, deadline=None):
+            asked.append({("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()})
+            return self.inner.round(messages, deadline)
+
+    algorithm, _, _ = arm(settings(extend="none", codebook_init="kmeans"), wrap=lambda e: Spy(e, None))
+    records = finish(algorithm)
+    assert asked[:3] == [{(False, False)}, {(False, True)}, {(True, False)}]
+    assert [r["codewords"] for r in records] == [4] * 9
+
+
+@pytest.mark.parametrize(("by_use", "expected"), [(True, [1.0, 2.0]), (False, [(10 * 1 + 30 * 2) / 40] * 2)], ids=["use", "examples"])
+def test_codewords_are_averaged_by_use_or_by_examples(by_use, expected):
+    def meddle(reply):
+        if "codebook" in reply.tensors:
+            first = reply.client == "silo-0"
+            reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], 1.0 if first else 2.0)
+            reply.tensors["usage"] = torch.tensor([7, 0, 7, 0] if first else [0, 9, 0, 9])
+        return reply
+
+    fed = federation(sizes=(10, 30), noise=(0.1, 0.1))
+    algorithm, _, _ = arm(settings(extend="none", usage_aware=by_use), fed, wrap=lambda e: Meddler(e, meddle))
+    algorithm.turn()
+    assert visible(algorithm, "silo-0")[:2, 0].tolist() == pytest.approx(expected)
+
+
+def test_perplexity_is_that_of_batches_of_100_images():
+    indices = torch.cat([torch.zeros(100, 2), torch.ones(100, 2), torch.arange(2).repeat(30, 1)]).long()
+    assert counts_per_batch(indices, 3).tolist() == [[200, 0, 0], [0, 200, 0], [30, 30, 0]]
+
+
+def test_a_client_whose_extension_was_refused_is_asked_again_and_not_called_extended():
+    refused = []
+
+    def meddle(reply):
+        if "codebook" in reply.tensors and len(reply.tensors["codebook"]) == 8 and not refused:
+            refused.append(reply.client)
+            reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("nan"))
+        return reply
+
+    algorithm, _, _ = arm(settings(quorum=0.5, rounds=[1, 3]), wrap=lambda e: Meddler(e, meddle))
+    turns(algorithm, 3)
+    (name,) = refused
+    first, second, _ = turns(algorithm, 3)
+    of = {r["round"]: r for records in (first, second) for r in records if r["client"] == name}
+    assert [(of[n]["codewords"], of[n]["extended"]) for n in (1, 2)] == [(4, False), (8, True)]
+
+
+def test_the_arm_without_extension_never_grows():
+    records = finish(arm(settings(extend="none", gamma=0.0))[0])
+    assert {r["codewords"] for r in records} == {4}
+
+
+def test_a_refused_client_keeps_its_codebook():
+    def meddle(reply):
+        if reply.client == "silo-1" and "codebook" in reply.tensors:
+            reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("inf"))
+        return reply
+
+    algorithm, _, _ = arm(settings(quorum=0.5, gamma=0.0), wrap=lambda e: Meddler(e, meddle))
+    finish(algorithm)
+    assert algorithm.rejected == 3
+    assert all(bool(torch.isfinite(codewords).all()) for codewords in (visible(algorithm, f"silo-{i}") for i in range(3)))
+
+
+def test_usage_is_reported_on_the_last_round_of_an_iteration_and_adds_up():
+    records = finish(arm(settings())[0])
+    with_usage = [r for r in records if "usage" in r]
+    assert {r["round"] for r in with_usage} == {1, 2}
+    for r in with_usage:
+        assert len(r["usage"]) == r["codewords"]
+        assert sum(r["usage"]) == 12 * 1 * 4  # test images x tokens x segments
+        assert 1 <= r["perplexity"] <= r["codewords"]

@@ -1,0 +1,163 @@
+"""The published code's behaviour, mistake by mistake."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.federated.test_rounds import Meddler
+from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from uefl.clustering import kmeans
+from uefl.engines.base import Message
+
+NAMES = ("silo-0", "silo-1", "silo-2")
+
+
+def legacy(**keys):
+    keys = {
+        "reference": "mean",
+        "gamma": 0.02,
+        "max_iterations": 3,
+        "rounds": [2, 2],
+        "logit_dropout": True,
+    } | keys
+    return settings("uefl-published", **keys)
+
+
+def start(cfg, **more):
+    return arm(cfg, **more)
+
+
+def own(algorithm, name):
+    return state(algorithm).tensors[f"own.{name}"]
+
+
+def turns(algorithm, count):
+    return [algorithm.turn() for _ in range(count)]
+
+
+def test_all_dropout_passes_are_the_same():
+    records = finish(start(legacy())[0])
+    assert all(r["entropy"] == pytest.approx(r["entropy_deterministic"], rel=1e-5) for r in records)
+
+
+def test_no_codeword_is_averaged_and_the_silos_drift_apart_from_the_first_round():
+    algorithm, _, _ = start(legacy())
+    common = state(algorithm).tensors["main"].clone()
+    assert all(torch.equal(own(algorithm, n), common) for n in NAMES)
+    algorithm.turn()
+    first = {n: own(algorithm, n)[0].clone() for n in NAMES}
+    assert not torch.equal(first["silo-0"], first["silo-1"])
+    assert not torch.equal(first["silo-1"], first["silo-2"])
+    assert not torch.equal(first["silo-0"], common[0])
+    assert all(torch.equal(own(algorithm, n)[1], common[1]) for n in NAMES)  # the spare is not visible, so not trained
+
+
+def test_a_new_iteration_starts_in_every_silo_from_the_last_silo_s_copy():
+    seen = []
+
+    class Spy(Meddler):
+        def round(self, messages, deadline=None):
+            seen.append({n: r.tensors["codebook"].clone() for n, r in messages.items()})
+            return self.inner.round(messages, deadline)
+
+    algorithm, _, _ = start(legacy(gamma=1e9, stop_when_certain=False), wrap=lambda e: Spy(e, None))
+    turns(algorithm, 3)
+    last = own(algorithm, "silo-2")[0].clone()
+    assert not torch.equal(last, own(algorithm, "silo-0")[0])
+    algorithm.turn()
+    assert all(torch.equal(seen[-1][n], last) for n in NAMES)
+
+
+def test_k_means_overwrites_the_shared_block_of_silos_that_were_not_uncertain():
+    algorithm, room, _ = start(legacy(rounds=[4, 1], local_epochs=3))
+    turns(algorithm, 5)
+    room.context = replace(
+        room.context, training=room.context.training.model_copy(update={"lr": 1e-12})
+    )  # the centroids stay where they are
+    certain = [n for n in NAMES if n not in state(algorithm).plain["uncertain"]]
+    assert certain
+    assert state(algorithm).plain["uncertain"]
+    before = Message({name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")})
+    shared_before = state(algorithm).tensors["main"][0].clone()
+    algorithm.turn()
+    room.load(before)
+    room.net.eval()
+    for name in NAMES:
+        data = next(s for s in federation(test_is_holdout=True).silos if s.name == name).load()
+        with torch.no_grad():
+            features = room.net.tokens(room.normalize(data.train.images)).reshape(-1, 4)
+        centroids, _ = kmeans(features, 4, 0)
+        block = 0 if name in certain else 1
+        torch.testing.assert_close(own(algorithm, name)[block], centroids, atol=1e-6, rtol=1e-5)
+        if name not in certain:
+            torch.testing.assert_close(own(algorithm, name)[0], shared_before, atol=1e-6, rtol=1e-5)
+
+
+def test_a_silo_sees_at_most_two_blocks_and_each_extension_leaves_a_spare():
+    algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1], max_iterations=3))
+    records = finish(algorithm)
+    assert {r["codewords"] for r in records} <= {4, 8}
+    assert max(state(algorithm).plain["book"].values()) == 3
+    assert len(state(algorithm).tensors["main"]) == 2 + 2  # shared and spare, one more spare after each of two extensions
+    assert all(len(blocks) == len(state(algorithm).tensors["main"]) for blocks in (own(algorithm, n) for n in NAMES))
+
+
+def test_an_older_extension_is_no_longer_seen():
+    algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1]))
+    turns(algorithm, 4)
+    name = next(n for n in state(algorithm).plain["uncertain"] if state(algorithm).plain["book"][n] == 2)
+    turns(algorithm, 1)
+    one, kept, turn = next(algorithm._each(True, True, algorithm.context.clients))
+    seen = one.visible(kept, name, turn)
+    assert torch.equal(seen[4:], own(algorithm, name)[2])
+    assert not any(torch.equal(seen[4:], own(algorithm, name)[b]) for b in (0, 1))
+
+
+def test_silos_weigh_the_same_whatever_their_size():
+    def meddle(reply):
+        if "values" in reply.tensors:
+            reply.tensors["values"] = torch.full_like(reply.tensors["values"], float(reply.client[-1]))
+        return reply
+
+    algorithm, _, _ = start(legacy(), fed=federation(sizes=(9, 30, 48), test_is_holdout=True), wrap=lambda e: Meddler(e, meddle))
+    algorithm.turn()
+    torch.testing.assert_close(values(algorithm), torch.full_like(values(algorithm), 1.0))
+
+
+def test_the_threshold_is_the_mean_s_and_set_once_on_the_test_split():
+    algorithm, _, _ = start(legacy(gamma=0.5))
+    records = turns(algorithm, 3)[-1]
+    assert state(algorithm).plain["threshold"] == pytest.approx(1.5 * sum(r["entropy_deterministic"] for r in records) / 3)
+    first = state(algorithm).plain["threshold"]
+    algorithm.finished = False
+    turns(algorithm, 3)
+    assert state(algorithm).plain["threshold"] == first
+
+
+def test_the_run_ends_when_every_silo_is_certain():
+    algorithm, _, _ = start(legacy(gamma=1e6, stop_when_certain=True))
+    assert len(finish(algorithm)) == 2 * 3
+
+
+def test_k_means_runs_in_the_first_round_of_a_later_iteration_only():
+    asked = []
+
+    class Spy(Meddler):
+        def round(self, messages, deadline=None):
+            asked.append({"new_codewords" in r.options for r in messages.values()})
+            return self.inner.round(messages, deadline)
+
+    finish(start(legacy(max_iterations=2), wrap=lambda e: Spy(e, None))[0])
+    assert asked == [{False}] * 3 + [{True}] + [{False}] * 2
+
+
+def test_there_is_no_cap_on_iterations_unless_one_is_set():
+    algorithm, _, _ = start(legacy(max_iterations=0, rounds=[2, 1]))
+    assert [algorithm.members[0].rounds(i) for i in (0, 1, 2, 1000)] == [2, 1, 1, 1]
+    capped, _, _ = start(legacy(max_iterations=3, rounds=[2, 1]))
+    assert [capped.members[0].rounds(i) for i in (0, 1, 2, 3)] == [2, 1, 1, None]
+
+
+def test_a_resumed_run_is_the_uninterrupted_one():
+    assert again(legacy()) == finish(start(legacy())[0])

@@ -1,0 +1,65 @@
+"""How the tests of the data make a federation, and compare what its clients have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from uefl.data import Data, Federation, Split, build
+
+
+def labeled(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
+    """A data set dealt to two clients or one per angle, or the user's own silos."""
+    if keys.get("angles") is not None:
+        keys["partition"] = {"scheme": "rotations", "angles": keys.pop("angles"), "legacy_center": keys.pop("legacy_center", False)}
+    small = {"train_per_client": 20, "test_per_client": 10}
+    return build(Data.model_validate({"source": str(source), **small, **keys}), kind="labeled", seed=seed, data_root=data_root)
+
+
+def sets(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
+    """Unlabeled sets; keys of the partition and of the section stand side by side."""
+    of_partition = {key: keys.pop(key) for key in ("split", "sets", "overlap", "legacy_column_norm") if key in keys}
+    if of_partition:
+        keys["partition"] = {"scheme": "unlabeled", **of_partition}
+    return build(Data.model_validate({"source": str(source), **keys}), kind="sets", seed=seed, data_root=data_root)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A client with its images read."""
+
+    name: str
+    data: Any
+
+    def __getattr__(self, key):
+        """What the data have."""
+        return getattr(self.data, key)
+
+
+def load(federation: Federation) -> list[Loaded]:
+    """Read all clients."""
+    return [Loaded(silo.name, silo.load()) for silo in federation.silos]
+
+
+def pairs(*splits: Split):
+    """Images with their labels, sorted: what the splits hold, whatever the order."""
+    return sorted(
+        (image.numpy().tobytes(), int(label)) for split in splits for image, label in zip(split.images, split.labels, strict=True)
+    )
+
+
+def whole(silo):
+    """All images of a client."""
+    return pairs(silo.train, silo.holdout, silo.test)
+
+
+def same(a: Split, b: Split) -> bool:
+    """Whether two splits are the same bits."""
+    return torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+
+
+def split_of(table, rows) -> Split:
+    """Rows of a source as they lie there."""
+    return Split(table.images.read(rows, 0), torch.from_numpy(table.labels[rows]))

@@ -1,0 +1,327 @@
+"""Federations of labeled images: data sets dealt in order, the user's own silos, splits, and the mean and deviation."""
+
+import numpy as np
+import pytest
+import torch
+
+from uefl.data import Split, build
+from uefl.data.rotate import rotate
+from uefl.data.settings import Data
+from uefl.data.sources.digits import digits
+from uefl.data.sources.mnist import mnist
+from uefl.data.sources.own_folder import read as read_folder
+from uefl.errors import UserError
+
+from .common import labeled, load, pairs, same, split_of, whole
+
+NINE = (0, 0, 0, -50, -50, -50, 120, 120, 120)
+
+
+def test_demo_is_nine_silos_of_rotated_digits():
+    federation = labeled(clients=9, angles=NINE, train_per_client=400, test_per_client=100)
+    assert [silo.name for silo in federation.silos] == [f"silo-{i}" for i in range(9)]
+    assert federation.image_shape == (1, 28, 28)
+    assert federation.kind == "labeled"
+    table = digits()
+    for i, (silo, angle) in enumerate(zip(load(federation), NINE, strict=True)):
+        assert (len(silo.train), len(silo.holdout), len(silo.test)) == (360, 40, 100)
+        train, test = (split_of(table, table.train[500 * i + a : 500 * i + b]) for a, b in ((0, 400), (400, 500)))
+        assert pairs(silo.train, silo.holdout) == pairs(Split(rotate(train.images, angle), train.labels))
+        assert same(silo.test, Split(rotate(test.images, angle), test.labels))
+
+
+def test_sizes_are_known_before_a_pixel_is_read():
+    for silo in labeled(clients=3).silos:
+        data = silo.load()
+        assert (
+            (silo.sizes.train, silo.sizes.holdout, silo.sizes.test) == (len(data.train), len(data.holdout), len(data.test)) == (18, 2, 10)
+        )
+        assert same(silo.load().train, data.train)
+
+
+def test_fewer_angles_than_clients_are_those_of_consecutive_ones():
+    named, short = labeled(clients=9, angles=NINE), labeled(clients=9, angles=[0, -50, 120])
+    for a, b in zip(load(named), load(short), strict=True):
+        assert same(a.train, b.train)
+        assert same(a.test, b.test)
+
+
+def test_imbalanced_rotations_turn_one_silo_each():
+    plain, turned = load(labeled(clients=5)), load(labeled(angles=[0, 0, 0, -50, 120]))
+    named = load(labeled(partition={"scheme": "imbalanced", "angles": [0, -50, 120], "clients_per_angle": [3, 1, 1]}))
+    for i, angle in enumerate((0, 0, 0, -50, 120)):
+        assert torch.equal(turned[i].train.images, rotate(plain[i].train.images, angle))
+        assert torch.equal(turned[i].train.labels, plain[i].train.labels)
+        assert same(named[i].train, turned[i].train)
+
+
+def test_dealt_silos_share_no_image():
+    images = [image for silo in load(labeled(clients=6)) for image, _ in whole(silo)]
+    assert len(set(images)) == len(images) == 180
+
+
+def test_seed_changes_the_holdout_and_not_the_silo():
+    first, again, other = (labeled(clients=2, seed=seed) for seed in (0, 0, 1))
+    assert first.digest == again.digest != other.digest
+    for a, b, c in zip(load(first), load(again), load(other), strict=True):
+        assert same(a.train, b.train)
+        assert same(a.holdout, b.holdout)
+        assert pairs(a.train, a.holdout) == pairs(c.train, c.holdout)
+        assert same(a.test, c.test)
+    assert not all(same(a.holdout, c.holdout) for a, c in zip(load(first), load(other), strict=True))
+    assert first.mean == other.mean
+    assert first.std == other.std
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.1, 2), (0.5, 10), (0.001, 1)], ids=["tenth", "half", "at-least-one"])
+def test_holdout_share(share, count):
+    silo = load(labeled(clients=2, holdout=share))[0]
+    assert (len(silo.train), len(silo.holdout)) == (20 - count, count)
+
+
+def test_holdout_that_takes_everything_is_refused():
+    with pytest.raises(UserError, match=r"silo 'silo-0': holdout = 0.99 leaves fewer than two classes of 20 training images"):
+        labeled(clients=2, holdout=0.99)
+
+
+def test_mean_and_deviation_over_the_training_images():
+    federation = labeled(angles=[0, 120])
+    images = torch.cat([split.images for silo in load(federation) for split in (silo.train, silo.holdout)]).double() / 255
+    assert federation.mean == pytest.approx([images.mean().item()], rel=1e-12)
+    assert federation.std == pytest.approx([images.std(correction=0).item()], rel=1e-12)
+
+
+def test_mean_and_deviation_per_channel_and_a_constant_channel(make_npz):
+    images = np.random.default_rng(0).integers(0, 256, (40, 5, 5, 3), dtype=np.uint8)
+    images[..., 1] = 51
+    federation = labeled(make_npz(images=images, test=np.arange(40) % 5 == 0))
+    chosen = images[np.arange(40) % 5 != 0] / 255
+    assert federation.mean == pytest.approx(chosen.mean((0, 1, 2)), rel=1e-12)
+    deviation = chosen.std((0, 1, 2))
+    assert federation.std == pytest.approx([deviation[0], 1 / 255, deviation[2]], rel=1e-12)
+
+
+def test_names_of_ten_silos_sort_as_numbers():
+    names = [silo.name for silo in labeled(clients=11).silos]
+    assert names == sorted(names)
+    assert names[0] == "silo-00"
+    assert names[-1] == "silo-10"
+
+
+def test_the_published_code_holds_out_the_test_split_and_turns_about_another_centre():
+    published = load(labeled(angles=[0, 120], legacy_center=True, legacy_holdout=True))
+    plain = load(labeled(clients=2))
+    for silo, upright in zip(published, plain, strict=True):
+        assert len(silo.train) == 20
+        assert same(silo.holdout, silo.test)
+        assert torch.equal(silo.test.labels, upright.test.labels)
+    assert torch.equal(published[0].test.images, plain[0].test.images)
+    assert torch.equal(published[1].test.images, rotate(plain[1].test.images, 120, legacy_center=True))
+    assert not torch.equal(published[1].test.images, rotate(plain[1].test.images, 120))
+
+
+def test_mnist_keeps_its_own_splits_in_file_order(idx_root, monkeypatch):
+    table = mnist(idx_root)
+    given = load(labeled("mnist", clients=2, data_root=idx_root))
+    monkeypatch.setenv("UEFL_DATA", str(idx_root))
+    for silo, named in zip(load(labeled("mnist", clients=2)), given, strict=True):
+        assert whole(silo) == whole(named)
+    assert pairs(given[1].train, given[1].holdout) == pairs(split_of(table, np.arange(20, 40)))
+    assert same(given[1].test, split_of(table, np.arange(50, 60)))
+
+
+def test_first_classes_leave_the_others_out():
+    federation = labeled(clients=2, first_classes=3)
+    assert federation.classes == ("0", "1", "2")
+    for silo in load(federation):
+        assert silo.train.labels.unique().tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match="key 'first_classes': expected at most 10, the classes of digits; got 11"):
+        labeled(clients=2, first_classes=11)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"clients": 200}, "200 clients with train_per_client = 20 and test_per_client = 10 need 6000 images, digits has 5000"),
+        ({"source": "mnist", "clients": 3}, "need 60 training images, mnist has 40"),
+        ({"source": "mnist", "test_per_client": 11, "clients": 2}, "need 22 test images, mnist has 20"),
+        (
+            {"source": "minst"},
+            r"'minst' is none of .*digits, emnist_letters, .*\(did you mean 'mnist'\?\), and no folder or .npz of that name is there",
+        ),
+        ({"source": " "}, "key 'source': is empty"),
+        ({}, "key 'clients': give the number of clients that digits is dealt to"),
+        ({"clients": 3, "angles": [0, 90]}, r"key 'angles': expected as many as clients \(3\), a divisor .*; got 2: \[0.0, 90.0\]"),
+        (
+            {"partition": {"scheme": "imbalanced"}, "clients": 4},
+            "key 'clients': expected 5, the sum of clients_per_angle, or nothing; got 4",
+        ),
+    ],
+    ids=["digits", "train", "test", "no-such-data", "blank", "no-clients", "angles", "imbalanced"],
+)
+def test_too_little_or_unknown_data_is_refused(idx_root, keys, message):
+    with pytest.raises(UserError, match=message) as error:
+        labeled(**keys, data_root=idx_root)
+    assert "\n" not in str(error.value)
+
+
+def test_mnist_without_a_data_root_says_how_to_get_it(monkeypatch):
+    monkeypatch.delenv("UEFL_DATA", raising=False)
+    with pytest.raises(UserError, match="--data-root or in UEFL_DATA"):
+        labeled("mnist", clients=2)
+
+
+def test_own_silos_are_as_many_and_as_large_as_they_are_and_not_turned(make_images, tmp_path):
+    for silo, count in (("a", 6), ("b", 12), ("c", 30)):
+        for label in ("cat", "dog"):
+            make_images(f"silos/{silo}/{label}", count=count, size=(8, 8))
+    federation = labeled(tmp_path / "silos")
+    silos = load(federation)
+    assert [len(s.train) + len(s.holdout) + len(s.test) for s in silos] == [12, 24, 60]
+    assert [len(s.test) for s in silos] == [4, 8, 20]  # a third, as 10 of 20 + 10
+    table = read_folder(tmp_path / "silos")
+    assert [whole(silo) for silo in silos] == [pairs(split_of(table, table.of_group(name)[0])) for name in "abc"]
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "npz"])
+def test_keys_of_silos_that_are_dealt_are_refused(make_images, make_npz, tmp_path, folder):
+    for silo in ("a/cat", "a/dog", "b/cat", "b/dog"):
+        make_images(f"silos/{silo}")
+    path = tmp_path / "silos" if folder else make_npz()
+    with pytest.raises(UserError, match=r"key 'clients': .* brings 2 silos, which stay as they are; leave it out, got 5$"):
+        labeled(path, clients=5)
+    assert len(labeled(path, clients=2).silos) == 2
+    with pytest.raises(UserError, match=r"partition 'rotations' deals a data set; .* brings silos of its own: leave the partition out"):
+        labeled(path, angles=[90.0, 0.0])
+
+
+def test_a_data_set_has_no_silos_of_its_own():
+    with pytest.raises(UserError, match="partition 'natural' takes silos or domains as they are; digits has none"):
+        labeled(clients=2, partition={"scheme": "natural"})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_own_split_takes_its_share_of_every_class(make_npz, seed):
+    labels = np.array([0] * 19 + [1] * 12 + [2] * 8 + [3])
+    silo = load(labeled(make_npz(labels=labels, silo=np.zeros(40, int)), seed=seed))[0]
+    assert len(silo.test) == round(40 / 3)
+    share = np.bincount(labels) / 3
+    assert (np.abs(silo.test.labels.bincount(minlength=4).numpy() - share) < 1).all()
+
+
+def test_own_split_is_seeded(make_npz):
+    path = make_npz()
+    first, again, other = (load(labeled(path, seed=seed))[0] for seed in (0, 0, 1))
+    assert same(first.test, again.test)
+    assert same(first.train, again.train)
+    assert pairs(first.test) != pairs(other.test)
+    assert whole(first) == whole(other)
+
+
+def test_given_test_split_is_kept_whatever_the_seed(make_npz):
+    mask = np.arange(40) % 5 == 0
+    path = make_npz(test=mask)
+    labels = (np.arange(40) % 4)[mask].tolist()
+    for seed in (0, 1):
+        north, south = load(labeled(path, seed=seed))
+        assert south.test.labels.tolist() + north.test.labels.tolist() == labels
+
+
+def test_image_size_resizes_every_source(make_npz):
+    assert labeled(make_npz(), image_size=12).image_shape == (1, 12, 12)
+    federation = labeled(clients=2, image_size=14)
+    assert federation.image_shape == (1, 14, 14)
+    assert load(federation)[0].test.images.shape == (10, 1, 14, 14)
+
+
+def test_images_that_do_not_fit_into_memory_are_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr("os.sysconf", lambda name: 2**16 if name == "SC_PAGE_SIZE" else 2**10)
+    with pytest.raises(UserError, match=r"^900 images of 1 x 1000 x 1000 take 1 GB, this machine has 0 GB; lower image_size$"):
+        labeled(clients=30, image_size=1000)
+
+
+def test_npz_pool_is_dealt_and_turned(make_npz):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_train": rng.integers(0, 256, (40, 8, 8), dtype=np.uint8),
+        "y_train": np.arange(40) // 20,  # sorted by class: dealt without a shuffle, each silo would have one
+        "x_test": rng.integers(0, 256, (20, 8, 8), dtype=np.uint8),
+        "y_test": np.arange(20) // 10,
+    }
+    path = make_npz(images=None, labels=None, silo=None, **arrays)
+    plain, turned = load(labeled(path, clients=2)), load(labeled(path, angles=[0, 90]))
+    assert [len(silo.test) for silo in plain] == [10, 10]
+    assert torch.equal(turned[1].test.images, torch.rot90(plain[1].test.images, 1, (-2, -1)))
+    dealt = [pair for silo in plain for pair in pairs(silo.train, silo.holdout)]
+    assert sorted(dealt) == sorted((image.tobytes(), int(y)) for image, y in zip(arrays["x_train"], arrays["y_train"], strict=True))
+
+
+def test_silo_of_one_class_is_refused(make_images, tmp_path):
+    make_images("silos/a/cat")
+    make_images("silos/b/cat")
+    make_images("silos/b/dog")
+    with pytest.raises(UserError, match="silo 'a': all 3 training images are of class 'cat'; a silo needs two classes or more"):
+        labeled(tmp_path / "silos")
+
+
+@pytest.mark.parametrize("everything_is_test", [True, False], ids=["no-train", "no-test"])
+def test_silo_with_an_empty_split_is_refused(make_npz, everything_is_test):
+    mask = np.full(40, everything_is_test)
+    with pytest.raises(UserError, match=r"silo 'north': (0 training and 20 test|20 training and 0 test) images; it needs some of both"):
+        labeled(make_npz(test=mask))
+
+
+def test_a_client_is_read_without_the_others(make_images, tmp_path):
+    for silo in ("a", "b"):
+        for label in ("cat", "dog"):
+            make_images(f"silos/{silo}/{label}")
+    federation = labeled(tmp_path / "silos")
+    for path in (tmp_path / "silos" / "b").rglob("*.png"):
+        path.unlink()
+    assert len(federation.silos[0].load().train) == 6
+    with pytest.raises(UserError, match=r"cannot read image .*silos/b/"):
+        federation.silos[1].load()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"labeled": 5}, "key 'labeled': expected its default 0, so leave it out: it is for clients with unlabeled sets; got 5"),
+        ({"strict": True}, "key 'strict': expected its default False"),
+        (
+            {"partition": {"scheme": "unlabeled"}},
+            "partition 'unlabeled' makes clients with unlabeled sets; these arms need clients with lab",
+        ),
+    ],
+)
+def test_keys_of_unlabeled_sets_are_refused(keys, message):
+    with pytest.raises(UserError, match=message):
+        labeled(clients=2, **keys)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "shape"), [("gtsrb32_subset", (3, 32, 32)), ("cifar10_subset", (3, 32, 32))])
+def test_real_npz_is_dealt(data_root, name, shape):
+    federation = labeled(data_root / f"{name}.npz", angles=[0, 0, 15], train_per_client=800, test_per_client=200)
+    by_name = labeled(name.split("_")[0].rstrip("32") if "gtsrb" in name else "cifar10", angles=[0, 0, 15], data_root=data_root)
+    assert federation.image_shape == by_name.image_shape == shape
+    assert len(federation.classes) == (43 if "gtsrb" in name else 10)
+    assert any(f"{name}.npz" in note for note in by_name.notes)
+    assert all(len(silo.train.labels.unique()) > len(federation.classes) * 0.8 for silo in load(federation))
+
+
+@pytest.mark.data
+def test_real_folder_of_silos(data_root, tmp_path):
+    import tarfile
+
+    with tarfile.open(data_root / "pacs64.tar") as archive:
+        members = [m for m in archive.getmembers() if m.isfile()][::40]
+        archive.extractall(tmp_path, members, filter="data")
+    federation = labeled(tmp_path / "pacs64")
+    assert [silo.name for silo in federation.silos] == ["art_painting", "cartoon", "photo", "sketch"]
+    assert federation.image_shape == (3, 64, 64)
+    assert sum(s.sizes.train + s.sizes.holdout + s.sizes.test for s in federation.silos) == len(members)
+
+
+def test_the_default_builds_with_nothing_but_clients():
+    assert len(build(Data(clients=2), kind="labeled", seed=0).silos) == 2

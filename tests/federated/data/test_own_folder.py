@@ -1,0 +1,157 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from uefl.data.sources.own_folder import read
+from uefl.errors import UserError
+
+from .common import labeled, split_of
+
+
+def splits(table, group):
+    """The training and the test split of a silo."""
+    train, test = table.of_group(group)
+    return split_of(table, train), None if test is None else split_of(table, test)
+
+
+def test_classes_are_the_union_over_silos_and_names_are_the_folders(make_images, tmp_path):
+    for folder in ("silos/south/cat", "silos/south/dog", "silos/north/dog", "silos/north/ant"):
+        make_images(folder)
+    own = read(tmp_path / "silos")
+    assert list(own.groups) == ["north", "south"]
+    assert own.classes == ("ant", "cat", "dog")
+    train, test = splits(own, "south")
+    assert test is None
+    assert train.images.shape == (10, 1, 6, 8)
+    assert train.labels.tolist() == [1] * 5 + [2] * 5
+    np.testing.assert_array_equal(train.images[7, 0].numpy(), np.array(Image.open(tmp_path / "silos/south/dog/2.png")))
+
+
+def test_train_and_test_folders_are_the_splits(make_images, tmp_path):
+    for folder in ("silos/a/train/cat", "silos/a/train/dog", "silos/a/test/dog", "silos/b/cat", "silos/b/dog"):
+        make_images(folder, count=3)
+    own = read(tmp_path / "silos")
+    train, test = splits(own, "a")
+    assert test is not None
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 0, 1, 1, 1], [1, 1, 1])
+    assert splits(own, "b")[1] is None
+
+
+def test_a_stray_file_beside_the_classes_of_a_split_is_noted(make_images, tmp_path):
+    for folder in ("silos/a/train/cat", "silos/a/train/dog", "silos/a/test/dog"):
+        make_images(folder, count=3)
+    assert read(tmp_path / "silos").notes == ()
+    (tmp_path / "silos/a/test/notes.txt").write_text("x")
+    assert "a/test/notes.txt" in read(tmp_path / "silos").notes[0]
+
+
+def test_train_and_test_may_be_classes(make_images, tmp_path):
+    make_images("silos/a/train")
+    make_images("silos/a/test")
+    assert read(tmp_path / "silos").classes == ("test", "train")
+
+
+def test_grey_images_join_color_ones_as_rgb(make_images, tmp_path):
+    make_images("silos/a/cat", mode="L")
+    make_images("silos/a/dog", mode="L")
+    make_images("silos/b/cat", mode="L")
+    make_images("silos/b/dog", mode="RGB")
+    own = read(tmp_path / "silos")
+    grey = splits(own, "a")[0].images
+    assert grey.shape == (10, 3, 6, 8)
+    assert torch.equal(grey[:, 0], grey[:, 2])
+    np.testing.assert_array_equal(
+        splits(own, "b")[0].images[5].numpy(), np.array(Image.open(tmp_path / "silos/b/dog/0.png")).transpose(2, 0, 1)
+    )
+
+
+@pytest.mark.parametrize("mode", ["P", "RGBA", "CMYK", "1", "LA"])
+def test_other_modes_of_eight_bits_are_converted(make_images, tmp_path, mode):
+    make_images("silos/a/cat")
+    make_images("silos/a/dog")
+    Image.new("L", (8, 6), 255).convert(mode).save(tmp_path / "silos/a/dog" / ("z.tif" if mode == "CMYK" else "z.png"))
+    images = splits(read(tmp_path / "silos"), "a")[0].images
+    assert images.shape[1] == (1 if mode in ("1", "LA") else 3)
+    assert images[-1].unique().tolist() == [255]
+
+
+def test_image_size_makes_different_sizes_one(make_images, tmp_path):
+    make_images("silos/a/cat", size=(8, 6))
+    make_images("silos/a/dog", size=(12, 12))
+    assert labeled(tmp_path / "silos", image_size=10).silos[0].load().train.images.shape == (6, 1, 10, 10)
+    with pytest.raises(UserError, match=r"dog/0.png is 12x12 and .*cat/0.png is 8x6; set image_size"):
+        labeled(tmp_path / "silos")
+
+
+def test_hidden_files_and_notes_beside_the_silos_are_passed_over(make_images, tmp_path):
+    make_images("silos/a/cat")
+    make_images("silos/a/dog")
+    (tmp_path / "silos/a/cat/.DS_Store").write_bytes(b"x")
+    (tmp_path / "silos/.cache").mkdir()
+    (tmp_path / "silos/README.txt").write_text("where they come from")
+    own = read(tmp_path / "silos")
+    assert list(own.groups) == ["a"]
+    assert len(splits(own, "a")[0]) == 10
+    assert own.notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'}",)
+    (tmp_path / "silos/a/labels.csv").write_text("x")
+    assert read(tmp_path / "silos").notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'} and 1 more",)
+
+
+def test_an_empty_class_folder_is_no_class_and_noted(make_images, tmp_path):
+    make_images("silos/a/cat")
+    make_images("silos/a/dog")
+    (tmp_path / "silos/a/emu").mkdir()
+    own = read(tmp_path / "silos")
+    assert own.classes == ("cat", "dog")
+    assert own.notes == (f"passed over without an image: {tmp_path / 'silos/a/emu'}",)
+
+
+def test_classes_that_differ_in_case_only_are_noted(make_images, tmp_path):
+    for folder in ("silos/a/Cat", "silos/a/dog", "silos/b/cat", "silos/b/dog"):
+        make_images(folder)
+    own = read(tmp_path / "silos")
+    assert own.classes == ("Cat", "cat", "dog")
+    assert own.notes == ("classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere",)
+
+
+@pytest.mark.parametrize(("there", "other"), [("train", "test"), ("test", "train")])
+def test_one_part_of_a_split_names_the_other(make_images, tmp_path, there, other):
+    for label in ("cat", "dog"):
+        make_images(f"silos/a/{there}/{label}")
+    message = rf"silos/a/{there} has no {other} beside it; add .*silos/a/{other}, or put the class folders straight into .*silos/a,"
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / "silos")
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda root: truncate(root / "a/cat/3.png"), "cannot read image .*a/cat/3.png"),
+        (lambda root: (root / "a/cat/labels.txt").write_text("no image"), "cannot read image .*labels.txt .of no known format."),
+        (lambda root: Image.new("I;16", (8, 6)).save(root / "a/cat/x.png"), "x.png has more than 8 bits per value"),
+        (lambda root: (root / "a/0.png").write_bytes(b""), "a/0.png is not in a class folder; expected FOLDER/SILO/CLASS"),
+        (lambda root: (root / "0.jpg").write_bytes(b""), "0.jpg is not in a class folder"),
+        (lambda root: (root / "a/cat/more").mkdir(), "a/cat/more is a folder among the images of a class"),
+        (lambda root: (root / "empty").mkdir(), "empty has no subfolders"),
+        (lambda root: (root / "b/cat").mkdir(parents=True), "b holds no image"),
+        (lambda root: [(root / f"b/{part}/cat").mkdir(parents=True) for part in ("train", "test")], "b/(train|test) holds no image"),
+    ],
+    ids=["truncated", "not-an-image", "16-bit", "image-in-silo", "image-in-root", "nested", "no-class", "no-image", "no-image-in-split"],
+)
+def test_what_cannot_be_used_is_named_and_never_skipped(make_images, tmp_path, spoil, message):
+    make_images("silos/a/cat")
+    make_images("silos/a/dog")
+    spoil(tmp_path / "silos")
+    with pytest.raises(UserError, match=message) as error:
+        labeled(tmp_path / "silos")
+    assert "\n" not in str(error.value)
+
+
+def test_folder_without_silos_is_refused(tmp_path):
+    with pytest.raises(UserError, match="has no subfolders"):
+        read(tmp_path)

@@ -1,0 +1,142 @@
+"""The user's own .npz: silos, or a data set to be dealt."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from uefl.data.sources.own_npz import read as npz_file
+from uefl.errors import UserError
+
+from .common import split_of
+
+
+def splits(table, group):
+    """The training and the test split of a silo."""
+    train, test = table.of_group(group)
+    return split_of(table, train), None if test is None else split_of(table, test)
+
+
+def test_npz_of_own_silos(make_npz):
+    path = make_npz()
+    own = npz_file(path)
+    assert list(own.groups) == ["north", "south"]
+    assert own.classes == ("0", "1", "2", "3")
+    train, test = splits(own, "south")
+    assert test is None
+    np.testing.assert_array_equal(train.images[:, 0].numpy(), np.load(path)["images"][:20])
+    assert train.labels.tolist() == [0, 1, 2, 3] * 5
+
+
+def test_npz_with_test_mask_splits_by_it(make_npz):
+    mask = np.arange(40) % 5 == 0
+    own = npz_file(make_npz(test=mask))
+    train, test = splits(own, "north")
+    assert test is not None
+    assert test.labels.tolist() == (np.arange(40) % 4)[20:][mask[20:]].tolist()
+    assert train.labels.tolist() == (np.arange(40) % 4)[20:][~mask[20:]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("silo", "names"),
+    [
+        (np.array([10, 9] * 20), ["9", "10"]),
+        (np.array([b"b", b"a"] * 20), ["a", "b"]),
+    ],
+    ids=["integers-in-numeric-order", "bytes"],
+)
+def test_npz_silo_names(make_npz, silo, names):
+    own = npz_file(make_npz(silo=silo))
+    assert list(own.groups) == names
+
+
+def test_npz_color_images_become_channels_first(make_npz):
+    images = np.random.default_rng(0).integers(0, 256, (40, 5, 7, 3), dtype=np.uint8)
+    own = npz_file(make_npz(images=images))
+    np.testing.assert_array_equal(splits(own, "south")[0].images.numpy(), images[:20].transpose(0, 3, 1, 2))
+
+
+def pool_arrays(**changes):
+    rng = np.random.default_rng(1)
+    arrays = {
+        "x_train": rng.integers(0, 256, (30, 6, 6, 3), dtype=np.uint8),
+        "y_train": np.arange(30) // 10,
+        "x_test": rng.integers(0, 256, (9, 6, 6, 3), dtype=np.uint8),
+        "y_test": np.arange(9) % 3,
+    }
+    return {"images": None, "labels": None, "silo": None, **arrays, **changes}
+
+
+def test_npz_pool_is_shuffled_the_same_way_every_time_and_keeps_its_pairs(make_npz):
+    arrays = pool_arrays()
+    path = make_npz(**arrays)
+    table, again = npz_file(path), npz_file(path)
+    train, test = split_of(table, table.train), split_of(table, table.test)
+    assert torch.equal(train.images, split_of(again, again.train).images)
+    for split, name in ((train, "y_train"), (test, "y_test")):
+        assert split.labels.tolist() != arrays[name].tolist()
+        assert sorted(split.labels.tolist()) == sorted(arrays[name].tolist())
+    label_of = {image.transpose(2, 0, 1).tobytes(): int(y) for image, y in zip(arrays["x_train"], arrays["y_train"], strict=True)}
+    assert [label_of[image.numpy().tobytes()] for image in train.images] == train.labels.tolist()
+    assert len(label_of) == len({image.numpy().tobytes() for image in train.images})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"silo": None}, "holds images, labels; expected either images, labels, silo .and test., or x_train, y_train, x_test, y_test"),
+        ({"images": None, "labels": None, "silo": None}, "holds nothing; expected"),
+        ({"images": np.zeros((40, 6, 6), np.float32)}, r"expected images as uint8 .*got float32 \(40, 6, 6\)"),
+        ({"images": np.zeros((40, 6, 6, 4), np.uint8)}, "C = 1 or 3"),
+        ({"images": np.zeros((0, 6, 6), np.uint8), "labels": np.zeros(0, int), "silo": np.zeros(0, int)}, "images is empty"),
+        ({"labels": np.arange(40) % 4 * 1.0}, "expected labels as 40 integers.*got float64"),
+        ({"labels": np.arange(39) % 4}, r"expected labels as 40 integers.*\(39,\)"),
+        ({"labels": np.arange(40) % 4 - 1}, "labels holds label -1; its 4 different labels must be 0 to 3"),
+        ({"labels": np.arange(40) % 4 + 1}, "labels holds label 4; its 4 different"),
+        ({"labels": np.where(np.arange(40) == 7, 255, np.arange(40) % 4)}, "labels holds label 255; its 5 different"),
+        ({"silo": np.arange(40) / 2}, "expected silo as 40 names or integers, got float64"),
+        ({"silo": np.arange(7)}, r"expected silo as 40 names or integers, got int64 \(7,\)"),
+        ({"test": np.zeros(40, int)}, "expected test as 40 booleans, got int64"),
+        ({"silo": np.array(["a", 1] * 20, dtype=object)}, "cannot read .*expected an .npz of plain arrays"),
+        (pool_arrays(y_test=np.full(9, 3)), "y_test holds label 3; expected 0 to 2"),
+        (pool_arrays(x_test=np.zeros((9, 5, 6, 3), np.uint8)), "x_train and x_test differ in shape"),
+        (pool_arrays(y_test=np.arange(9) % 3 - 1), "y_test holds label -1"),
+    ],
+    ids=[
+        "silo-missing",
+        "nothing",
+        "float-images",
+        "four-channels",
+        "empty",
+        "float-labels",
+        "lengths-differ",
+        "negative-label",
+        "labels-from-one",
+        "stray-label",
+        "float-silo",
+        "silo-length",
+        "test-not-bool",
+        "objects",
+        "unseen-test-label",
+        "shapes-differ",
+        "negative-test-label",
+    ],
+)
+def test_npz_that_does_not_fit_is_refused_in_one_line(make_npz, changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        npz_file(make_npz(**changes))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps([1]), b"", b"PK\x03\x04 and no more"], ids=["pickle", "empty", "truncated"])
+def test_file_that_is_no_npz_is_refused(tmp_path, content):
+    path = tmp_path / "data.npz"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot read .*expected an .npz"):
+        npz_file(path)
+
+
+def test_missing_npz_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no file .*absent.npz"):
+        npz_file(tmp_path / "absent.npz")

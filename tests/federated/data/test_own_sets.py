@@ -1,0 +1,337 @@
+"""The user's own unlabeled sets: folders and .npz files, tables in CSV and JSON, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from uefl.errors import UserError
+
+from .common import load
+from .common import sets as build
+
+ROWS = {"berlin": {"a": (0.75, 0.25), "b": (0.25, 0.75)}, "madrid": {"9": (0.5, 0.5), "10": (0.75, 0.25)}}
+
+
+def write(root, rows=ROWS, table="csv", npz=True, server=("test", "labeled", "validation")):
+    """Two clients, one a folder and one an .npz; bright cats, dark dogs; the shares of the table are true."""
+    rng = np.random.default_rng(0)
+
+    def pictures(cats, dogs):
+        return np.concatenate([rng.integers(150, 256, (cats, 12, 12)), rng.integers(0, 100, (dogs, 12, 12))]).astype(np.uint8)
+
+    for name, (cat, dog) in ROWS["berlin"].items():
+        folder = root / "clients" / "berlin" / name
+        folder.mkdir(parents=True)
+        for i, image in enumerate(pictures(int(16 * cat), int(16 * dog))):
+            Image.fromarray(image).save(folder / f"{i}.png")
+    images = np.concatenate([pictures(int(16 * cat), int(16 * dog)) for cat, dog in ROWS["madrid"].values()])
+    np.savez(root / "clients" / "madrid.npz", images=images, set=np.repeat([9, 10], 16))
+    if table == "csv":
+        lines = [f"{c},{s},{','.join(map(str, row))}" for c, sets in rows.items() for s, row in sets.items()]
+        (root / "priors.csv").write_text("\n".join(["client,set,cat,dog", *lines]))
+    elif table == "json":
+        named = {c: {s: dict(zip(("cat", "dog"), row, strict=True)) for s, row in sets.items()} for c, sets in rows.items()}
+        (root / "priors.json").write_text(json.dumps(named))
+    for part in server:
+        if npz and part == "test":
+            np.savez(root / "test.npz", images=pictures(10, 10), labels=np.repeat([0, 1], 10))
+            continue
+        for name, image in zip(["cat"] * 10 + ["dog"] * 10, pictures(10, 10), strict=True):
+            folder = root / part / name
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{len(list(folder.iterdir()))}.png")
+    return root
+
+
+@pytest.mark.parametrize("table", ["csv", "json"])
+@pytest.mark.parametrize("npz", [True, False])
+def test_own_sets_are_read(tmp_path, table, npz):
+    fed = build(write(tmp_path, table=table, npz=npz))
+    assert [silo.name for silo in load(fed)] == ["berlin", "madrid"]
+    assert fed.classes == ("cat", "dog")
+    assert [silo.sizes.tolist() for silo in load(fed)] == [[16, 16], [16, 16]]
+    assert load(fed)[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
+    assert load(fed)[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]  # by number: 9 before 10
+    assert all(silo.labels is None for silo in load(fed))
+    assert [len(silo.test) for silo in load(fed)] == [10, 10]
+    bright = load(fed)[1].images[load(fed)[1].sets == 1].float().mean((1, 2, 3)) > 125
+    assert int(bright.sum()) == 12
+    assert (len(fed.server.labeled), len(fed.server.validation)) == (20, 20)
+    assert fed.image_shape == (1, 12, 12)
+    assert build(tmp_path, image_size=8).image_shape == (1, 8, 8)
+
+
+def test_sets_keep_their_names_and_are_ordered_by_number(tmp_path):
+    root = write(tmp_path)
+    for old, new in (("a", "09"), ("b", "010")):
+        (root / "clients" / "berlin" / old).rename(root / "clients" / "berlin" / new)
+    pixels = np.load(root / "clients" / "madrid.npz")["images"]
+    np.savez(root / "clients" / "madrid.npz", images=pixels, set=np.repeat([b"09", b"010"], 16))
+    lines = [
+        "\ufeffclient, set, cat, dog",
+        "berlin,09, 0.75,0.25",
+        "berlin,010,0.25,0.75",
+        "",
+        "madrid,09,0.5,0.5",
+        "madrid,010,0.75,0.25",
+        ",,,",
+    ]
+    (root / "priors.csv").write_text("\r\n".join(lines), encoding="utf-8")  # as a spreadsheet saves it
+    fed = build(root)
+    assert fed.classes == ("cat", "dog")
+    assert load(fed)[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
+    assert load(fed)[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]
+    assert load(fed)[1].sets.tolist() == [0] * 16 + [1] * 16
+
+
+def test_a_data_set_goes_by_its_name_and_a_folder_by_its_path(tmp_path, monkeypatch):
+    write(tmp_path / "digits")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(build("digits", clients=2, train_per_client=100, test_per_client=10).classes) == 10
+    for path in ("./digits", "~/digits"):
+        assert build(path).classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("npz", [True, False])
+def test_a_missing_table_is_estimated(tmp_path, npz):
+    root = write(tmp_path, table="none", npz=npz)
+    fed = build(root, priors="estimated")
+    assert fed.classes == ("cat", "dog")
+    np.testing.assert_allclose(load(fed)[0].priors, [[0.75, 0.25], [0.25, 0.75]], atol=0.02)
+    with pytest.raises(UserError, match=r"no priors given; add priors.csv or priors.json, or set priors = 'estimated'"):
+        build(root)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"clients": 5}, {"train_per_client": 7}, {"test_per_client": 7}, {"partition": {"scheme": "unlabeled"}}, {"labeled": 50},
+        {"validation": 50}, {"first_classes": 2},
+    ],
+)  # fmt: skip
+def test_keys_of_sets_that_are_dealt_are_refused(tmp_path, keys):
+    with pytest.raises(
+        UserError, match=f"key '{next(iter(keys))}': .*leave it out: a folder of sets brings its own; got (7|5|50|2|unlabeled)$"
+    ):
+        build(write(tmp_path), **keys)
+
+
+def test_negative_numbers_of_sets_are_in_their_order(tmp_path):
+    root = write(tmp_path, table="none")
+    images = np.load(root / "clients" / "madrid.npz")["images"]
+    np.savez(root / "clients" / "madrid.npz", images=images, set=np.repeat([10, -1, 3, 2], 8))
+    assert load(build(root, priors="estimated"))[1].sets.tolist() == [3] * 8 + [0] * 8 + [2] * 8 + [1] * 8
+
+
+def edited(**sets):
+    return {client: dict(rows) for client, rows in ROWS.items()} | sets
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (edited(berlin={"a": (0.75, 0.25)}), r"client 'berlin', set 1 \('b'\): no priors given; add its row to priors.csv"),
+        (
+            edited(berlin=ROWS["berlin"] | {"c": (1, 0)}),
+            r"client 'berlin': priors are given for set 'c' \(priors.csv, line 4\), which has no image",
+        ),
+        (edited(paris={"a": (1, 0)}), r"client 'paris' \(priors.csv, line 6\) is not in .*clients, which holds berlin, madrid"),
+        (
+            edited(madrid={"9": (0.5, 0.4), "10": (1, 0)}),
+            r"client 'madrid', set 0 \('9', priors.csv, line 4\): priors do not sum to 1 within 0.0001; divide them by their sum",
+        ),
+        (edited(madrid={"9": (1, 0), "10": (1.5, -0.5)}), r"client 'madrid', set 1 \('10', priors.csv, line 5\): a prior is negative"),
+        (edited(madrid={"9": ("x", 0.4), "10": (1, 0)}), "priors.csv, line 4: 'x' is not a number"),
+        (edited(madrid={"9": (0.5,), "10": (1, 0)}), "priors.csv, line 4: 3 cells, expected 4"),
+        (edited(madrid={"9": ("1" * 140_000, 0), "10": (1, 0)}), r"priors.csv, line 4: field larger than field limit .*; look for a"),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path, rows, message):
+    with pytest.raises(UserError, match=message):
+        build(write(tmp_path, rows=rows))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "expected the header client,set,CLASS,CLASS,...; got nothing"),
+        ("a,b,c,d\n", "expected the header client,set,CLASS,CLASS,...; got a,b,c,d"),
+        ("client,set,cat,dog\nberlin,a,1,0\nberlin,a,1,0\n", "line 3: client 'berlin', set 'a' is there twice"),
+        ('client,set,cat,dog\nberlin,"a\nb",1,0\n\nberlin,c,x,0\n', "line 5: 'x' is not a number"),
+        ('client,set,"cat\n",dog\nberlin,"a\n\nb",1\n', "line 5: 3 cells, expected 4"),
+        ("client,set,cat,cat\nberlin,a,1,0\n", "the header names a class twice: cat,cat"),
+        ("client;set;cat;dog\nberlin;a;1;0\n", "got client;set;cat;dog; separate the cells by commas, not semicolons"),
+        ("client,set,cat,\nberlin,a,1,0\n", "column 4 of the header has no class name"),
+    ],
+)
+def test_csv_that_is_no_table(tmp_path, content, message):
+    (write(tmp_path) / "priors.csv").write_text(content)
+    with pytest.raises(UserError, match=message):
+        build(tmp_path)
+
+
+A = '"a": {"cat": 1, "dog": 0}'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", " is not JSON"),
+        ("[" * 100_000, " is not JSON"),
+        ("[]", ': expected {"CLIENT": {"SET": {"CLASS": share}}}; got nothing$'),
+        ("{}", ': expected {"CLIENT": .*; got nothing$'),
+        ('{"berlin": 1}', ": expected .*; got 1 in client 'berlin'$"),
+        ('{"berlin": {"a": [["cat", 1], ["dog", 0]]}}', ": expected .*; got .* in client 'berlin', set 'a'$"),
+        ('{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}', ": client 'berlin', set 'b' names dog; expected cat"),
+        (f'{{"berlin": {{{A}}}, "berlin": {{{A}}}}}', ": client 'berlin' is there twice$"),
+        (f'{{"berlin": {{{A}, {A}}}}}', ": set 'a' is there twice in client 'berlin'$"),
+        ('{"berlin": {"a": {"cat": 1, "dog": 0, "cat": 0}}}', ": class 'cat' is there twice in client 'berlin', set 'a'$"),
+        (f'{{"berlin": {{"a": {{"cat": 1, "dog": {"1" * 400}}}}}}}', r", client 'berlin', set 'a': 1+...1+ is not a number in \[0, 1\]$"),
+        ('{"berlin": {"a": {"cat": null, "dog": 1}}}', r", client 'berlin', set 'a': None is not a number in \[0, 1\]$"),
+    ],
+)
+def test_json_that_is_no_table(tmp_path, content, message):
+    (write(tmp_path, table="none") / "priors.json").write_text(content)
+    with pytest.raises(UserError, match="priors.json" + message):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": np.zeros((4, 12, 12), np.uint8)}, "madrid.npz holds images; expected images and set"),
+        ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(4)}, "client 'madrid': expected set as one name or integer per image"),
+        ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(3, int)}, "client 'madrid': 3 entries in set for 4 images"),
+        ({"images": np.zeros((4, 12, 12)), "set": np.zeros(4, int)}, "madrid.npz: expected images as uint8"),
+        ({"images": np.uint8(0), "set": np.zeros(4, int)}, r"madrid.npz: expected images as uint8 .*, got uint8 \(\)"),
+        (
+            {"images": np.zeros((2, 12, 12), np.uint8), "set": np.array([b"a", b"K\xf6ln"])},
+            "client 'madrid': a name in set is not UTF-8 text .*; save the names as str",
+        ),
+        ({"images": np.zeros((4, 9, 9), np.uint8), "set": np.array([9, 9, 10, 10])}, "set image_size to resize"),
+    ],
+)
+def test_files_of_a_client_that_are_refused(tmp_path, arrays, message):
+    write(tmp_path)
+    np.savez(tmp_path / "clients" / "madrid.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        build(tmp_path)
+
+
+def test_a_table_that_is_no_text(tmp_path):
+    (write(tmp_path) / "priors.csv").write_bytes("client,set,Bär,Fuchs\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"priors.csv is not UTF-8 text .*; save it as CSV UTF-8"):
+        build(tmp_path)
+
+
+def test_a_client_that_is_there_twice(tmp_path):
+    folder = write(tmp_path) / "clients" / "madrid"
+    folder.mkdir()
+    with pytest.raises(UserError, match=r"madrid has no subfolders; expected clients/NAME/SET/\*.png"):
+        build(tmp_path)
+    (tmp_path / "clients" / "berlin" / "a").rename(folder / "a")
+    with pytest.raises(UserError, match="client 'madrid' is there twice"):
+        build(tmp_path)
+
+
+def test_parts_that_are_missing_or_strange(tmp_path):
+    with pytest.raises(UserError, match="has no folder clients; expected clients/NAME/SET"):
+        build(tmp_path)
+    write(tmp_path, server=())
+    np.savez(tmp_path / "test.npz", images=np.zeros((4, 12, 12), np.uint8), labels=np.array([0, 1, 2, 0]))
+    with pytest.raises(UserError, match=r"labels must lie in \[0, 2\), the classes of the priors in their order"):
+        build(tmp_path)
+    np.savez(tmp_path / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
+    with pytest.raises(UserError, match="has 1 test images for 2 clients"):
+        build(tmp_path)
+    (tmp_path / "test.npz").unlink()
+    (tmp_path / "test" / "bird").mkdir(parents=True)
+    Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "test" / "bird" / "1.png")
+    message = r"class 'bird' of the folder .*test is not one of those of priors.csv \(cat, dog\); write it the same in both"
+    with pytest.raises(UserError, match=message):
+        build(tmp_path)
+
+
+def test_classes_that_differ_where_there_is_no_table(tmp_path):
+    root = write(tmp_path, table="none", npz=False)
+    (root / "test" / "cat").rename(root / "test" / "cats")
+    message = r"class 'cats' of the folder .*test is not one of those of the folder labeled \(cat, dog\)"
+    with pytest.raises(UserError, match=message):
+        build(root, priors="estimated")
+
+
+def test_without_test_images_nothing_is_dealt(tmp_path):
+    fed = build(write(tmp_path, server=()))
+    assert [silo.test for silo in load(fed)] == [None, None]
+    assert "no test images; the server: no images" in fed.describe()
+
+
+def test_doubts_name_sets_as_the_table_does(tmp_path):
+    notes = build(write(tmp_path, rows=edited(madrid={"9": (0.5, 0.5), "10": (0.5, 0.5)}))).notes
+    assert any("set 0 ('9', priors.csv, line 4) and set 1 ('10', priors.csv, line 5) have the same priors" in note for note in notes)
+
+
+def test_a_path_that_is_not_there():
+    with pytest.raises(UserError, match=r"'sets' is none of .*digits.*give the path of your data, laid out as in docs/configuration.md"):
+        build("sets")
+
+
+def test_a_client_is_read_without_the_others(tmp_path):
+    fed = build(write(tmp_path))
+    (tmp_path / "clients" / "berlin" / "a" / "0.png").unlink()
+    assert len(fed.silos[1].load().images) == 32
+    with pytest.raises(UserError, match=r"cannot read image .*clients/berlin/a/0.png"):
+        fed.silos[0].load()
+
+
+def test_a_part_without_an_image(tmp_path):
+    (write(tmp_path, server=()) / "test" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"test holds no image; expected clients/NAME/SET"):
+        build(tmp_path)
+
+
+def test_what_is_not_read_is_noted(tmp_path):
+    root = write(tmp_path, npz=False)
+    assert not [note for note in build(root).notes if "passed over" in note]
+    for name in ("priors.json", "clients/notes.txt", "clients/berlin/labels.csv", "test/readme.md"):
+        (root / name).write_text("x")
+    np.savez(root / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))  # beside the folder test
+    (root / "labeled" / "emu").mkdir()
+    notes = build(root).notes
+    assert notes[:2] == (
+        f"passed over beside the folders: {root / 'priors.json'} and 4 more",
+        f"passed over without an image: {root / 'labeled' / 'emu'}",
+    )
+
+
+def test_parts_that_are_misspelt_are_noted(tmp_path):
+    root = write(tmp_path, npz=False)
+    (root / "test").rename(root / "Test")
+    (root / "validation").rename(root / "val")
+    (root / "test.old").mkdir()
+    np.savez(root / "train.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
+    fed = build(root)
+    assert load(fed)[0].test is None
+    assert fed.server.validation is None
+    paths = ", ".join(str(root / name) for name in ("Test", "test.old", "train.npz", "val"))
+    assert [note for note in fed.notes if "passed over" in note] == [f"passed over: {paths}; expected test, labeled or validation"]
+
+
+def test_one_class_is_no_task(tmp_path):
+    write(tmp_path, table="none", server=())
+    np.savez(tmp_path / "labeled.npz", images=np.zeros((6, 12, 12), np.uint8), labels=np.zeros(6, int))
+    with pytest.raises(UserError, match="has one class, '0'; a classifier needs two or more"):
+        build(tmp_path, priors="estimated")
+
+
+def test_classes_that_differ_in_case_only_are_noted(tmp_path):
+    root = write(tmp_path, table="none", npz=False)
+    for part in ("labeled", "validation", "test"):
+        (root / part / "dog").rename(root / part / "Cat")
+    notes = build(root, priors="estimated").notes
+    assert "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere" in notes

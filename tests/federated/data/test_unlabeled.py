@@ -1,0 +1,386 @@
+"""Unlabeled sets: priors drawn, dealt, estimated and checked; every input that cannot be trained with is refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from uefl.data import Split
+from uefl.data import priors as p
+from uefl.data import unlabeled as u
+from uefl.data.partitions import unlabeled as s
+from uefl.errors import InvalidPriors, UserError
+
+from .common import load
+from .common import sets as build_sets
+
+KEYS = {"clients": 3, "train_per_client": 300, "test_per_client": 50}
+NAMES = tuple("0123456789")
+GOOD = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]])
+SIZES = np.array([4, 3, 2])
+
+
+def build(**keys):
+    return build_sets(**KEYS | keys)
+
+
+# --- dealing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["iid", "noniid"])
+@pytest.mark.parametrize("sets", [2, 10, 23])
+@pytest.mark.parametrize("clients", [1, 3, 7])
+def test_every_image_is_in_one_set_of_one_client_and_priors_are_those_of_the_sets(split, sets, clients):
+    fed = build(split=split, sets=sets, clients=clients, train_per_client=1800 // clients, test_per_client=40)
+    total = 1800 // clients * clients
+    assert sum(len(silo.sets) for silo in load(fed)) == total
+    pixels = torch.cat([silo.images for silo in load(fed)]).flatten(1)
+    whole = build(split=split, sets=2, clients=1, train_per_client=total, test_per_client=40)
+    assert sorted(map(bytes, pixels.numpy())) == sorted(map(bytes, load(whole)[0].images.flatten(1).numpy()))
+    for silo in load(fed):
+        histogram = np.zeros((sets, 10))
+        np.add.at(histogram, (silo.sets.numpy(), silo.labels.numpy()), 1)
+        np.testing.assert_array_equal(silo.sizes.numpy(), histogram.sum(1))
+        np.testing.assert_allclose(silo.priors.numpy(), histogram / histogram.sum(1, keepdims=True), rtol=1e-15)
+        assert silo.sizes.min() > 0
+        np.testing.assert_allclose(silo.priors.sum(1), 1, rtol=1e-12)
+
+
+def test_no_client_loses_a_class_when_demand_exceeds_supply():
+    labels = np.repeat(np.arange(10), [300, 300, 300, 300, 300, 12, 300, 300, 300, 300])  # class 5 is scarce, client 2 wants most of it
+    parts = s.client_parts(labels, 5, "noniid", np.random.default_rng(0), 10)
+    counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
+    assert counts.sum() == len(labels)
+    np.testing.assert_array_equal(counts.sum(0), np.bincount(labels))
+    assert counts.min() > 0
+    for c in range(5):
+        assert set(np.argsort(counts[c] / np.bincount(labels))[-2:]) == {2 * c, 2 * c + 1}
+
+
+def test_noniid_clients_are_dominated_by_two_classes():
+    labels = np.arange(20000) % 10
+    for c, part in enumerate(s.client_parts(labels, 5, "noniid", np.random.default_rng(1), 10)):
+        shares = np.bincount(labels[part], minlength=10) / len(part)
+        np.testing.assert_allclose(shares[[2 * c, 2 * c + 1]], 0.476, atol=0.02)
+        assert shares.min() > 0.004
+
+
+def test_shares_sum_exactly_and_stay_within_one():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        count, weights = int(rng.integers(0, 500)), rng.random(int(rng.integers(1, 12))) + 1e-9
+        dealt = p.shares(count, weights)
+        assert dealt.sum() == count
+        assert np.abs(dealt - count * weights / weights.sum()).max() < 1
+    assert p.shares(3, np.ones(2)).tolist() == [2, 1]
+    assert p.shares_of_all(12, np.array([80, 1, 1, 1, 1])).tolist() == [8, 1, 1, 1, 1]
+    assert p.shares_of_all(3, np.array([80, 1, 1, 1, 1])).tolist() == [1, 1, 1, 0, 0]
+    assert p.shares_of_all(0, np.ones(2)).tolist() == [0, 0]
+
+
+def test_drawn_priors_have_one_dominant_class_per_set():
+    theta = p.draw_priors(np.random.default_rng(0), 1000, 10)
+    np.testing.assert_allclose(theta.sum(1), 1)
+    dominant = theta[np.arange(1000), np.arange(1000) % 10]
+    assert 0.45 < dominant.mean() < 0.55
+    assert dominant.min() > 0.08
+    assert dominant.max() < 0.95
+
+
+def test_iid_clients_share_their_drawn_priors_and_noniid_ones_do_not():
+    same, own = load(build(split="iid")), load(build(split="noniid"))
+    assert float((same[0].priors - same[1].priors).abs().max()) < 0.15
+    assert float((own[0].priors - own[1].priors).abs().max()) > 0.3
+
+
+def tensors(fed):
+    """All that a run depends on."""
+    for silo in load(fed):
+        yield from (silo.images, silo.sets, silo.priors, silo.labels, silo.drawn, silo.test.images, silo.test.labels)
+
+
+def test_a_seed_repeats_itself_and_another_does_not():
+    one, again, other = build(seed=3), build(seed=3), build(seed=4)
+    for a, b in zip(tensors(one), tensors(again), strict=True):
+        assert torch.equal(a, b)
+    assert one.digest == again.digest != other.digest
+    assert not torch.equal(load(one)[0].priors, load(other)[0].priors)
+
+
+def test_the_parts_of_the_pool_do_not_overlap():
+    fed = build(labeled=200, validation=100)
+    parts = [silo.images for silo in load(fed)] + [fed.server.labeled.images, fed.server.validation.images]
+    parts += [silo.test.images for silo in load(fed)]
+    rows = torch.cat(parts).flatten(1).unique(dim=0)
+    assert len(rows) == 900 + 200 + 100 + 150
+    assert [len(silo.test) for silo in load(fed)] == [50, 50, 50]
+    assert "900 unlabeled images" in fed.describe()
+    assert "200 labeled, 100 validation images" in fed.describe()
+
+
+def test_published_overlap_and_column_normalisation():
+    labels = np.arange(7200) % 10
+    rng = np.random.default_rng(0)
+    theta = p.draw_priors(rng, 10, 10)
+    positions, sets = s.overlapping_sets(labels, theta, rng)
+    assert len(np.unique(positions)) < 0.8 * len(positions)
+    for m in range(10):
+        assert len(np.unique(positions[sets == m])) == (sets == m).sum()  # within a set none is twice
+    assert np.abs(np.bincount(sets) - 720).max() <= 10
+    np.testing.assert_allclose(p.realised(labels[positions], sets, 10, 10), theta, atol=0.01)
+    drawn = [build(overlap=True, legacy_column_norm=True, sets=m).silos[0].sizes.train for m in (10, 20)]
+    assert drawn[1] < 0.6 * drawn[0]  # the published bug: more sets, less data
+    whole = [build(overlap=True, sets=m).silos[0].sizes.train for m in (10, 20)]
+    assert whole[1] > 0.8 * whole[0]
+
+
+def test_later_clients_lack_classes_in_the_published_split_of_clients():
+    labels = np.random.default_rng(0).permutation(np.arange(5000) % 10)
+    parts = s.client_parts(labels, 5, "legacy_noniid", np.random.default_rng(0), 10)
+    together = np.concatenate(parts)
+    assert len(np.unique(together)) == len(together) < 5000  # no image twice, some for nobody
+    weights = np.random.default_rng(0).uniform(0.45, 0.55, (5, 10))
+    for c in range(5):
+        weights[c, [2 * c, 2 * c + 1]] *= 80
+    wanted = (weights / weights.sum(1, keepdims=True) * 1000).astype(int)
+    cursor = np.zeros(10, int)
+    for part, row in zip(parts, wanted, strict=True):  # the published code, one class at a time
+        for k in range(10):
+            np.testing.assert_array_equal(part[labels[part] == k], np.flatnonzero(labels == k)[cursor[k] : cursor[k] + row[k]])
+        cursor += row
+    fed = build(split="legacy_noniid", clients=5)
+    assert fed.manifest["partition"]["split"] == "legacy_noniid"
+
+
+def test_sets_of_cifar10(cifar_root):
+    fed = build(source="cifar10", clients=2, train_per_client=60, sets=2, test_per_client=10, validation=10, data_root=cifar_root)
+    assert fed.image_shape == (3, 32, 32)
+    assert fed.classes[3] == "cat"
+    assert sum(silo.sizes.train for silo in fed.silos) == 120
+
+
+@pytest.mark.data
+def test_published_statistics_on_mnist(data_root):
+    keys = {
+        "source": "mnist",
+        "data_root": data_root,
+        "clients": 5,
+        "train_per_client": 7200,
+        "test_per_client": 2000,
+        "labeled": 12000,
+        "validation": 12000,
+    }
+    fed = build(**keys, overlap=True, legacy_column_norm=True)
+    for silo in load(fed):  # the published code: 7146-7150 drawn, about 5023 unique, floor 2.123 to 2.143 over three seeds
+        assert 7100 <= len(silo.sets) <= 7200
+        assert 4900 <= len(silo.images.flatten(1).unique(dim=0)) <= 5150
+        assert 2.11 < p.surrogate_floor(silo.priors.numpy(), silo.sizes.numpy(), legacy=True) < 2.15
+    assert fed.server.labeled.labels.bincount().tolist() == [1195, 1357, 1220, 1199, 1148, 1094, 1181, 1247, 1181, 1178]
+    together = sum(silo.labels.bincount(minlength=10) for silo in load(build(**keys)))
+    assert together.tolist() == [3534, 4113, 3542, 3690, 3507, 3230, 3567, 3721, 3472, 3624]
+
+
+def test_the_floor_is_the_loss_of_a_perfect_classifier():
+    import uefl_kernels
+
+    silo = load(build())[0]
+    matrix = uefl_kernels.log_transition_matrix(silo.priors, silo.sizes.double() / silo.sizes.sum())
+    logits = torch.full((len(silo.sets), 10), -300.0, dtype=torch.float64).scatter_(1, silo.labels[:, None], 300.0)
+    for legacy, kernel in ((False, uefl_kernels.transition_nll), (True, uefl_kernels.transition_double_softmax)):
+        floor = p.surrogate_floor(silo.priors.numpy(), silo.sizes.numpy(), legacy=legacy)
+        assert float(kernel(logits, silo.sets, matrix).mean()) == pytest.approx(floor, rel=1e-12)
+
+
+# --- priors that are not exact -------------------------------------------------------------------------------------
+
+
+def test_noise_and_smoothing():
+    noisy = p.noisy(GOOD, 0.3, np.random.default_rng(0))
+    np.testing.assert_allclose(noisy.sum(1), 1)
+    assert 0.01 < np.abs(noisy - GOOD).max() < 0.3
+    assert np.abs(noisy / GOOD).max() < 1.3 / 0.7
+    np.testing.assert_array_equal(p.noisy(GOOD, 0.0, np.random.default_rng(0)), p.normalized(GOOD))
+    np.testing.assert_allclose(p.smoothed(GOOD, 0.3), 0.7 * GOOD + 0.1)
+    exact, blurred = load(build())[0], load(build(prior_noise=0.2))[0]
+    assert torch.equal(exact.sets, blurred.sets)
+    assert 0.005 < (exact.priors - blurred.priors).abs().max() < 0.2
+
+
+def test_estimated_priors_are_near_the_true_ones():
+    keys = {"labeled": 600, "image_size": 14, "clients": 2, "train_per_client": 600}
+    exact, estimated = load(build(**keys)), load(build(**keys, priors="estimated"))
+    error = torch.cat([(a.priors - b.priors).abs().flatten() for a, b in zip(exact, estimated, strict=True)])
+    chance = torch.cat([(a.priors - 0.1).abs().flatten() for a in exact])
+    assert error.mean() < 0.03 < 0.06 < chance.mean()
+    assert all(torch.allclose(silo.priors.sum(1), torch.ones(10, dtype=torch.float64)) for silo in estimated)
+
+
+def test_estimated_priors_of_separable_classes_are_exact():
+    labels = torch.arange(300) % 3
+    images = torch.zeros(300, 1, 4, 4, dtype=torch.uint8)
+    images[torch.arange(300), 0, labels] = 255
+    sets = [images[labels == 0].numpy(), images[:90].numpy(), images[labels != 1].numpy()]
+    rows = p.PriorEstimator(Split(images, labels), "abc")(sets)
+    np.testing.assert_allclose(rows, [[1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0, 0.5]], atol=0.01)
+    with pytest.raises(InvalidPriors, match=r"client 'client-0', set \d+: the set is empty; lower sets or raise train_per_client"):
+        build(labeled=600, priors="estimated", sets=400)
+    with pytest.raises(UserError, match="need 5 labeled images of every class; class 'c' has 3: raise labeled, or add"):
+        p.PriorEstimator(Split(images[:11], labels[:11]), "abc")
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+def changed(row, column, value):
+    table = GOOD.copy()
+    table[row, column] = value
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "sizes", "message"),
+    [
+        (GOOD[0], SIZES, r"client 'north': expected priors of shape \[sets, 3 classes\], got \[3\]"),
+        (GOOD[:, :2], SIZES, r"client 'north': expected priors of shape \[sets, 3 classes\], got \[3, 2\]"),
+        (changed(1, 2, np.nan), SIZES, "client 'north', set 1: priors are not finite"),
+        (changed(2, 0, np.inf), SIZES, "client 'north', set 2: priors are not finite"),
+        (changed(0, 1, -0.2), SIZES, "client 'north', set 0: a prior is negative"),
+        (GOOD * [[1], [0], [1]], SIZES, "client 'north', set 1: all priors are zero"),
+        (changed(2, 2, 0.5002), SIZES, "client 'north', set 2: priors do not sum to 1"),
+        (GOOD, [4, 0, 2], r"client 'north', set 1: the set is empty; lower sets or raise train_per_client \(0 images"),
+        (GOOD, [4, 3], "client 'north' has 2 sets and 3 rows of priors"),
+        (GOOD[:1], [4], "client 'north' has 1 set; expected 2 or more"),
+    ],
+)
+def test_priors_that_are_refused(table, sizes, message):
+    with pytest.raises(ValueError, match=message):
+        p.check_priors("north", table, np.array(sizes), 3)
+
+
+def test_rows_that_are_slightly_off_are_normalised_and_said():
+    table, notes = p.check_priors("north", changed(1, 0, 0.10005), SIZES, 3)
+    np.testing.assert_allclose(table.sum(1), 1, rtol=1e-15)
+    assert notes == ["client 'north', set 1: priors sum to 1.00005; rows were normalised"]
+    assert p.check_priors("north", GOOD, SIZES, 3)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (np.array([0, 1, 3]), r"client 'north': set 3 of an image is outside \[0, 3\)"),
+        (np.array([0, -1, 2]), r"client 'north': set -1 of an image is outside"),
+        (np.array([0.0, 1.0]), "client 'north': expected integers as sets, got float64"),
+    ],
+)
+def test_targets_that_are_refused(sets, message):
+    with pytest.raises(InvalidPriors, match=message):
+        p.check_targets("north", sets, 3)
+
+
+@pytest.mark.parametrize(
+    ("table", "finding"),
+    [
+        (GOOD[:2], "2 sets for 3 classes; fewer sets than classes"),
+        (np.array([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.4, 0.3, 0.3]]), "rank 2, less than the 3 classes"),
+        (np.array([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.4, 0.3001, 0.2999]]), "ill-conditioned"),
+        (np.array([[0.5, 0.5, 0], [0.2, 0.8, 0], [0.4, 0.6, 0]]), "no image of class c"),
+        (np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.1, 0.6, 0.3]]), "set 1 and set 3 have the same priors"),
+    ],
+)
+def test_doubts(table, finding):
+    found = p.doubts("north", table, np.full(len(table), 5), ("a", "b", "c"))
+    assert any(finding in line and "client 'north'" in line for line in found), found
+    assert p.doubts("north", GOOD, SIZES, ("a", "b", "c")) == []
+
+
+def test_strict_turns_doubts_into_errors():
+    assert any("5 sets for 10 classes" in note for note in build(sets=5).notes)
+    assert "no client's priors have full rank" in build(sets=5).notes[-1]
+    with pytest.raises(InvalidPriors, match=r"client 'client-0': 5 sets for 10 classes.*strict = true"):
+        build(sets=5, strict=True)
+    assert build(sets=10, strict=True).notes == ()
+
+
+def test_one_client_of_full_rank_is_enough_and_full_rank_of_all_together_is_not():
+    def lacking(k):
+        return p.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
+
+    assert u.together([lacking(1), (GOOD, SIZES)], ("a", "b", "c")) == []
+    pair = [lacking(1), lacking(2)]
+    assert np.linalg.matrix_rank(np.concatenate([table for table, _ in pair])) == 3
+    doubt = ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
+    assert u.together(pair, ("a", "b", "c")) == doubt
+
+
+def test_strict_leaves_rows_that_were_normalised(monkeypatch):
+    exact = p.realised
+    monkeypatch.setattr(p, "realised", lambda *args: exact(*args) * 1.00005)
+    assert "rows were normalised" in build(strict=True).notes[0]
+
+
+@pytest.mark.parametrize("blur", [{}, {"prior_noise": 0.1}, {"prior_smoothing": 0.1}])
+def test_a_class_that_nobody_has(monkeypatch, blur):
+    exact = p.realised
+    monkeypatch.setattr(p, "realised", lambda *args: p.normalized(exact(*args) * (np.arange(10) != 4)))
+    with pytest.raises(InvalidPriors, match="class '4' is in no set of any client"):
+        build(**blur)
+
+
+def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
+    exact, calls = p.realised, iter(range(100))
+    monkeypatch.setattr(p, "realised", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0))))
+    assert "client 'client-0' has no image of class 4" in build(prior_smoothing=0.1).notes
+
+
+def test_labels_of_one_class_are_refused(tmp_path):
+    images, labels = np.zeros((40, 8, 8), np.uint8), np.zeros(40, int)
+    np.savez(tmp_path / "same.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    with pytest.raises(UserError, match=r"same\.npz has one class, '0'; a classifier needs two or more"):
+        build(source=tmp_path / "same.npz", train_per_client=10, test_per_client=10, sets=2)
+
+
+def test_an_empty_set_says_what_to_do():
+    with pytest.raises(InvalidPriors, match=r"set \d+: the set is empty; lower sets or raise train_per_client \(0 images"):
+        build(train_per_client=20, sets=40)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train_per_client": 2000}, "need 6150 images, digits has 5000; lower one of them"),
+        ({"test_per_client": 300, "source": "mnist"}, "clients x test_per_client = 900, mnist has 20 test images; lower test_per_client"),
+        ({"holdout": 0.2}, "key 'holdout': expected its default 0.1, so leave it out: it is for clients with labeled images; got 0.2"),
+        ({"legacy_holdout": True}, "key 'legacy_holdout'"),
+        ({"clients": None}, "key 'clients': give the number of clients that digits is dealt to"),
+        ({"priors": "estimated"}, "digits: estimated priors need labeled images of the server"),
+        (
+            {"partition": {"scheme": "rotations"}},
+            "partition 'rotations' makes clients with labeled images; these arms need clients with unl",
+        ),
+    ],
+)
+def test_data_that_are_refused(idx_root, keys, message):
+    with pytest.raises(UserError, match=message):
+        build(**keys, data_root=idx_root)
+
+
+def test_own_silos_have_no_sets(make_npz):
+    with pytest.raises(UserError, match=r"partition 'unlabeled' deals a data set; .*data.npz brings silos"):
+        build(source=make_npz())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"sets": 1}, "greater than or equal to 2"),
+        ({"split": "iidd"}, "'iid', 'noniid' or 'legacy_noniid'"),
+        ({"legacy_column_norm": True}, "legacy_column_norm: expected false without overlap = true and split = 'iid'"),
+        ({"prior_noise": 1.0}, "prior_noise"),
+        ({"prior_smoothing": -0.1}, "prior_smoothing"),
+    ],
+)
+def test_settings_that_are_refused(keys, message):
+    with pytest.raises(ValidationError, match=message):
+        build(**keys)

@@ -1,0 +1,207 @@
+import pytest
+import torch
+
+from tests.federated import tiny_sets
+from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace
+from uefl.algorithms.base import registry
+from uefl.engines.base import Reply
+from uefl.errors import RunError
+
+
+class Meddler:
+    """An engine that lets a function change the replies on their way."""
+
+    def __init__(self, inner, meddle):
+        self.inner, self.meddle = inner, meddle
+
+    def clients(self):
+        return self.inner.clients()
+
+    def round(self, messages, deadline=None):
+        for reply in self.inner.round(messages, deadline):
+            yield self.meddle(reply)
+
+
+def test_an_iteration_of_r_rounds_is_r_plus_one_exchanges_and_every_round_is_measured_once():
+    exchanges = []
+
+    class Counter(Meddler):
+        def round(self, messages, deadline=None):
+            exchanges.append(next((m.options["evaluate"], m.options["train"]) for m in messages.values()))
+            return self.inner.round(messages, deadline)
+
+    algorithm, _, _ = arm(settings("fedavg"), wrap=lambda e: Counter(e, None))
+    records = finish(algorithm)
+    assert exchanges == [(False, True), (True, True), (True, False), (False, True), (True, False)]
+    assert [(r["iteration"], r["round"], r["client"]) for r in records] == [
+        (i, n, f"silo-{k}") for i, n in ((0, 0), (0, 1), (1, 2)) for k in range(3)
+    ]
+
+
+def test_the_average_is_weighted_by_examples():
+    sent = {}
+
+    def meddle(reply):
+        if "values" in reply.tensors:
+            reply.tensors["values"] = torch.full_like(reply.tensors["values"], {"silo-0": 1.0, "silo-1": 2.0, "silo-2": 5.0}[reply.client])
+            sent[reply.client] = reply.examples
+        return reply
+
+    algorithm, _, _ = arm(settings("fedavg"), federation(sizes=(10, 20, 30)), wrap=lambda e: Meddler(e, meddle))
+    algorithm.turn()
+    assert sent == {"silo-0": 10, "silo-1": 20, "silo-2": 30}
+    torch.testing.assert_close(values(algorithm), torch.full_like(values(algorithm), (10 * 1 + 20 * 2 + 30 * 5) / 60))
+
+
+def test_training_learns_and_runs_repeat_bit_for_bit():
+    runs = [arm(settings("fedavg", rounds=[6], local_epochs=3), federation(noise=(0.1, 0.1, 0.1))) for _ in range(2)]
+    records = [finish(algorithm) for algorithm, _, _ in runs]
+    assert records[0] == records[1]
+    assert torch.equal(values(runs[0][0]), values(runs[1][0]))
+    assert records[0][-1]["accuracy"] > 0.9
+    assert records[0][-1]["train_loss"] < records[0][0]["train_loss"]
+
+
+def test_seeds_matter():
+    one, two = (finish(arm(settings("fedavg", seed=seed))[0]) for seed in (0, 1))
+    assert one != two
+
+
+@pytest.mark.parametrize("name", registry())
+def test_an_arm_that_is_resumed_after_every_turn_is_the_uninterrupted_one(name):
+    if registry()[name].kind == "sets":
+        cfg, fed, make = tiny_sets.settings(name, rounds=[3], select="validation"), tiny_sets.federation(), tiny_sets.arm
+    else:
+        keys = {"max_iterations": 2} if name == "uefl-published" else {}
+        cfg, fed, make = settings(name, participation=0.6, quorum=0.5, **keys), None, arm
+    whole = make(cfg, fed)[0]
+    assert again(cfg, fed, make) == finish(whole)
+
+
+def broken(reply):
+    if reply.client == "silo-1" and "values" in reply.tensors:
+        reply.tensors["values"] = torch.full_like(reply.tensors["values"], float("nan"))
+    return reply
+
+
+def test_an_update_that_is_not_finite_is_left_out_counted_and_said():
+    algorithm, _, notices = arm(settings("fedavg", quorum=0.6), wrap=lambda e: Meddler(e, broken))
+    algorithm.turn()
+    assert bool(torch.isfinite(values(algorithm)).all())
+    assert algorithm.rejected == 1
+    assert notices == ["round 1: left out silo-1: values is not finite"]
+
+
+def test_below_the_quorum_the_run_ends_with_an_error():
+    algorithm, _, _ = arm(settings("fedavg", quorum=1.0), wrap=lambda e: Meddler(e, broken))
+    with pytest.raises(RunError, match="2 of 3 clients sent a sound update, the quorum is 3"):
+        algorithm.turn()
+
+
+def test_an_update_that_is_too_long_is_left_out():
+    algorithm, _, notices = arm(settings("fedavg", quorum=0.1, max_update_norm=1e-9))
+    with pytest.raises(RunError, match="0 of 3"):
+        algorithm.turn()
+    assert all("max_update_norm" in notice for notice in notices)
+    assert len(notices) == 3
+
+
+def silent(reply):
+    return Reply(reply.client, error="gone") if reply.client == "silo-2" and "accuracy" in reply.metrics else reply
+
+
+def test_a_client_that_does_not_answer_counts_against_the_quorum():
+    strict, _, _ = arm(settings("fedavg"), wrap=lambda e: Meddler(e, silent))
+    strict.turn()
+    with pytest.raises(RunError, match="2 of 3 clients measured the model, the quorum is 3"):
+        strict.turn()
+    lenient, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, silent))
+    records = finish(lenient)
+    assert {r["client"] for r in records} == {"silo-0", "silo-1"}
+    assert notices[0] == "round 2: left out silo-2: gone"
+    assert lenient.rejected == len(notices) == 3
+
+
+@pytest.mark.parametrize(("quorum", "clients", "needed"), [(0.07, 100, 7), (0.14, 50, 7), (0.5, 3, 2), (1.0, 9, 9), (0.01, 3, 1)])
+def test_the_quorum_is_rounded_up_but_not_by_floating_point_noise(quorum, clients, needed):
+    algorithm, _, _ = arm(settings("fedavg", quorum=quorum))
+    algorithm._check_quorum(needed, clients, "answered")
+    with pytest.raises(RunError, match=f"the quorum is {needed};"):
+        algorithm._check_quorum(needed - 1, clients, "answered")
+
+
+def test_the_deadline_of_a_round_reaches_the_engine():
+    seen = []
+
+    class Spy(Meddler):
+        def round(self, messages, deadline=None):
+            seen.append(deadline)
+            return self.inner.round(messages, deadline)
+
+    for value in (0.0, 60.0):
+        arm(settings("fedavg", deadline=value), wrap=lambda e: Spy(e, None))[0].turn()
+    assert seen == [None, 60.0]
+
+
+def test_a_loss_far_above_its_beginning_is_divergence():
+    losses = iter([2.0] * 3 + [5.0e3] * 6)
+
+    def meddle(reply):
+        if "train_loss" in reply.metrics:
+            reply.metrics["train_loss"] = next(losses)
+        return reply
+
+    algorithm, _, _ = arm(settings("fedavg", rounds=[4]), wrap=lambda e: Meddler(e, meddle))
+    algorithm.turn()
+    algorithm.turn()
+    with pytest.raises(RunError, match=r"diverged: the training loss is 5e\+03 in round 2, it began at 2; lower lr"):
+        algorithm.turn()
+
+
+def test_a_metric_that_is_not_finite_is_divergence():
+    def meddle(reply):
+        if "nll" in reply.metrics:
+            reply.metrics["nll"] = float("nan")
+        return reply
+
+    algorithm, _, _ = arm(settings("fedavg"), wrap=lambda e: Meddler(e, meddle))
+    algorithm.turn()
+    with pytest.raises(RunError, match="diverged: nll of silo-0 is nan after round 1"):
+        algorithm.turn()
+
+
+@pytest.mark.parametrize(("examples", "batch", "steps"), [(48, 16, 3), (50, 16, 4)])
+def test_the_last_partial_batch_is_trained_on(examples, batch, steps, monkeypatch):
+    taken = []
+    step = torch.optim.Adam.step
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: (taken.append(1), step(self)))
+    algorithm, _, _ = arm(settings("fedavg", batch_size=batch), federation(sizes=(examples, examples, examples)))
+    algorithm.turn()
+    assert len(taken) == 3 * steps
+
+
+def test_bf16_autocast_is_used_where_asked():
+    dtypes = set()
+    for precision in ("fp32", "bf16"):
+        room = workspace(settings("fedavg", precision=precision))
+        with room.amp():
+            dtypes.add((precision, room.net(room.normalize(federation().silos[0].load().train.images[:2])).dtype))
+    assert dtypes == {("fp32", torch.float32), ("bf16", torch.bfloat16)}
+
+
+def test_the_number_of_rejected_updates_survives_a_checkpoint():
+    algorithm, _, _ = arm(settings("fedavg", quorum=0.6), wrap=lambda e: Meddler(e, broken))
+    algorithm.turn()
+    again, _, _ = arm(settings("fedavg", quorum=0.6))
+    again.restore(*algorithm.state())
+    assert again.rejected == 1
+
+
+def test_a_round_copies_no_model():
+    algorithm, room, _ = arm(settings("fedavg"))
+    pointers = [p.data_ptr() for p in room.net.parameters()]
+    finish(algorithm)
+    assert [p.data_ptr() for p in room.net.parameters()] == pointers
+    assert all(
+        p.grad.data_ptr() != 0 and p.grad.untyped_storage().data_ptr() == room.flat.values.grad.data_ptr() for p in room.net.parameters()
+    )

@@ -1,0 +1,105 @@
+"""Checkpointed regions: the gradients and the codewords are those without, though the layer runs twice."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from uefl_kernels import log_transition_probs, vq
+from uefl_kernels.nn import ResidualVQ, VectorQuantize
+
+from .conftest import normal
+
+LAYERS = {
+    "averages": lambda: VectorQuantize(8, 10),
+    "revival": lambda: VectorQuantize(8, 10, threshold_ema_dead_code=2),
+    "k-means": lambda: VectorQuantize(8, 10, kmeans_init=True),
+    "learned": lambda: VectorQuantize(8, 10, learnable_codebook=True, threshold_ema_dead_code=2),
+    "optimizer": lambda: VectorQuantize(
+        8,
+        10,
+        learnable_codebook=True,
+        ema_update=False,
+        in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+    ),
+    "drawn": lambda: VectorQuantize(8, 10, stochastic_sample_codes=True),
+    "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=6, shared_codebook=False),
+    "shared": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=6, shared_codebook=True, threshold_ema_dead_code=1),
+}
+
+
+class Model(torch.nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.quantizer = torch.nn.Linear(8, 8), make()
+
+    def forward(self, x):
+        quantized, _, loss = self.quantizer(self.before(x))
+        return quantized, loss
+
+
+def run(model, call, views=1):
+    """Three steps, in each of which several batches of one shape are in flight."""
+    for step in range(3):
+        model.zero_grad()
+        total = 0.0
+        for view in range(views):
+            torch.manual_seed(10 * step + view)
+            x = normal(30, 8, seed=10 * step + view).requires_grad_()
+            quantized, loss = call(model, x)
+            total = total + (quantized * normal(30, 8, seed=7)).sum() + loss.sum()
+        total.backward()
+        yield {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_same_as_without(name, reentrant, views):
+    plain = Model(LAYERS[name])
+    model = copy.deepcopy(plain)
+    for got, want in zip(
+        run(model, lambda m, x: checkpoint(m, x, use_reentrant=reentrant), views), run(plain, lambda m, x: m(x), views), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    for key, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[key], value), key
+
+
+def test_a_graph_that_is_kept_can_be_run_again():
+    model = Model(LAYERS["averages"])
+    quantized, loss = checkpoint(model, normal(30, 8).requires_grad_(), use_reentrant=False)
+    total = quantized.sum() + loss
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    gradients = [torch.autograd.grad(total, model.before.weight, retain_graph=True)[0] for _ in range(2)]
+    assert torch.equal(*gradients)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_nothing_is_remembered_without_a_checkpoint():
+    model = Model(LAYERS["averages"])
+    list(run(model, lambda m, x: m(x)))
+    assert not model.quantizer._codebook.memory._calls
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x: vq(x, normal(5, 4, seed=1)).loss,
+        lambda x: vq(x, normal(5, 4, seed=1), estimator="rotation").quantized,
+        lambda x: log_transition_probs(x, normal(3, 8, seed=1).log_softmax(1)),
+    ],
+    ids=["loss", "quantized", "log_transition_probs"],
+)
+def test_ops(op, reentrant):
+    gradients = []
+    for call in (lambda x: checkpoint(op, x, use_reentrant=reentrant), op):
+        x = normal(6, 8).requires_grad_()
+        call(x).square().sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)

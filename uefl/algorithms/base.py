@@ -1,0 +1,343 @@
+"""What an algorithm is: its parameters, the data and the model that it needs, its server half and its client half.
+
+An algorithm is one class in one file. The class itself is federated averaging: every method has the default of FedAvg, and an
+algorithm overrides what it does otherwise. An instance holds its parameters and the :class:`Context` of the run and nothing that
+changes: the state of the server and the state of a client are handed to the methods, so that the client half can run in another
+process with a message alone.
+
+The frame (``uefl.server``, ``uefl.client``) owns all else: participants, epochs, batches, the optimizer, seeds, precision, the device,
+measuring, checking what comes back, quorum, checkpoints and progress.
+
+An algorithm is found by its name: the modules of this package are imported when the first one is looked up; a package of a third party
+names its own in the entry point group ``uefl.algorithms``; a script calls :func:`register`.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.metadata
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from ..aggregation import Mean, WeightedMean
+from ..config.errors import nearest
+from ..engines.base import Expected, Message, Reply, expected_like
+from ..errors import UserError
+from ..models.net import Net
+from ..uncertainty import Prediction, of_network
+
+if TYPE_CHECKING:
+    from ..client.work import Batch, Work
+    from ..config import Model, Run, Training
+    from ..data.federation import Federation
+    from ..server.teacher import Teacher
+    from ..server.turn import Turn
+
+Record = dict[str, Any]
+"""The metrics of one client after one round: one line of metrics.jsonl."""
+
+
+class Parameters(BaseModel):
+    """The parameters of an algorithm; fields with a range and a description become keys of its arms and lines of the documentation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a network is built for."""
+
+    settings: Model
+    image_shape: tuple[int, int, int]
+    """(C, H, W)"""
+    classes: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an algorithm may know of its run."""
+
+    seed: int
+    """of the run, or of one member of an ensemble"""
+    run: Run
+    model: Model
+    training: Training
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    clients: tuple[str, ...]
+    """names of the clients that are trained on, sorted"""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the network is built for."""
+        return ModelSpec(self.model, self.image_shape, len(self.classes))
+
+
+@dataclass
+class State:
+    """The server's state between two turns; with the private states of the clients it is all that a checkpoint holds of an algorithm."""
+
+    tensors: dict[str, torch.Tensor]
+    """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and whatever else the algorithm keeps"""
+    plain: dict[str, Any] = field(default_factory=dict)
+    """values of JSON"""
+    scratch: dict[str, Any] = field(default_factory=dict)
+    """for the methods of one exchange; emptied before each, never written"""
+
+
+class Algorithm:
+    """Federated averaging, and the methods by which an algorithm differs from it.
+
+    Args:
+        parameters: an instance of ``Parameters``, or its fields by name.
+
+    Source of the defaults: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data".
+    """
+
+    class Parameters(Parameters):
+        """No parameters."""
+
+    kind: ClassVar[str] = "labeled"
+    """the data of a client: ``labeled`` images, or unlabeled ``sets`` whose class shares are known"""
+    trains_clients: ClassVar[bool] = True
+    """False: clients are only measured"""
+    ops: ClassVar[tuple[str, ...]] = ()
+    """kernels that it needs; a backend that cannot run them is refused before anything is written"""
+
+    context: Context
+
+    def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
+        self.parameters: Any = self.Parameters(**keys) if parameters is None else parameters
+
+    def bound(self, context: Context) -> Algorithm:
+        """The same algorithm with the context of a run."""
+        algorithm = copy.copy(self)
+        algorithm.context = context
+        return algorithm
+
+    def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
+        """Refuse what cannot be trained, before anything is written; ``net`` is what :meth:`build_model` gave.
+
+        Raises:
+            UserError: what ``arm`` lacks, and what to do.
+        """
+
+    # --- the model -------------------------------------------------------------------------------------------------
+
+    def build_model(self, spec: ModelSpec) -> nn.Module:
+        """A network from images ``[B, C, H, W]``, normalised, to logits ``[B, classes]``; torch's generator draws the weights."""
+        return Net(spec.settings, spec.image_shape, spec.classes)
+
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        """Whether a parameter or buffer of the network stays with its client: it is neither sent nor averaged.
+
+        Args:
+            name: as in ``named_parameters`` and ``named_buffers``.
+            owner: the module that holds it, e.g. a ``BatchNorm2d``.
+        """
+        return False
+
+    # --- the server's half -----------------------------------------------------------------------------------------
+
+    def rounds(self, iteration: int) -> int | None:
+        """Rounds of an iteration, None behind the last one."""
+        plan = self.context.training.iterations()
+        return plan[iteration] if iteration < len(plan) else None
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
+        """The state to begin with, from the flat parameters ``[P]`` and buffers ``[Q]`` of a new network, without its private parts.
+
+        ``net`` is a network of this kind, for its sizes; its weights are not those of ``values``.
+        """
+        return State({"values": values, "buffers": buffers})
+
+    def prepare(self, state: State, turn: Turn) -> None:
+        """An exchange of its own before the messages of a turn, by ``turn.ask``."""
+
+    def broadcast(self, state: State, client: str, turn: Turn) -> Message:
+        """What one client is sent: tensors, options, and the tensors that are expected back, by shape and dtype.
+
+        ``client`` may be one that is never trained on (``turn.train`` is False then, and it is not in ``context.clients``).
+        """
+        tensors = {name: state.tensors[name] for name in ("values", "buffers")}
+        return Message(tensors, expects=expected_like(tensors))
+
+    def unsound(self, message: Message, reply: Reply) -> str | None:
+        """Why an update that has the expected tensors, all finite, must not be averaged all the same; None: it is sound."""
+        return None
+
+    def weight(self, update: Reply) -> float:
+        """The weight of an update in the averages: the number of its examples."""
+        return update.examples
+
+    def averages(self, state: State) -> dict[str, Mean]:
+        """The running averages of a round, by tensor name."""
+        return {name: WeightedMean(state.tensors[name]) for name in ("values", "buffers")}
+
+    def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
+        """Add a sound update to the averages. Its tensors may be the engine's own buffers: copy what is to be kept."""
+        for name, mean in averages.items():
+            mean.add(update.tensors[name], self.weight(update))
+
+    def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
+        """All updates have been added, and there are enough of them: the averages are the new state."""
+        for name, mean in averages.items():
+            state.tensors[name] = mean.result()
+
+    def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
+        """After the average: what the server does with images of its own (None: it has none)."""
+
+    def record(self, state: State, client: str, turn: Turn) -> Record:
+        """Columns that the algorithm adds to a client's line of metrics."""
+        return {}
+
+    def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
+        """The metrics after an iteration's last round are known; True ends the run."""
+        return False
+
+    def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
+        """What belongs to one client in the saved model, beside the private parts of its network."""
+        return {}
+
+    # --- the client's half -----------------------------------------------------------------------------------------
+
+    def client_state(self, client: str) -> dict[str, torch.Tensor]:
+        """Tensors that are private to a client: the frame keeps them by its name, and gives them to the client in ``work.private``."""
+        return {}
+
+    def epoch(self, work: Work) -> Iterator[torch.Tensor]:
+        """The batches of one pass, ``[b]`` positions of training images each.
+
+        All passes of a round are drawn before its first step, so that what a step draws does not change the order. A last batch of a
+        single image is left out where there are others: batch norm cannot normalise it.
+        """
+        order = torch.randperm(work.examples)
+        batches = order.split(work.training.batch_size)
+        yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
+
+    def before_round(self, work: Work) -> None:
+        """The network is loaded, and training is about to begin. A tensor put into ``work.trained`` is trained with the network."""
+
+    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+        """The tensors that answer a message of :meth:`prepare`."""
+        raise NotImplementedError(f"{type(self).__name__} asks its clients, and has no method 'answer'")
+
+    def weight_decay(self, work: Work) -> float:
+        """Of the optimizer."""
+        return work.training.weight_decay
+
+    def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
+        """Write the gradient ``[P]`` of terms of the parameters alone; that of the batch is then added to it. False: there are none."""
+        return False
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """The mean loss over a batch, a scalar in nats: cross-entropy with the labels."""
+        return nn.functional.cross_entropy(work.logits(batch.images), batch.labels)
+
+    def after_batch(self, work: Work, batch: Batch) -> None:
+        """The optimizer has taken a step."""
+
+    def after_round(self, work: Work) -> None:
+        """Training has ended, or failed: put back what :meth:`before_round` changed in the network beside its parameters."""
+
+    def update(self, work: Work) -> dict[str, torch.Tensor]:
+        """The tensors that go back after training, as :meth:`broadcast` expects them: the model without its private parts."""
+        return work.model()
+
+    def predict(self, work: Work, images: torch.Tensor) -> Prediction:
+        """What the model says of images ``[B, C, H, W]``, with the uncertainty that the run measures."""
+        return of_network(work.net, images, work.passes, work.amp)
+
+    def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
+        """Further metrics of the test split, from the ``extra`` of the predictions of each member, one entry per image.
+
+        Args:
+            last: whether this is the last measurement of an iteration.
+        """
+        return {}
+
+    # --- the trained model -----------------------------------------------------------------------------------------
+
+    def infer(self, net: nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Logits ``[B, classes]`` of a saved model with dropout off; ``tensors`` are :meth:`client_tensors` of the client asked for."""
+        logits: torch.Tensor = net(images)
+        return logits
+
+
+# --- the registry --------------------------------------------------------------------------------------------------
+
+_GROUP = "uefl.algorithms"
+_registered: dict[str, type[Algorithm]] = {}
+_complete: list[bool] = []
+A = TypeVar("A", bound=type[Algorithm])
+
+
+@overload
+def register(name: str) -> Callable[[A], A]: ...
+@overload
+def register(name: str, algorithm: A) -> A: ...
+def register(name: str, algorithm: A | None = None) -> A | Callable[[A], A]:
+    """Give an algorithm its name; a decorator, or a call with the class.
+
+    Raises:
+        ValueError: another class has that name.
+        TypeError: not a subclass of :class:`Algorithm`.
+    """
+
+    def enter(cls: A) -> A:
+        if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+            raise TypeError(f"register({name!r}): expected a subclass of uefl.Algorithm, got {cls!r}")
+        known = _registered.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"register({name!r}): {known.__module__}.{known.__qualname__} has that name; choose another one")
+        _registered[name] = cls
+        return cls
+
+    return enter if algorithm is None else enter(algorithm)
+
+
+def registry() -> dict[str, type[Algorithm]]:
+    """All algorithms by name: those of this package, of installed packages, and what was registered by hand."""
+    if not _complete:
+        package = importlib.import_module("uefl.algorithms")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+        for entry in importlib.metadata.entry_points(group=_GROUP):
+            register(entry.name, entry.load())
+        _complete.append(True)
+    return dict(sorted(_registered.items()))
+
+
+def find(name: str, place: str = "") -> type[Algorithm]:
+    """An algorithm by its name.
+
+    Raises:
+        UserError: there is none of that name; ``place`` begins the message.
+    """
+    known = registry()
+    if not isinstance(name, str) or name not in known:
+        raise UserError(f"{place}no algorithm {name!r}{nearest(str(name), known)}; expected one of {', '.join(known)}")
+    return known[name]
+
+
+__all__ = [
+    "Algorithm",
+    "Context",
+    "Expected",
+    "Message",
+    "ModelSpec",
+    "Parameters",
+    "Record",
+    "Reply",
+    "State",
+    "find",
+    "register",
+    "registry",
+]

@@ -1,0 +1,21 @@
+"""FedBN: batch norm stays with the client.
+
+Source: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization" (ICLR 2021). Scale, shift and running
+statistics of every batch norm layer, told by its type, are neither sent nor averaged; all else is FedAvg, weighed by examples. A client
+that never trained is measured with the mean of the clients' layers. Networks without batch norm train as with FedAvg, bit for bit.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .base import Algorithm, register
+
+
+@register("fedbn")
+class FedBN(Algorithm):
+    """FedAvg of everything but batch norm."""
+
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        """By the type of the layer, whatever its name."""
+        return isinstance(owner, nn.modules.batchnorm._BatchNorm)

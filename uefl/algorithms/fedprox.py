@@ -1,0 +1,36 @@
+"""FedProx: clients are held near the model that they were sent.
+
+Source: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020). The loss is L + (mu/2) |w - w_t|^2 over the trainable
+parameters, w_t the model of the round; running statistics of batch norm are left out. Under Adam the term's gradient mu (w - w_t) is
+added before the moments are updated. The paper's allowance for partial work is not used: every client takes all its steps.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from ..client.work import Work
+from . import base
+from .base import Algorithm, register
+
+
+@register("fedprox")
+class FedProx(Algorithm):
+    """FedAvg with a proximal term; ``mu = 0`` is FedAvg bit for bit."""
+
+    class Parameters(base.Parameters):
+        """Of FedProx."""
+
+        mu: float = Field(0.01, ge=0, description="weight of half the squared distance to the model that was sent")
+
+    def before_round(self, work: Work) -> None:
+        """Keep the model that was sent."""
+        work.memory["sent"] = work.values.clone()
+
+    def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
+        """mu (w - w_t)."""
+        if self.parameters.mu == 0:
+            return False
+        torch.sub(work.values, work.memory["sent"], out=gradient).mul_(self.parameters.mu)
+        return True

@@ -1,0 +1,48 @@
+"""FedAvg with the true labels of the clients' images, or of a share of them: what knowing only class shares costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from pydantic import Field
+
+from ...client.work import Batch, Work
+from ...data.federation import Federation, SetData
+from ...errors import UserError
+from ..base import register
+from .sets import Labeled, OnSets, labels_loss
+
+
+@register("fedavg-labeled")
+class FedAvgLabeled(OnSets):
+    """The upper bound of learning from sets."""
+
+    class Parameters(Labeled):
+        """Of labeled clients."""
+
+        share: float = Field(1.0, gt=0, le=1, description="share of its images that a client trains on, the same in every round")
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """Labels must be known."""
+        super().check(federation, arm, net)
+        data = (silo.load() for silo in federation.silos)
+        if any(isinstance(each, SetData) and each.labels is None for each in data):
+            raise UserError(f"arm {arm!r} needs labels of the clients' images, which are not known; leave out the arm")
+
+    def epoch(self, work: Work) -> Iterator[torch.Tensor]:
+        """Of all images, or of the first of them in an order of their own."""
+        share = self.parameters.share
+        if share == 1:
+            yield from super().epoch(work)
+            return
+        order = torch.randperm(work.examples, generator=torch.Generator().manual_seed(work.seed))
+        chosen = order[: max(2, round(work.examples * share))]
+        shuffled = chosen[torch.randperm(len(chosen))]
+        yield from (batch for batch in shuffled.split(work.training.batch_size) if len(batch) > 1)
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Cross-entropy with true labels."""
+        labels = work.sets.labels
+        assert labels is not None
+        return labels_loss(work, batch.images, labels[batch.positions], self.parameters.loss)

@@ -1,0 +1,59 @@
+"""FedLLP: learning from label proportions, a step per set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+import uefl_kernels
+
+from ...client.work import Batch, Work
+from ...data.federation import Federation
+from ...errors import UserError
+from ..base import register
+from .sets import OnSets
+
+_DROPOUT = 0.2
+
+
+@register("fedllp")
+class FedLLP(OnSets):
+    """Cross-entropy between a set's class shares and the mean of the predictions of its images; every dropout but the logits' is at 0.2."""
+
+    ops = ("set_proportion_loss",)
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """A set of two images for every client."""
+        super().check(federation, arm, net)
+        small = min(federation.silos, key=lambda silo: max(silo.sizes.sets))
+        if max(small.sizes.sets) < 2:
+            raise UserError(
+                f"client {small.name!r} has sets of one image only; arm {arm!r} takes a set per step, and batch norm needs two or more"
+            )
+
+    def before_round(self, work: Work) -> None:
+        """Its dropout is its own."""
+        on_logits = getattr(getattr(work.net, "head", None), "logit_drop", None)
+        dropouts = [m for m in work.net.modules() if isinstance(m, torch.nn.Dropout) and m is not on_logits]
+        work.memory["rates"] = [(m, m.p) for m in dropouts]
+        for m in dropouts:
+            m.p = _DROPOUT
+
+    def after_round(self, work: Work) -> None:
+        """The rates are as they were."""
+        for m, p in work.memory["rates"]:
+            m.p = p
+
+    def epoch(self, work: Work) -> Iterator[torch.Tensor]:
+        """The sets in a random order; one of a single image, which batch norm cannot take, is left out."""
+        data = work.sets
+        members = [(data.sets == m).nonzero().flatten() for m in range(len(data.priors))]
+        yield from (members[m] for m in torch.randperm(len(members)).tolist() if len(members[m]) > 1)
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Of one set."""
+        offsets = torch.tensor([0, len(batch.positions)], device=batch.images.device)
+        target = work.sets.priors[batch.labels[:1]].float().clamp(1e-7, 1 - 1e-7)
+        loss: torch.Tensor = uefl_kernels.set_proportion_loss(work.logits(batch.images), offsets, target).mean()
+        return loss

@@ -1,0 +1,87 @@
+"""FedLLP-VAT: label proportions, and predictions that are smooth around every image.
+
+Source: Miyato et al. 2018, "Virtual Adversarial Training"; Tsai & Lin 2020, "Learning from Label Proportions with Consistency".
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from pydantic import Field
+
+from ...client.work import Batch, Work
+from ..base import register
+from .fedllp import FedLLP
+from .sets import SetParameters
+
+_RAMP = 20  # epochs until the smoothness term has its full weight
+
+
+@register("fedllp-vat")
+class FedLLPVAT(FedLLP):
+    """FedLLP with a smoothness term, whose weight grows over the first 20 epochs."""
+
+    class Parameters(SetParameters):
+        """Of virtual adversarial training."""
+
+        vat_weight: float = Field(5e-4, ge=0, description="final weight of the smoothness term, reached within 20 epochs")
+        vat_xi: float = Field(1.0, gt=0, description="length of the probing step")
+        vat_epsilon: float = Field(1e-2, gt=0, description="length of the adversarial step")
+        vat_legacy_ramp: bool = Field(False, description="the weight starts anew every epoch, as in the published code")
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Of one set, plus the weighted smoothness of the predictions around its images."""
+        sets = len(work.sets.priors)
+        step = work.epoch_step if self.parameters.vat_legacy_ramp else work.round * work.epochs * sets + work.step
+        progress = min(1.0, step / (_RAMP * sets))
+        weight = self.parameters.vat_weight * math.exp(-5 * (1 - progress) ** 2)
+        total: torch.Tensor = super().loss(work, batch) + weight * self.smoothness(work, batch.images)
+        return total
+
+    def smoothness(self, work: Work, x: torch.Tensor) -> torch.Tensor:
+        """KL(p(x) || p(x + r)), r the direction of length ``vat_epsilon`` in which it grows fastest, by one power step.
+
+        In float32, since the probing step is far below bfloat16's resolution; the running statistics are left as they are.
+        """
+        net, p = work.net, self.parameters
+        with torch.autocast(x.device.type, enabled=False), _FrozenStatistics(net):
+            with torch.no_grad():
+                before = _log_probs(net, x).exp()
+            direction = _unit(torch.randn_like(x)).requires_grad_()
+            distance = _divergence(before, _log_probs(net, x + p.vat_xi * direction))
+            (slope,) = torch.autograd.grad(distance, direction)
+            return _divergence(before, _log_probs(net, x + p.vat_epsilon * _unit(slope)))
+
+
+class _FrozenStatistics:
+    """Batch norm normalises by the batch, but its running statistics stay as they are."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        self._norms = [m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+
+    def __enter__(self) -> None:
+        self._hidden = [(norm.running_mean, norm.running_var) for norm in self._norms]
+        for norm in self._norms:
+            norm.running_mean = norm.running_var = None
+            norm.track_running_stats = False
+
+    def __exit__(self, *_: object) -> None:
+        for norm, (mean, var) in zip(self._norms, self._hidden, strict=True):
+            norm.running_mean, norm.running_var, norm.track_running_stats = mean, var, True
+
+
+def _log_probs(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = net(x)
+    return logits.float().log_softmax(1)
+
+
+def _unit(d: torch.Tensor) -> torch.Tensor:
+    """Each image's direction at length 1."""
+    length = d.detach().flatten(1).norm(dim=1).add(1e-8)
+    unit: torch.Tensor = d.detach() / length[:, None, None, None]
+    return unit
+
+
+def _divergence(p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.kl_div(log_q, p, reduction="batchmean")

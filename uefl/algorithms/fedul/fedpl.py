@@ -1,0 +1,63 @@
+"""FedPL: pseudo-labels from the class shares of the sets, then the network's own."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from ...client.work import Batch, Work
+from ..base import register
+from .sets import OnSets
+
+_WARM_UP = 5  # rounds on the labels that the class shares suggest
+_SURE = 0.4  # probability from which on a prediction counts as sure
+_MIXED = 0.3  # weight of the loss of mixed predictions
+_BETA = 0.75
+
+
+@register("fedpl")
+class FedPL(OnSets):
+    """First the likeliest class of each set as the label of all its images, then the network's own predictions.
+
+    The likeliest is that of the priors that were drawn for the set, as published; of the priors in use where ``data.drawn`` is None.
+    Of the latter, sure ones (probability 0.4 or more) are labels; each is also mixed with an unsure one, in the logits.
+    Where there are no unsure ones the mixed term is left out (the published code then leaves out the batch).
+    """
+
+    def weight_decay(self, work: Work) -> float:
+        """The penalty is the optimizer's."""
+        return super().weight_decay(work) + float(self.parameters.penalty)
+
+    def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
+        """Nothing beside the optimizer's."""
+        return False
+
+    def before_round(self, work: Work) -> None:
+        """The labels to begin with."""
+        data = work.sets
+        work.memory["guess"] = (data.priors if data.drawn is None else data.drawn).argmax(1)[data.sets]
+        work.memory["beta"] = torch.distributions.Beta(_BETA, _BETA)
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Cross-entropy with pseudo-labels."""
+        logits = work.logits(batch.images)
+        if work.round < _WARM_UP:
+            return cross_entropy(logits, work.memory["guess"][batch.positions])
+        return self_labeled(logits, work.memory["beta"])
+
+
+def self_labeled(logits: torch.Tensor, beta: torch.distributions.Beta) -> torch.Tensor:
+    """Cross-entropy of logits ``[b, K]`` with their own sure predictions, and of these mixed with unsure ones."""
+    confidence, label = logits.detach().softmax(1).max(1)
+    sure, unsure = (logits[mask] for mask in (confidence >= _SURE, confidence < _SURE))
+    sure_label, unsure_label = label[confidence >= _SURE], label[confidence < _SURE]
+    if len(sure) == 0:
+        return 0 * logits.sum()
+    loss = cross_entropy(sure, sure_label)
+    pairs = min(len(sure), len(unsure))
+    if pairs == 0:
+        return loss
+    share = float(beta.sample())
+    mixed = share * sure[:pairs] + (1 - share) * unsure[:pairs]
+    both = share * cross_entropy(mixed, sure_label[:pairs]) + (1 - share) * cross_entropy(mixed, unsure_label[:pairs])
+    return loss + _MIXED * both

@@ -1,0 +1,106 @@
+"""FedUL, and with what the server does after the average, M1 and M2."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+import uefl_kernels
+
+from ...client.work import Batch, Work
+from ...data.federation import Federation, SetData
+from ...errors import InvalidPriors
+from ...server.teacher import Teacher
+from ...server.turn import Turn
+from ..base import State, register
+from . import expert
+from .sets import Labeled, OnSets, needs_labeled, server_loss
+
+
+@register("fedul")
+class FedUL(OnSets):
+    """The likelihood of the set that an image came from, through the transition from classes to sets."""
+
+    ops = ("transition_nll",)
+
+    class Parameters(Labeled):
+        """Of FedUL."""
+
+        server: Literal["none", "finetune", "blend"] = Field(
+            "none",
+            description="the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a model f' (M2)",
+        )
+        server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
+        h: float = Field(0.5, ge=0, le=1, description="with `blend`: the broadcast model is (1 - h) f + h f'")
+        resync: bool = Field(
+            False,
+            description="with `blend`: f' starts every round from the broadcast model with a fresh optimizer, instead of going its own way",
+        )
+        test_prior: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+            (), description="class shares under which the model's output is a posterior; `[]`: uniform"
+        )
+
+        @model_validator(mode="after")
+        def _sums_to_one(self) -> Any:
+            if self.test_prior and abs(sum(self.test_prior) - 1) > 1e-4:
+                raise ValueError(f"test_prior: expected numbers that sum to 1, they sum to {sum(self.test_prior):g}")
+            return self
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """M1 and M2 need labeled images."""
+        super().check(federation, arm, net)
+        if self.parameters.server != "none":
+            needs_labeled(federation, arm)
+        prior, classes = self.parameters.test_prior, len(federation.classes)
+        if prior and len(prior) != classes:
+            raise InvalidPriors(f"key 'arms.{arm}.test_prior': expected {classes} numbers, one per class, got {len(prior)}")
+
+    # --- the client ------------------------------------------------------------------------------------------------
+
+    def before_round(self, work: Work) -> None:
+        """What turns class probabilities into those of the client's sets."""
+        matrix = log_transition(work.sets, self.parameters.test_prior).to(work.workspace.device)
+        work.memory |= {"matrix": matrix, "marginal": matrix.logsumexp(0)}
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Of the network's logits against the sets."""
+        legacy = self.parameters.loss == "legacy_double_softmax"
+        kernel = uefl_kernels.transition_double_softmax if legacy else uefl_kernels.transition_nll
+        loss: torch.Tensor = kernel(
+            work.logits(batch.images), batch.labels, work.memory["matrix"], log_marginal=work.memory["marginal"]
+        ).mean()
+        return loss
+
+    # --- the server ------------------------------------------------------------------------------------------------
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
+        """M2 has f'."""
+        state = super().server_state(values, buffers, net)
+        if self.parameters.server == "blend":
+            expert.begin(state)
+        return state
+
+    def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
+        """Fine-tune the average, or blend it with f'."""
+        p = self.parameters
+        if p.server == "none":
+            return False
+        assert server is not None
+        if p.server == "finetune":
+            model = {name: state.tensors[name] for name in ("values", "buffers")}
+            taught = server.train(model, seed=self.context.seed, round=turn.round, epochs=p.server_epochs, loss=server_loss(p.loss))
+            state.tensors |= taught.tensors
+            state.plain["outcome"]["server_loss"] = taught.loss
+        else:
+            expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)
+            expert.blend(state, p.h, synchronise=p.resync)
+        return True
+
+
+def log_transition(data: SetData, test_prior: tuple[float, ...] = ()) -> torch.Tensor:
+    """log of pi_m Pi[m, k] / pi_k, ``[M, K]`` float32: what turns class probabilities into those of a client's sets."""
+    sizes = data.sizes.double()
+    target = data.priors.new_tensor(test_prior) if test_prior else None
+    return uefl_kernels.log_transition_matrix(data.priors, sizes / sizes.sum(), target).float()

@@ -1,0 +1,143 @@
+"""What all algorithms on unlabeled sets have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from ...client.work import Batch, Work
+from ...data.federation import Federation
+from ...engines.base import Reply
+from ...errors import UserError
+from ...server.teacher import Teacher
+from ...server.turn import Turn
+from ...uncertainty import Prediction, without_spread
+from .. import base
+from ..base import Algorithm, Record, State
+
+
+class SetParameters(base.Parameters):
+    """Of every algorithm on unlabeled sets."""
+
+    client_weights: Literal["uniform", "examples"] = Field("uniform", description="weights of the clients in the average")
+    penalty: float = Field(
+        0.0, ge=0, description="weight of the sum of absolute parameters (in `fedpl`: weight decay of the optimizer), as published"
+    )
+
+
+class Labeled(SetParameters):
+    """Of those that learn from labels as the published code does, or properly."""
+
+    loss: Literal["nll", "legacy_double_softmax"] = Field(
+        "nll", description="`nll`: the proper loss; `legacy_double_softmax`: the published one, which takes the softmax twice"
+    )
+
+
+class OnSets(Algorithm):
+    """Averages, the penalty, the server's validation, and the choice of the model that is best on it."""
+
+    Parameters: Any = SetParameters
+    kind = "sets"
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """A step needs two images."""
+        few = min(federation.silos, key=lambda silo: silo.sizes.train)
+        if few.sizes.train < 2:
+            raise UserError(f"client {few.name!r} has {few.sizes.train} image; batch norm needs two or more in a step")
+        server = federation.server
+        if self.context.run.select == "validation" and (server is None or server.validation is None):
+            raise UserError(
+                "run.select = 'validation' needs validation images of the server; add the folder validation (or set data.validation), "
+                "or set select = 'last'"
+            )
+
+    def weight(self, update: Reply) -> float:
+        """Clients count alike, or by their images."""
+        return update.examples if self.parameters.client_weights == "examples" else 1.0
+
+    def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
+        """The gradient of the sum of absolute parameters."""
+        if self.parameters.penalty == 0:
+            return False
+        torch.sign(work.values, out=gradient).mul_(self.parameters.penalty)
+        return True
+
+    def epoch(self, work: Work) -> Iterator[torch.Tensor]:
+        """A last batch of a single image is left out: batch norm cannot take it."""
+        order = torch.randperm(work.examples)
+        yield from (batch for batch in order.split(work.training.batch_size) if len(batch) > 1)
+
+    def predict(self, work: Work, images: torch.Tensor) -> Prediction:
+        """One pass with dropout off."""
+        return without_spread(work.logits(images).softmax(1))
+
+    # --- the server ------------------------------------------------------------------------------------------------
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
+        """Also what the server measured in the last round, and the best model so far."""
+        state = super().server_state(values, buffers, net)
+        outcome = {"aggregate_accuracy": None, "validation_accuracy": None, "server_loss": None}
+        state.plain = {"outcome": outcome, "best_accuracy": -1.0}
+        return state
+
+    def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
+        """Validate the average; take the server's step; validate the result; keep the best."""
+        outcome = state.plain["outcome"]
+        outcome["aggregate_accuracy"] = outcome["validation_accuracy"] = _validated(state, server)
+        if self.serve(state, turn, server):
+            outcome["validation_accuracy"] = _validated(state, server)
+        accuracy = outcome["validation_accuracy"]
+        if self.context.run.select == "validation" and accuracy is not None and accuracy > state.plain["best_accuracy"]:
+            state.plain["best_accuracy"] = accuracy
+            state.tensors |= {f"best.{name}": state.tensors[name] for name in ("values", "buffers")}
+
+    def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
+        """What the server does with its labeled images after the average; False: nothing."""
+        return False
+
+    def record(self, state: State, client: str, turn: Turn) -> Record:
+        """With what the server measured of the same model."""
+        return dict(state.plain["outcome"])
+
+    def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
+        """The run is over: its model is the last one, or the best on validation."""
+        if "best.values" in state.tensors:
+            state.tensors |= {name: state.tensors[f"best.{name}"] for name in ("values", "buffers")}
+        return True
+
+
+def labels_loss(work: Work, images: torch.Tensor, labels: torch.Tensor, kind: str) -> torch.Tensor:
+    """Cross-entropy with true labels, as labeled clients and the server have them; the published code takes the softmax twice."""
+    logits = work.logits(images)
+    return torch.nn.functional.cross_entropy(logits.softmax(1) if kind == "legacy_double_softmax" else logits, labels)
+
+
+def needs_labeled(federation: Federation, arm: str) -> None:
+    """Refuse a server without labeled images.
+
+    Raises:
+        UserError: it has none, or one.
+    """
+    labeled = federation.server.labeled if federation.server is not None else None
+    if labeled is None or len(labeled) == 0:
+        raise UserError(
+            f"arm {arm!r} needs labeled images of the server; set data.labeled, or add the folder labeled, or leave out the arm"
+        )
+    if len(labeled) < 2:
+        raise UserError(f"arm {arm!r}: the server has 1 labeled image; batch norm needs two or more in a step")
+
+
+def server_loss(kind: str) -> Any:
+    """The loss of the server's batches."""
+
+    def loss(work: Work, batch: Batch) -> torch.Tensor:
+        return labels_loss(work, batch.images, batch.labels, kind)
+
+    return loss
+
+
+def _validated(state: State, server: Teacher | None) -> float | None:
+    return None if server is None else server.accuracy({name: state.tensors[name] for name in ("values", "buffers")})

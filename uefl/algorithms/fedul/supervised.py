@@ -1,0 +1,44 @@
+"""The server learns alone, from its labeled images; clients only measure."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from ...data.federation import Federation
+from ...server.teacher import Teacher
+from ...server.turn import Turn
+from ..base import State, register
+from . import expert
+from .sets import Labeled, OnSets, needs_labeled
+
+
+@register("supervised")
+class Supervised(OnSets):
+    """FedUL's control: what the labeled images are worth without the federation."""
+
+    trains_clients = False
+
+    class Parameters(Labeled):
+        """Of a server that learns alone."""
+
+        server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """There must be labeled images."""
+        super().check(federation, arm, net)
+        needs_labeled(federation, arm)
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
+        """The model and its optimizer."""
+        state = super().server_state(values, buffers, net)
+        expert.begin(state)
+        return state
+
+    def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
+        """Another round of training takes the place of the average."""
+        assert server is not None
+        p = self.parameters
+        expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)
+        expert.blend(state, 1.0, synchronise=False)
+        return True

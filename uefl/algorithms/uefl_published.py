@@ -1,0 +1,137 @@
+"""The published UEFL code's behaviour, for comparison: what its server does, in its order, mistakes included.
+
+What differs from the corrected algorithm (``uefl.py``):
+
+* no codeword is ever averaged: every silo keeps a copy of the whole codebook module, also of the "shared" block;
+* at the start of an iteration every silo starts from the *last* silo's copy;
+* k-means then runs in every silo, uncertain or not, and overwrites the block that the silo points at: block 0, the
+  shared one, in a silo that was never extended;
+* a silo sees block 0 and the block it points at, never an older extension; after each extension a spare block is added;
+* the model is averaged with equal weights;
+* the threshold is (1 + gamma) x the *mean* entropy (``reference = "mean"``), set once, on the silos' *test* split;
+* the entropy is that of passes with dropout off, which are all the same;
+* iterations have no cap (``max_iterations = 0``).
+
+Raw pixels, dropout on the logits, the rotation centre, the test split as holdout and the hyper-parameters are the preset's.
+Left out, because it changes no result: the evaluation of every local epoch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..aggregation import Mean
+from ..client.work import Work
+from ..engines.base import Expected, Message, Reply
+from ..server.turn import Turn
+from .base import Record, State, register
+from .uefl import Quantised, negative_usage, out_of_reach, threshold
+
+
+@register("uefl-published")
+class PublishedUEFL(Quantised):
+    """See the module's docstring."""
+
+    def rounds(self, iteration: int) -> int | None:
+        """Without ``max_iterations`` there is always another iteration."""
+        training = self.context.training
+        if training.max_iterations:
+            return super().rounds(iteration)
+        return training.rounds[min(iteration, len(training.rounds) - 1)]
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
+        """Also every silo's blocks, and where it points.
+
+        ``main`` ``[blocks, v, d]``: the blocks of the main model, the shared one and spares; ``own.NAME``: those of each silo;
+        ``book``: the block that each silo points at, 0 for none beside the shared one.
+        """
+        state, length = super().server_state(values, buffers, net), self.length(net)
+        main = torch.stack([self.start(length, 0), self.start(length, 1)]).to(values.device)
+        state.tensors |= {"main": main} | {f"own.{name}": main for name in self.context.clients}
+        state.plain = {"book": dict.fromkeys(self.context.clients, 0), "threshold": None, "uncertain": []}
+        return state
+
+    def broadcast(self, state: State, client: str, turn: Turn) -> Message:
+        """The visible part of the silo's module; k-means for everybody in the first round of a later iteration."""
+        message = super().broadcast(state, client, turn)
+        codebook = message.tensors["codebook"] = self.visible(state, client, turn)
+        if turn.train and turn.trained == 0 and turn.iteration > 0:
+            at = 0 if state.plain["book"][client] == 0 else self.parameters.codewords
+            message.options |= {"new_codewords": self.parameters.codewords, "new_at": at, "kmeans_seed": 0}
+        message.expects["codebook"] = Expected(tuple(codebook.shape), codebook.dtype)
+        message.expects["usage"] = Expected((len(codebook),), torch.int64)
+        return message
+
+    def unsound(self, message: Message, reply: Reply) -> str | None:
+        """Counts are not negative."""
+        return negative_usage(reply)
+
+    def weight(self, update: Reply) -> float:
+        """Silos count alike."""
+        return 1.0
+
+    def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
+        """The codebook stays with the silo."""
+        for name, mean in averages.items():
+            mean.add(update.tensors[name], self.weight(update))
+        at, codewords = state.plain["book"][update.client], self.parameters.codewords
+        trained = state.scratch.setdefault("trained", {})
+        trained[update.client] = (at, update.tensors["codebook"][:codewords].clone(), update.tensors["codebook"][codewords:].clone())
+
+    def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
+        """The main model is left with the last silo's blocks, and with one more spare after an extension."""
+        super().aggregate(state, averages)
+        tensors, first = state.tensors, state.scratch["first"]
+        for name, (at, shared, other) in state.scratch["trained"].items():
+            blocks = (tensors["main"] if first else tensors[f"own.{name}"]).clone()
+            blocks[0] = shared
+            if at > 0:
+                blocks[at] = other
+            state.scratch.setdefault("blocks", {})[name] = blocks
+        for name, blocks in state.scratch["blocks"].items():
+            tensors[f"own.{name}"] = blocks
+        tensors["main"] = tensors[f"own.{max(self.context.clients)}"]
+        if first and state.scratch["later"]:
+            spare = self.start(tensors["main"].shape[2], len(tensors["main"])).to(tensors["main"].device)[None]
+            for name in ("main", *(f"own.{client}" for client in self.context.clients)):
+                tensors[name] = torch.cat([tensors[name], spare])
+
+    def prepare(self, state: State, turn: Turn) -> None:
+        """Remember where in the run the averages are made."""
+        state.scratch |= {"first": turn.trained == 0, "later": turn.iteration > 0}
+
+    def record(self, state: State, client: str, turn: Turn) -> Record:
+        """With the size of the codebook that the silo sees."""
+        new = turn.trained == 1 and client in state.plain["uncertain"]
+        return {"codewords": len(self.visible(state, client, turn)), "extended": new}
+
+    def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
+        """Point uncertain silos at the newest block; stop when there are none."""
+        entropy = {record["client"]: record["entropy_deterministic"] for record in records}
+        if state.plain["threshold"] is None:
+            state.plain["threshold"] = threshold(entropy, self.parameters)
+        limit = state.plain["threshold"]
+        uncertain = state.plain["uncertain"] = [name for name, e in sorted(entropy.items()) if e > limit]
+        for name in uncertain:
+            state.plain["book"][name] = turn.iteration + 1
+        for record in records:
+            record["threshold"] = limit
+        shown = f"{limit:.3f} nats{out_of_reach(limit, len(self.context.classes))}"
+        turn.notice(f"after iteration {turn.iteration + 1}, entropy above {shown}: {', '.join(uncertain) or 'no client'}")
+        return not uncertain and bool(self.parameters.stop_when_certain)
+
+    def passes(self, work: Work) -> int:
+        """Dropout is off."""
+        return 0
+
+    def visible(self, state: State, client: str, turn: Turn) -> torch.Tensor:
+        """What a silo sees, ``[V, d]``, at the start of a round."""
+        own = state.tensors.get(f"own.{client}")
+        blocks = state.tensors["main"] if turn.trained == 0 or own is None else own
+        book = state.plain["book"].get(client, 0)
+        return blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])
+
+    def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
+        """As the silo sees it after the run: a new iteration would start from the main model."""
+        blocks, book = state.tensors["main"], state.plain["book"].get(client, 0)
+        return {"codebook": blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])}

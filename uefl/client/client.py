@@ -1,0 +1,152 @@
+"""A client's turn: measure the model that it is sent, prepare, train; whatever the message asks for.
+
+Options of a message, carried out in this order:
+
+=================  ==========================================================================================================
+``evaluate``       measure the model as sent: metrics of the test split, and the entropy of the holdout split
+``train``          ``before_round`` of the algorithm, the step loop, and the update that the message expects
+``personalised``   with ``train``: measure the model after it
+``ask``            in the place of ``train``: the algorithm's ``answer``
+=================  ==========================================================================================================
+
+with ``round`` and ``seed``, which make every random draw, and ``last``, whether the measurement is the last one of an iteration. With
+``evaluate`` and a ``reference`` state, the accuracy of the model with that state is measured too, as that of the global model.
+
+The messages of the members of an ensemble come as one (``engines.base.join``). They are measured together and trained one after the
+other; the tensors of each go back under its number. A member's model is loaded once.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import metrics
+from ..data.federation import LabeledData, SetData, Silo, Split
+from ..engines.base import Message, Reply, number, split
+from ..seeds import derive
+from ..uncertainty import Prediction, ensemble
+from . import evaluation
+from .training import fit
+from .work import Work
+from .workspace import Workspace
+
+
+class Clients:
+    """The data of all clients on one device, read when a client has its first turn and kept for every arm.
+
+    Args:
+        silos: those that are trained on, and those that are measured only.
+        device: where the images go.
+    """
+
+    def __init__(self, silos: tuple[Silo, ...], device: torch.device) -> None:
+        self._silos, self._device = {silo.name: silo for silo in silos}, device
+        self._data: dict[str, LabeledData | SetData] = {}
+
+    def data(self, name: str) -> LabeledData | SetData:
+        """One client's data, on the device."""
+        if name not in self._data:
+            self._data[name] = on_device(self._silos[name].load(), self._device)
+        return self._data[name]
+
+    def handlers(self, workspace: Workspace) -> dict[str, Callable[[Message], Reply]]:
+        """The work of every client in one arm, by name."""
+        return {name: Client(name, lambda name=name: self.data(name), workspace) for name in self._silos}  # type: ignore[misc]
+
+
+class Client:
+    """One client in one arm; callable with a message.
+
+    Args:
+        name: of the client.
+        data: gives its data, on the device.
+        workspace: the resident network.
+    """
+
+    def __init__(self, name: str, data: Callable[[], LabeledData | SetData], workspace: Workspace) -> None:
+        self.name, self._data, self._workspace = name, data, workspace
+
+    def __call__(self, message: Message) -> Reply:
+        """Do the work; see the module's docstring."""
+        device = self._workspace.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            return self._turn(split(message), "members" in message.options)
+
+    def _turn(self, members: list[Message], several: bool) -> Reply:
+        works = [self._work(part) for part in members]
+        options, algorithm = members[0].options, self._workspace.algorithm
+        reply = Reply(self.name, examples=works[0].examples)
+        said: list[dict[str, Prediction]] = []
+        of_all: list[Prediction] = []
+        tensors: list[dict[str, torch.Tensor]] = []
+        private: list[dict[str, torch.Tensor]] = []
+        outcomes: list[dict[str, float]] = []
+        for work in works:
+            if options.get("evaluate") and work.message.reference:
+                of_all.append(self._global(work.message))
+            self._workspace.load(work.message)
+            if options.get("evaluate"):
+                torch.manual_seed(derive(int(options["seed"]), "evaluate", int(options["round"]), self.name))
+                said.append(evaluation.predictions(algorithm, work))
+            sent: dict[str, torch.Tensor] = {}
+            kept: dict[str, torch.Tensor] = {}
+            if work.message.options.get("train"):
+                sent, kept, outcome = self._train(work)
+                outcomes.append(outcome)
+            elif work.message.options.get("ask"):
+                sent = algorithm.answer(work)
+            # several are in turns on the one resident network, so what a member leaves there has to be copied
+            tensors.append({name: t.clone() for name, t in sent.items()} if several else sent)
+            private.append({name: t.clone() for name, t in kept.items()} if several else kept)
+        if said:
+            reply.metrics = dict(evaluation.summarized(algorithm, works[0], said, bool(options.get("last"))))
+        if of_all and isinstance(works[0].test, Split):
+            reply.metrics["global_accuracy"] = float(metrics.accuracy(ensemble(of_all).probs, works[0].test.labels))
+        reply.tensors, reply.private = (number(tensors), number(private)) if several else (tensors[0], private[0])
+        for key in outcomes[0] if outcomes else ():
+            reply.metrics[key] = statistics.fmean(outcome[key] for outcome in outcomes) if several else outcomes[0][key]
+        return reply
+
+    def _train(self, work: Work) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
+        algorithm = self._workspace.algorithm
+        try:
+            algorithm.before_round(work)
+            torch.manual_seed(derive(work.seed, "train", work.round, self.name))
+            outcome = fit(algorithm, work)
+        finally:
+            algorithm.after_round(work)
+        result = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
+        update, kept = algorithm.update(work), work.private | self._workspace.private()
+        if work.message.options.get("personalised") and isinstance(work.test, Split):
+            torch.manual_seed(derive(work.seed, "personalised", work.round, self.name))
+            probs = evaluation.predict(algorithm, work, work.test.images).probs
+            result["personalised_accuracy"] = float(metrics.accuracy(probs, work.test.labels))
+        return update, kept, result
+
+    def _global(self, message: Message) -> Prediction:
+        """What the model says of the test split with a state that is nobody's own."""
+        again = self._work(Message(message.tensors, message.options, private=message.reference))
+        self._workspace.load(again.message)
+        torch.manual_seed(derive(again.seed, "global", again.round, self.name))
+        assert isinstance(again.test, Split)
+        return evaluation.predict(self._workspace.algorithm, again, again.test.images)
+
+    def _work(self, message: Message) -> Work:
+        seed, round = int(message.options["seed"]), int(message.options["round"])
+        generator = torch.Generator().manual_seed(derive(seed, "own", round, self.name))
+        private = {name: t for name, t in message.private.items() if not name.startswith("net.")}
+        return Work(self.name, self._data(), self._workspace, message, seed, round, generator, private)
+
+
+def on_device(data: LabeledData | SetData, device: torch.device) -> LabeledData | SetData:
+    """A client's data on a device; a holdout that is the test split stays the same object."""
+    if isinstance(data, LabeledData):
+        test = data.test.to(device)
+        holdout = test if data.holdout is data.test else data.holdout.to(device)
+        return LabeledData(data.train.to(device), holdout, test)
+    moved: dict[str, Any] = {name: None if part is None else part.to(device) for name, part in vars(data).items()}
+    return SetData(**moved)

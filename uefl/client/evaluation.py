@@ -1,0 +1,78 @@
+"""Measuring the model that a client is sent, or an ensemble of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import metrics
+from ..data.federation import LabeledData, Split
+from ..uncertainty import Prediction, ensemble, joined
+
+if TYPE_CHECKING:
+    from ..algorithms.base import Algorithm
+    from .work import Work
+
+_BATCH = 500
+Metrics = dict[str, float | list[int]]
+
+
+@torch.no_grad()
+def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
+    """What the network that is loaded says: of ``test`` and of ``holdout`` images, as far as there are any.
+
+    A client without test images is asked about its own training images, as ``own``.
+    """
+    work.net.eval()
+    splits = {"test": work.test, "holdout": work.data.holdout if isinstance(work.data, LabeledData) else None}
+    said: dict[str, Prediction] = {}
+    for name, split in splits.items():
+        if split is None or len(split) == 0:
+            continue
+        if name == "holdout" and split is work.test:  # the published code steers by the test split
+            said[name] = said["test"]
+        else:
+            said[name] = predict(algorithm, work, split.images)
+    return said or {"own": predict(algorithm, work, work.train.images)}
+
+
+@torch.no_grad()
+def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Prediction:
+    """What the network that is loaded says of images ``[N, C, H, W]`` uint8."""
+    work.net.eval()
+    normalize = work.workspace.normalize
+    return joined([algorithm.predict(work, normalize(part)) for part in images.split(_BATCH)])
+
+
+@torch.no_grad()
+def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Prediction]], last: bool) -> Metrics:
+    """Metrics of the mean of the members."""
+    values: dict[str, torch.Tensor] = {}
+    for name in members[0]:
+        prediction = ensemble([said[name] for said in members])
+        if name == "holdout":
+            split = _split(work, name)
+            values["holdout_accuracy"] = metrics.accuracy(prediction.probs, split.labels)
+            values["holdout_entropy"] = prediction.entropy.double().mean()
+            continue
+        if name == "test":
+            labels = _split(work, name).labels
+            values |= {
+                "accuracy": metrics.accuracy(prediction.probs, labels),
+                "nll": metrics.nll(prediction.probs, labels),
+                "ece": metrics.ece(prediction.probs, labels),
+                "brier": metrics.brier(prediction.probs, labels),
+            }
+        values["entropy"] = prediction.entropy.double().mean()
+        values["entropy_deterministic"] = prediction.entropy_deterministic.double().mean()
+        values["mutual_info"] = prediction.mutual_info.double().mean()
+    result: Metrics = dict(zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True))
+    name = "test" if "test" in members[0] else "own"
+    return result | algorithm.measure(work, [dict(said[name].extra) for said in members], last)
+
+
+def _split(work: Work, name: str) -> Split:
+    split = getattr(work.data, name)
+    assert isinstance(split, Split)
+    return split

@@ -1,0 +1,99 @@
+"""The step loop: passes over a client's images with the optimizer of the run. Every training in a run is one call of :func:`fit`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from ..algorithms.base import Algorithm
+    from ..config import Training
+    from .work import Batch, Work
+
+
+class Outcome(NamedTuple):
+    """What a training leaves beside the parameters."""
+
+    loss: float
+    """mean over all images, NaN where there was no step"""
+    steps: int
+    optimizer: torch.optim.Optimizer
+
+
+def fit(
+    algorithm: Algorithm,
+    work: Work,
+    *,
+    loss: Callable[[Work, Batch], torch.Tensor] | None = None,
+    epochs: int | None = None,
+    moments: dict[str, torch.Tensor] | None = None,
+) -> Outcome:
+    """Train the network that is loaded.
+
+    The batches of all passes are drawn from torch's generator first, so that no draw of a step can change them; dropout and
+    augmentation go on with the same generator.
+
+    Args:
+        algorithm: whose batches, terms and steps these are.
+        work: the client's turn.
+        loss: in the place of ``algorithm.loss``.
+        epochs: passes, in the place of the budget of the configuration.
+        moments: the state of Adam to go on with, as :func:`moments_of` gives it; None: a fresh optimizer.
+    """
+    training, flat, device = work.training, work.workspace.flat, work.workspace.device
+    gradient = flat.values.grad
+    assert gradient is not None
+    optimizer = _optimizer(training, [flat.values, *work.trained.values()], algorithm.weight_decay(work))
+    if moments is not None:
+        optimizer.state[flat.values] = {name: value.clone() for name, value in moments.items()}
+    plan = _plan(algorithm, work, epochs)
+    work.epochs = len(plan)
+    measure = loss or algorithm.loss
+    total, images = torch.zeros((), device=device), 0
+    work.net.train()
+    for work.epoch, batches in enumerate(plan):
+        for work.epoch_step, positions in enumerate(batches):
+            batch = work.batch(positions.to(device))
+            if not algorithm.regularize(work, gradient):
+                gradient.zero_()
+            for tensor in work.trained.values():
+                tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.zero_()
+            value = measure(work, batch)
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += value.detach() * len(positions)
+            images += len(positions)
+            work.step += 1
+            algorithm.after_batch(work, batch)
+    return Outcome(float(total) / images if images else math.nan, work.step, optimizer)
+
+
+def moments_of(outcome: Outcome, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Copies of the state of the optimizer for one parameter."""
+    state: dict[str, Any] = outcome.optimizer.state[parameter]
+    return {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[torch.Tensor]]:
+    """The batches of every pass; with a budget of steps, as many passes as it takes, the last one cut."""
+    budget = work.training.local_steps if epochs is None else 0
+    if not budget:
+        return [list(algorithm.epoch(work)) for _ in range(work.training.local_epochs if epochs is None else epochs)]
+    plan: list[list[torch.Tensor]] = []
+    while budget > 0:
+        batches = list(algorithm.epoch(work))[:budget]
+        if not batches:
+            break
+        plan.append(batches)
+        budget -= len(batches)
+    return plan
+
+
+def _optimizer(training: Training, parameters: list[torch.Tensor], weight_decay: float) -> torch.optim.Optimizer:
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=training.lr, momentum=training.momentum, weight_decay=weight_decay, fused=True)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=training.lr, weight_decay=weight_decay, fused=True)

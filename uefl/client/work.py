@@ -1,0 +1,120 @@
+"""What the client half of an algorithm sees in one turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..data.federation import LabeledData, SetData, Split
+from ..engines.base import Message
+
+if TYPE_CHECKING:
+    from ..config import Training
+    from .workspace import Workspace
+
+
+class Batch(NamedTuple):
+    """Training images, normalised ``[b, C, H, W]`` float32, and their positions ``[b]`` in the client's data."""
+
+    images: torch.Tensor
+    positions: torch.Tensor
+    labels: torch.Tensor
+    """``[b]`` int64; of unlabeled sets the set that each image is in"""
+
+
+@dataclass
+class Work:
+    """One client's turn: its data, the network, what it was sent, and what the methods of an algorithm leave for each other."""
+
+    client: str
+    data: LabeledData | SetData
+    """on the device"""
+    workspace: Workspace
+    message: Message
+    seed: int
+    """of the run, or of the member of an ensemble that this is the turn of"""
+    round: int
+    """rounds of the run that have been trained before this one"""
+    generator: torch.Generator
+    """on the CPU, for draws of the algorithm's own: they change neither the order of the batches nor the dropout"""
+    private: dict[str, torch.Tensor] = field(default_factory=dict)
+    """tensors of ``client_state``; what is put here comes back in the next turn"""
+    trained: dict[str, torch.Tensor] = field(default_factory=dict)
+    """leaves that are trained with the network; put there in ``before_round``"""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """whatever the methods of this turn leave for each other"""
+    epochs: int = 0
+    """passes planned in this round"""
+    epoch: int = 0
+    """passes done"""
+    step: int = 0
+    """steps done in this round"""
+    epoch_step: int = 0
+    """steps done in this pass"""
+
+    @property
+    def net(self) -> nn.Module:
+        """The resident network, with the parameters of this client."""
+        return self.workspace.net
+
+    @property
+    def values(self) -> torch.Tensor:
+        """``[P]`` all parameters of the network, flat; detached, and changed by every step."""
+        return self.workspace.flat.values.detach()
+
+    @property
+    def training(self) -> Training:
+        """The section of the configuration."""
+        return self.workspace.context.training
+
+    @property
+    def passes(self) -> int:
+        """Forward passes with dropout on that a prediction takes; 0: dropout is off."""
+        run = self.workspace.context.run
+        return 0 if run.uncertainty == "ensemble" else run.passes
+
+    @property
+    def amp(self) -> Callable[[], AbstractContextManager[None]]:
+        """Makes the autocast context of a forward pass."""
+        return self.workspace.amp
+
+    @property
+    def examples(self) -> int:
+        """Training images of the client."""
+        return len(self.train.labels)
+
+    @property
+    def train(self) -> Split:
+        """The images that are trained on; in the place of labels, those of unlabeled sets have the set that they are in."""
+        return self.data.train if isinstance(self.data, LabeledData) else Split(self.data.images, self.data.sets)
+
+    @property
+    def sets(self) -> SetData:
+        """The data of a client with unlabeled sets."""
+        assert isinstance(self.data, SetData)
+        return self.data
+
+    @property
+    def test(self) -> Split | None:
+        """The images that are measured on."""
+        return self.data.test
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """A forward pass, normalised ``[b, C, H, W]`` -> ``[b, classes]`` float32."""
+        with self.amp():
+            logits: torch.Tensor = self.net(images)
+        return logits.float()
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """``values`` and ``buffers`` as they are now, without the private parts of the network."""
+        return self.workspace.shared()
+
+    def batch(self, positions: torch.Tensor) -> Batch:
+        """Training images at these positions, augmented and normalised."""
+        split = self.train
+        return Batch(self.workspace.prepared(split.images[positions]), positions, split.labels[positions])

@@ -1,0 +1,114 @@
+"""The resident network of an arm on one device, and what every client there has in common."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..data.rotate import augment
+from ..engines.base import Message
+from ..models.flat import FlatModule
+from ..models.normalization import normalization
+from ..seeds import derive
+
+if TYPE_CHECKING:
+    from ..algorithms.base import Algorithm, Context
+    from ..data.federation import Federation
+    from ..data.settings import Data
+
+_PRIVATE = {"values": "net.values", "buffers": "net.buffers"}
+"""names under which the private parts of the network travel with a client's state"""
+
+
+class Workspace:
+    """One network, set in place for each client in turn; the precision, the normalisation, the augmentation.
+
+    Args:
+        algorithm: bound to its context; builds the network.
+        data: the section of the configuration.
+        federation: the clients, for the mean and the deviation of their pixels.
+        device: where all this lies.
+    """
+
+    def __init__(self, algorithm: Algorithm, data: Data, federation: Federation, device: torch.device) -> None:
+        self.algorithm = algorithm
+        self.context: Context = algorithm.context
+        self.device = device
+        self.flat = self._built(self.context.seed)
+        self.net = self.flat.module
+        masks = self.flat.private(algorithm.is_private)
+        self._rest = None if masks is None else [mask.nonzero().flatten() for mask in masks]
+        self._shared = None if masks is None else [(~mask).nonzero().flatten() for mask in masks]
+        self.autocast = _use_bf16(self.context.run.precision, device)
+        self._augment = data.augment
+        mean, std = normalization(data.normalize, federation.mean, federation.std)
+        self._mean, self._std = mean.to(device), std.to(device)
+
+    def initial(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """A new network: the shared ``values`` and ``buffers``, and the private parts that every client begins with."""
+        flat = self._built(seed)
+        return self._cut(flat, self._shared), {_PRIVATE[name]: part for name, part in self._private(flat).items()}
+
+    def _built(self, seed: int) -> FlatModule:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "init"))
+            return FlatModule(self.algorithm.build_model(self.context.spec).to(self.device))
+
+    def load(self, message: Message) -> None:
+        """Put a model where it can run."""
+        flats = (self.flat.values.data, self.flat.buffers)
+        for i, (name, flat) in enumerate(zip(("values", "buffers"), flats, strict=True)):
+            if self._shared is None or self._rest is None:
+                flat.copy_(message.tensors[name])
+            else:
+                flat[self._shared[i]] = message.tensors[name]
+                flat[self._rest[i]] = message.private[_PRIVATE[name]]
+
+    def shared(self) -> dict[str, torch.Tensor]:
+        """``values`` and ``buffers`` without what is private; the resident ones themselves where nothing is."""
+        return self._cut(self.flat, self._shared)
+
+    def private(self) -> dict[str, torch.Tensor]:
+        """The private parts of the network, as they travel; empty where nothing is private."""
+        return {_PRIVATE[name]: part for name, part in self._private(self.flat).items()}
+
+    def named(self, tensors: dict[str, torch.Tensor], private: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Weights by name of a model in its shared and its private parts; copies."""
+        self.load(Message(tensors, private=private))
+        return {name: part.clone() for name, part in self.flat.named(self.flat.values.detach(), self.flat.buffers).items()}
+
+    def private_names(self) -> list[str]:
+        """Weights that are private, by name."""
+        owners = dict(self.net.named_modules())
+        weights = (*self.net.named_parameters(), *((name, b) for name, b in self.net.named_buffers() if b.is_floating_point()))
+        return [name for name, _ in weights if self.algorithm.is_private(name, owners[name.rpartition(".")[0]])]
+
+    def normalize(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 [B, C, H, W] -> float32, channels-last."""
+        return ((images - self._mean) / self._std).contiguous(memory_format=torch.channels_last)
+
+    def prepared(self, images: torch.Tensor) -> torch.Tensor:
+        """Training images: augmented, then normalised."""
+        return self.normalize(augment(images, self._augment))
+
+    def amp(self) -> AbstractContextManager[None]:
+        """The autocast context of every forward pass."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
+
+    def _cut(self, flat: FlatModule, index: list[torch.Tensor] | None) -> dict[str, torch.Tensor]:
+        parts = {"values": flat.values.detach(), "buffers": flat.buffers}
+        return parts if index is None else {name: part[i] for (name, part), i in zip(parts.items(), index, strict=True)}
+
+    def _private(self, flat: FlatModule) -> dict[str, torch.Tensor]:
+        return {} if self._rest is None else self._cut(flat, self._rest)
+
+
+def _use_bf16(precision: str, device: torch.device) -> bool:
+    """bfloat16 pays where the hardware multiplies it in matrix units: AMX on a CPU, tensor cores on a GPU."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cpu._is_amx_tile_supported()

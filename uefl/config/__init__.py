@@ -1,0 +1,21 @@
+"""The configuration of a run: sections in TOML, checked key by key and as a whole."""
+
+from .config import Arm, Config, from_table, from_toml
+from .load import load, load_whole, preset_groups, preset_text, presets
+from .sections import Model, Run, Section, Training
+
+__all__ = [
+    "Arm",
+    "Config",
+    "Model",
+    "Run",
+    "Section",
+    "Training",
+    "from_table",
+    "from_toml",
+    "load",
+    "load_whole",
+    "preset_groups",
+    "preset_text",
+    "presets",
+]

@@ -1,0 +1,205 @@
+"""A whole configuration: four sections, the arms, and what must hold between them.
+
+Algorithms check the parameters of their arms. They are looked up when arms are, so that a mistake in another section is found
+without torch.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from ..errors import UserError
+from .errors import nearest, refused, shown, unknown
+from .sections import Model, Run, Training
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from ..data.settings import Data
+
+S = TypeVar("S", bound=BaseModel)
+SECTIONS = ("run", "data", "model", "training")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_WITHOUT_WIDTH = ("vgg16_bn", "resnet18", "resnet18_nopool")
+_OWN_HEAD = ("cnn5x5", "resnet18_nopool")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A named instance of an algorithm."""
+
+    algorithm: str
+    parameters: BaseModel
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides about a run, but for the device and the place of the data."""
+
+    run: Run
+    data: Data
+    model: Model
+    training: Training
+    arms: dict[str, Arm]
+
+    @property
+    def kind(self) -> str:
+        """``labeled`` or ``sets``: the data that the arms take."""
+        from ..algorithms.base import find
+
+        return find(next(iter(self.arms.values())).algorithm).kind
+
+    def table(self) -> dict[str, Any]:
+        """Plain values, as TOML and JSON hold them; nothing is left to a default but what has no value."""
+        sections = {name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in SECTIONS}
+        arms = {name: {"algorithm": arm.algorithm, **arm.parameters.model_dump(mode="json")} for name, arm in self.arms.items()}
+        return sections | {"arms": arms}
+
+    def to_toml(self) -> str:
+        """The whole configuration as TOML text."""
+        return tomli_w.dumps(self.table())
+
+    def with_run(self, **keys: Any) -> Config:
+        """The same configuration with other values in the section ``[run]``, which are not checked."""
+        return replace(self, run=self.run.model_copy(update=keys))
+
+
+def from_toml(text: str) -> Config:
+    """The opposite of :meth:`Config.to_toml`.
+
+    Raises:
+        UserError: no TOML, or no configuration.
+    """
+    try:
+        return from_table(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"its configuration is not valid TOML: {error}") from None
+
+
+def from_table(table: dict[str, Any]) -> Config:
+    """Build and check a configuration from plain values.
+
+    Raises:
+        UserError: the first key that is unknown, of a wrong type, out of its range, or does not go with the others.
+    """
+    for key in table:
+        if key not in (*SECTIONS, "arms"):
+            raise _misplaced(key)
+    run, model, training = _section(Run, "run", table), _section(Model, "model", table), _section(Training, "training", table)
+    from ..data.settings import Data  # pydantic alone, but its schemes may know tensors
+
+    data = _section(Data, "data", table)
+    config = Config(run, data, model, training, arms(table.get("arms", {})))
+    _check(config)
+    return config
+
+
+def arms(table: Any) -> dict[str, Arm]:
+    """The arms of a table ``{name: {"algorithm": ..., parameter: ...}}``.
+
+    Raises:
+        UserError: a name that is no file name, an unknown algorithm or parameter, a value out of range; no arm; arms of two kinds.
+    """
+    from ..algorithms.base import find, registry
+
+    if not isinstance(table, dict) or not table:
+        names = ", ".join(sorted(registry()))
+        raise UserError(f"key 'arms': expected at least one table [arms.NAME]; the algorithms are {names}")
+    made: dict[str, Arm] = {}
+    for name, keys in table.items():
+        if not _NAME.fullmatch(name):
+            raise UserError(f"key 'arms': {shown(name)} names files of the run; expected up to 40 letters, digits, '.', '_' and '-'")
+        if not isinstance(keys, dict):
+            raise UserError(f"key 'arms.{name}': expected a table of parameters, got {shown(keys)}")
+        algorithm: Any = keys.get("algorithm", name)
+        kind = find(algorithm, f"key 'arms.{name}': ")
+        rest = {key: value for key, value in keys.items() if key != "algorithm"}
+        made[name] = Arm(algorithm, parse(kind.Parameters, f"arms.{name}", rest))
+    kinds = {name: find(arm.algorithm).kind for name, arm in made.items()}
+    if len(set(kinds.values())) > 1:
+        listed = "; ".join(
+            f"{what}: {', '.join(name for name, kind in kinds.items() if kind == of)}"
+            for of, what in (("labeled", "on labeled silos"), ("sets", "on unlabeled sets"))
+        )
+        raise UserError(f"key 'arms': arms on labeled silos and on unlabeled sets do not go together ({listed})")
+    return made
+
+
+def parse(kind: type[S], place: str, table: dict[str, Any]) -> S:
+    """A table as a model of pydantic, lists as tuples; what pydantic finds is one line."""
+    try:
+        return kind(**{key: _tuples(value) for key, value in table.items()})
+    except ValidationError as error:
+        raise refused(error, place, kind.model_fields) from None
+
+
+def _section(kind: type[S], name: str, table: dict[str, Any]) -> S:
+    keys = table.get(name, {})
+    if not isinstance(keys, dict):
+        raise UserError(f"key {name!r}: expected a table [{name}], got {shown(keys)}")
+    return parse(kind, name, keys)
+
+
+def _misplaced(key: str) -> UserError:
+    """A key outside of a section: where it belongs, or what was meant."""
+    from .load import homes
+
+    found = homes(key)
+    if found:
+        return UserError(f"key {key!r} stands outside of a section; it is a key of {', '.join(found)}")
+    return unknown(key, "", (*SECTIONS, "arms", "base"))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _check(config: Config) -> None:
+    """What must hold between keys; a key that has no meaning may only have its default, which a run folder names too."""
+    run, model, training, kind = config.run, config.model, config.training, config.kind
+    if run.uncertainty == "ensemble":
+        _unused("run", run, "passes", "an ensemble has members, not passes")
+    else:
+        _unused("run", run, "members", "it is for uncertainty = 'ensemble'")
+    if model.encoder in _WITHOUT_WIDTH:
+        _unused("model", model, "width", f"{model.encoder} does not use it")
+    elif model.pretrained:
+        raise UserError(f"key 'model.pretrained': {model.encoder} has no pretrained weights; set false, or another encoder")
+    if model.encoder in _OWN_HEAD:
+        for key in ("hidden", "dropout", "logit_dropout"):
+            _unused("model", model, key, f"{model.encoder} does not use it")
+    if training.optimizer != "sgd":
+        _unused("training", training, "momentum", "it is for optimizer = 'sgd'")
+    if kind == "sets":
+        for key in ("uncertainty", "passes", "members"):
+            _unused("run", run, key, "arms on unlabeled sets measure one pass without dropout")
+        if len(training.rounds) > 1 or training.max_iterations > 1:
+            raise UserError(
+                f"key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration; got {list(training.rounds)}"
+            )
+        if training.batch_size < 2:
+            raise UserError("key 'training.batch_size': expected 2 or more, for batch norm; got 1")
+    else:
+        _unused("run", run, "select", "it is for arms on unlabeled sets")
+    for name, field in type(config.data).model_fields.items():
+        of = (field.json_schema_extra or {}).get("kind") if isinstance(field.json_schema_extra, dict) else None
+        if of is not None and of != kind:
+            _unused("data", config.data, name, f"it is for arms on {'unlabeled sets' if of == 'sets' else 'labeled silos'}")
+
+
+def _unused(section: str, values: BaseModel, key: str, why: str) -> None:
+    default, value = type(values).model_fields[key].default, getattr(values, key)
+    if value != default:
+        raise UserError(f"key '{section}.{key}': expected its default {default!r}, so leave it out: {why}; got {shown(value)}")
+
+
+__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml", "nearest", "parse", "tomllib"]

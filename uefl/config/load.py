@@ -1,0 +1,268 @@
+"""Where a configuration comes from: presets, TOML files with a base, and ``--set``.
+
+A file may say ``base = "PRESET"``: its sections are merged with those of the preset key by key, but for ``[data.partition]``, which is
+replaced whole where it names another scheme. Where it has tables ``[arms.NAME]``, the run has these arms and no others; each begins
+from the base's arm of that name, if there is one. ``arms = ["a", "b"]`` picks arms by name: of the base, or with the defaults of the
+algorithm of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..errors import UserError
+from .config import SECTIONS, Config, from_table, tomllib
+from .errors import nearest, shown, unknown
+from .sections import Model, Run, Training
+
+_GROUPS = ("start", "codebooks", "sets", "own")
+"""folders of presets, in the order in which they are listed"""
+
+
+def presets() -> dict[str, str]:
+    """Name of every preset and the first comment line of its file, group by group."""
+    return {name: about for group in preset_groups().values() for name, about in group.items()}
+
+
+def preset_groups() -> dict[str, dict[str, str]]:
+    """Presets by group."""
+    return {group: {f.name[:-5]: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in _files(group)} for group in _GROUPS}
+
+
+def preset_text(name: str) -> str:
+    """The TOML text of a preset, to start a file from.
+
+    Raises:
+        UserError: no such preset.
+    """
+    for group in _GROUPS:
+        for file in _files(group):
+            if file.name == f"{name}.toml":
+                return file.read_text(encoding="utf-8")
+    raise UserError(f"no preset {name!r}{nearest(name, presets())}; see `uefl presets`, or give the path of a .toml file")
+
+
+def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, **keys: Any) -> Config:
+    """Read a preset, a TOML file or a table, then apply ``key=value`` overrides.
+
+    Args:
+        source: name of a preset, the path of a .toml file, or sections as a mapping.
+        overrides: ``"key=value"`` in TOML syntax (a bare word is taken as a string); the key is ``SECTION.key``, ``arms.NAME.key``, or a
+            bare key that only one section has. A bare parameter of algorithms goes to every arm that has it.
+        keys: further keys, already of their type; a section as a mapping is merged, ``arms`` as a mapping replaces; None is passed over.
+
+    Raises:
+        UserError: unknown preset or key, an ambiguous key, a value of the wrong type or out of its range.
+    """
+    table = _with_base(_read(source) if isinstance(source, str) else {k: _copy(v) for k, v in source.items()})
+    for item in overrides or []:
+        key, sign, value = item.partition("=")
+        if not sign or "\n" in item.strip():
+            raise UserError(f"--set {shown(item)}: expected key=value, in one line")
+        _put(table, key.strip(), _parse(value.strip()))
+    for key, value in keys.items():
+        if key == "arms" and isinstance(value, Mapping):
+            table["arms"] = _picked(value, {})
+        elif key in SECTIONS and isinstance(value, Mapping):
+            table[key] = _merged(table.get(key, {}), dict(value))
+        elif value is not None:
+            _put(table, key, value)
+    return from_table(table)
+
+
+def load_whole(path: Path) -> Config:
+    """Read the configuration of a run folder, which names every section.
+
+    Raises:
+        UserError: a file that cannot be read, is cut off, or is of another version.
+    """
+    table = _read(str(path))
+    advice = "It was changed, is cut off, or is of another version of uefl; restore it, or start a new run"
+    missing = [name for name in (*SECTIONS, "arms") if name not in table]
+    if missing:
+        raise UserError(f"{path} lacks the section [{missing[0]}]. {advice}")
+    try:
+        config = from_table(table)
+    except UserError as error:
+        raise UserError(f"{path}: {error}. {advice}") from None
+    absent = next(_absent(config.table(), table), None)
+    if absent is not None:
+        raise UserError(f"{path} lacks the key {absent!r}. {advice}")
+    return config
+
+
+def places(key: str, table: dict[str, Any]) -> list[str]:
+    """The sections that have a key of this name, and the arms of ``table`` as ``arms.NAME``."""
+    found = [name for name, fields in _fields(table).items() if key in fields]
+    from ..algorithms.base import registry
+
+    algorithms = registry()
+    arms = _named(table.get("arms", {}))
+    return found + [
+        f"arms.{name}"
+        for name, keys in arms.items()
+        if (kind := algorithms.get(str(keys.get("algorithm", name)))) is not None and key in kind.Parameters.model_fields
+    ]
+
+
+def homes(key: str) -> list[str]:
+    """Where a key of this name is known at all: sections, schemes of partitions, algorithms."""
+    from ..algorithms.base import registry
+    from ..data.partitions.base import PARTITIONS
+
+    sections = [f"[{name}]" for name, fields in _fields({}).items() if key in fields]
+    schemes = [name for name in PARTITIONS if key in PARTITIONS[name].model_fields]
+    algorithms = [name for name, kind in registry().items() if key in kind.Parameters.model_fields]
+    return (
+        sections
+        + ([f"[data.partition] with scheme = {' or '.join(map(repr, schemes))}"] if schemes else [])
+        + ([f"arms with algorithm = {' or '.join(map(repr, algorithms))}"] if algorithms else [])
+    )
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set one key of a table, by its whole name or a bare one."""
+    section, dot, rest = key.partition(".")
+    if section == "arms":
+        _put_arm(table, rest, value)
+        return
+    if section in SECTIONS and dot:
+        *path, last = rest.split(".")
+        inner = table.setdefault(section, {})
+        for part in path:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise UserError(f"--set {key}: {part!r} is no table")
+        inner[last] = value
+        return
+    if key in SECTIONS:
+        raise UserError(f"key {key!r} is a section; set one of its keys, as in {key}.{min(_fields(table)[key])}=VALUE")
+    found = places(key, table)
+    sections = [place for place in found if not place.startswith("arms.")]
+    arms = [place for place in found if place.startswith("arms.")]
+    if not found:
+        raise unknown(key, "", _all_keys(table))
+    if len(sections) + bool(arms) > 1:
+        listed = ", ".join(f"{place}.{key}" for place in found)
+        raise UserError(f"key {key!r} is ambiguous; write one of {listed}")
+    for place in found:
+        _put(table, f"{place}.{key}", value)
+
+
+def _put_arm(table: dict[str, Any], rest: str, value: Any) -> None:
+    arms = table["arms"] = _named(table.get("arms", {}))
+    if not rest:
+        table["arms"] = _picked(value, arms)
+        return
+    name, dot, key = rest.rpartition(".")
+    if not dot:
+        if not isinstance(value, Mapping):
+            raise UserError(f"--set arms.{rest}: expected arms.NAME.key=value")
+        arms[rest] = dict(value)
+        return
+    arms.setdefault(name, {})[key] = value
+
+
+def _picked(value: Any, arms: dict[str, Any]) -> dict[str, Any]:
+    """``arms`` as a list of names, or as a mapping."""
+    if isinstance(value, Mapping):
+        return {str(name): _copy(keys) for name, keys in value.items()}
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise UserError(f"key 'arms': expected different names of arms, or tables [arms.NAME]; got {shown(value)}")
+    return {name: arms.get(name, {}) for name in names}
+
+
+def _named(arms: Any) -> dict[str, Any]:
+    """Arms as tables, where a file names them in a list."""
+    return {name: keys if isinstance(keys, dict) else {} for name, keys in _picked(arms, {}).items()}
+
+
+def _fields(table: dict[str, Any]) -> dict[str, set[str]]:
+    """The keys of every section; of ``[data.partition]`` those of its scheme."""
+    from ..data.partitions.base import PARTITIONS
+    from ..data.settings import Data
+
+    kinds: dict[str, type[BaseModel]] = {"run": Run, "data": Data, "model": Model, "training": Training}
+    fields = {name: set(kind.model_fields) - {"partition"} for name, kind in kinds.items()}
+    partition = table.get("data", {}).get("partition", {})
+    scheme: Any = partition.get("scheme") if isinstance(partition, dict) else None
+    known = isinstance(scheme, str) and scheme in PARTITIONS
+    return fields | {"data.partition": {"scheme", *(PARTITIONS[scheme].model_fields if known else ())}}
+
+
+def _all_keys(table: dict[str, Any]) -> set[str]:
+    from ..algorithms.base import registry
+
+    return {key for keys in _fields(table).values() for key in keys} | {
+        key for kind in registry().values() for key in kind.Parameters.model_fields
+    }
+
+
+def _files(group: str) -> list[Traversable]:
+    folder = resources.files("uefl") / "presets" / group
+    return sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+
+
+def _read(source: str) -> dict[str, Any]:
+    path = Path(source)
+    if path.suffix != ".toml":
+        return tomllib.loads(preset_text(source))
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def _with_base(table: dict[str, Any]) -> dict[str, Any]:
+    """The values of the preset that a file is based on, where it does not name them itself."""
+    if "base" not in table:
+        return table
+    base = table.pop("base")
+    if not isinstance(base, str) or base not in presets():
+        raise UserError(f"key 'base': expected the name of a preset, got {shown(base)}; see `uefl presets`")
+    whole = _with_base(tomllib.loads(preset_text(base)))
+    result = whole | {name: _merged(whole.get(name, {}), value) for name, value in table.items() if name != "arms"}
+    if "arms" in table:
+        before = _named(whole.get("arms", {}))
+        result["arms"] = {name: _merged(before.get(name, {}), keys) for name, keys in _picked(table["arms"], before).items()}
+    return result
+
+
+def _merged(before: Any, now: Any) -> Any:
+    """Two tables key by key; a partition of another scheme takes nothing from the one before."""
+    if (
+        not isinstance(before, Mapping)
+        or not isinstance(now, Mapping)
+        or before.get("scheme", now.get("scheme")) != now.get("scheme", before.get("scheme"))
+    ):
+        return now
+    return {**before, **{key: _merged(before.get(key), value) for key, value in now.items()}}
+
+
+def _copy(value: Any) -> Any:
+    return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _absent(whole: Mapping[str, Any], table: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    for key, value in whole.items():
+        name = f"{place}{key}"
+        if key not in table:
+            yield name
+        elif isinstance(value, Mapping) and isinstance(table[key], Mapping):
+            yield from _absent(value, table[key], f"{name}.")
+
+
+def _parse(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

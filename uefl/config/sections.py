@@ -1,0 +1,98 @@
+"""The sections ``[run]``, ``[model]`` and ``[training]`` of a configuration; ``[data]`` is ``uefl.data.settings.Data``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Keys with their types, ranges and meaning; anything else is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Run(Section):
+    """What every arm of a run has in common: seeds, precision, who takes part, what is measured, what is promised."""
+
+    seed: int = Field(0, ge=0, lt=2**31, description="starting weights, order of batches, dropout, participants, and draws of the data")
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads, 0: as many as torch finds; results repeat bit for bit for one number of threads"
+    )
+    precision: Literal["auto", "bf16", "fp32"] = Field(
+        "auto", description="`auto`: bfloat16 autocast where the hardware multiplies it fast; `bf16`; `fp32`"
+    )
+    participation: float = Field(
+        1.0, gt=0, le=1, description="share of the clients that train in a round, drawn anew for every round; all of them are measured"
+    )
+    quorum: float = Field(
+        1.0, gt=0, le=1, description="share of the clients asked that must return a sound update, or the run ends with an error"
+    )
+    deadline: float = Field(
+        0.0,
+        ge=0,
+        description="seconds after which the clients of a round that have not begun are given up (they count against the quorum); 0: none",
+    )
+    max_update_norm: float = Field(
+        0.0, ge=0, description="refuse an update further than this from what was sent (L2 over all tensors that come back); 0: no bound"
+    )
+    uncertainty: Literal["mc_dropout", "ensemble"] = Field(
+        "mc_dropout",
+        description="`mc_dropout`: the entropy over passes with dropout on; `ensemble`: over models that are trained apart, dropout off",
+    )
+    passes: int = Field(20, ge=1, le=100_000, description="forward passes with dropout on; refused with an ensemble")
+    members: int = Field(
+        5, ge=2, le=1000, description="models of an ensemble, each takes as long to train as a run of its own; refused without an ensemble"
+    )
+    select: Literal["last", "validation"] = Field(
+        "last", description="the model that is saved: of the `last` round, or the best on the server's `validation` images"
+    )
+    personalised: bool = Field(False, description="also measure every participant's own model after its training of the round")
+    target_accuracy: float = Field(0.0, ge=0, le=1, description="report the first round whose mean accuracy reaches this; 0: none")
+
+
+class Model(Section):
+    """The network that algorithms build upon, unless they bring their own."""
+
+    encoder: Literal["cnn", "vgg16_bn", "resnet18", "cnn5x5", "resnet18_nopool"] = Field(
+        "cnn",
+        description="`cnn` (three residual stages), `vgg16_bn`, `resnet18`; FedUL's: `cnn5x5`, `resnet18_nopool`, with heads of their own",
+    )
+    pretrained: bool = Field(False, description="ImageNet weights for `vgg16_bn` and the two resnets, downloaded by torchvision")
+    width: int = Field(
+        128,
+        ge=1,
+        le=4096,
+        description="channels of the first stage of `cnn` and `cnn5x5`, everything behind it grows with them; refused with the others",
+    )
+    hidden: int = Field(512, ge=1, le=65_536, description="hidden units of the classifier (not of `cnn5x5` and `resnet18_nopool`)")
+    dropout: float = Field(0.1, ge=0, lt=1, description="rate of the dropout before the last layer (not of `cnn5x5` and `resnet18_nopool`)")
+    logit_dropout: bool = Field(
+        False, description="a second dropout on the logits, as UEFL's published head has; it bounds the accuracy with dropout on"
+    )
+
+
+class Training(Section):
+    """How much the clients train, and how."""
+
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="made anew in every round")
+    lr: float = Field(1e-4, gt=0, description="learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of `sgd` alone")
+    weight_decay: float = Field(0.0, ge=0, description="of the optimizer: added to the gradient, with `adamw` apart from it")
+    batch_size: int = Field(1024, ge=1, description="training images in a batch")
+    rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (20, 10, 10, 10, 10),
+        min_length=1,
+        description="communication rounds of each iteration; UEFL extends codebooks before each iteration but the first",
+    )
+    max_iterations: int = Field(
+        0, ge=0, description="cap on iterations, the last entry of `rounds` repeated where needed; 0: as many as `rounds` has"
+    )
+    local_epochs: int = Field(20, ge=1, description="passes over its training images that a client makes in a round")
+    local_steps: int = Field(0, ge=0, description="steps that every client makes in a round, in the place of `local_epochs`; 0: by epochs")
+
+    def iterations(self) -> list[int]:
+        """Rounds of each iteration, with ``max_iterations`` applied."""
+        cap = self.max_iterations or len(self.rounds)
+        return [self.rounds[min(i, len(self.rounds) - 1)] for i in range(cap)]

@@ -1,0 +1,164 @@
+"""A federation of the user's own arrays, tensors and torch Datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..errors import UserError
+from . import labeled
+from .federation import Federation, Split
+from .images import copied, pixels_of
+from .partitions.base import Deal, Share
+from .settings import Data
+from .table import Table, numbers
+
+Part = Any
+"""A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
+
+
+def from_arrays(
+    clients: Mapping[str, tuple[Part, Part | None]],
+    *,
+    unseen: Mapping[str, Part] | None = None,
+    classes: Sequence[str] | None = None,
+    data: Data | None = None,
+    seed: int = 0,
+) -> Federation:
+    """Make a federation of labeled images that are in memory already, or that Datasets yield.
+
+    Images are arrays or tensors ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3, of uint8, or of floats in [0, 1],
+    which are rounded to 8 bits. Labels are integers ``[N]`` counting from 0. A Dataset yields pairs of an image (a tensor or array of one
+    image, or a PIL image) and an integer; it is read once, here, so that random changes in it are drawn once.
+
+    Args:
+        clients: by name, the training and the test part; None instead of a test part: it is taken out of the training part.
+        unseen: by name, images of clients that are measured only.
+        classes: names of the classes; default: numbers, as many as the highest label says.
+        data: holdout, image size and the share of a test split; the keys of dealing are not looked at.
+        seed: of the splits taken here.
+
+    Raises:
+        UserError: parts of another type or shape, labels out of range, clients that cannot be trained with.
+    """
+    data = data or Data()
+    if not clients:
+        raise UserError("clients is empty; expected a dict of name: (train, test)")
+    pixels: list[torch.Tensor] = []
+    labels: list[torch.Tensor] = []
+    names: list[str] = []
+    rounded: list[str] = []
+
+    def take(part: Part, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The rows of a part, which is appended to the others."""
+        images, integers, was_float = _read(part, where)
+        rows = np.arange(len(pixels), len(pixels) + len(images))
+        pixels.extend(images)
+        labels.append(integers)
+        names.extend(f"{where}/{i}" for i in range(len(images)))
+        rounded.extend([where] * was_float)
+        return rows
+
+    shares = []
+    for name, parts in clients.items():
+        if not isinstance(parts, (tuple, list)) or len(parts) != 2:
+            raise UserError(f"client {name!r}: expected a pair (train, test), where test may be None; got {type(parts).__name__}")
+        train, test = parts
+        shares.append(Share(str(name), take(train, f"{name}/train"), None if test is None else take(test, f"{name}/test")))
+    apart = []
+    for name, part in (unseen or {}).items():
+        if name in clients:
+            raise UserError(f"client {name!r} is trained on and cannot be unseen; choose another name")
+        rows = take(part, f"{name}/test")
+        apart.append(Share(str(name), rows[:0], rows))
+    everything = torch.cat(labels).numpy()
+    known = tuple(classes) if classes is not None else numbers(int(everything.max()) + 1)
+    outside = everything[(everything < 0) | (everything >= len(known))]
+    if len(outside):
+        raise UserError(f"label {outside[0]} is outside [0, {len(known)}); expected integers counting from 0, one per class")
+    images = copied(pixels, tuple(names))
+    notes = [f"images of {rounded[0]} are floats in [0, 1], rounded to 8 bits{' (and others)' * (len(rounded) > 1)}"] if rounded else []
+    rows = np.arange(len(everything))
+    table = Table("arrays", images, everything, known, rows, None, parts={"images": len(rows)}, notes=tuple(notes))
+    return labeled.federate(table, Deal(tuple(shares), tuple(apart)), data, seed, partition={"scheme": "given"})
+
+
+def _read(part: Part, where: str) -> tuple[list[torch.Tensor], torch.Tensor, bool]:
+    """Images ``[C, H, W]`` uint8, labels ``[N]`` int64, and whether the images were floats."""
+    if isinstance(part, Split):
+        part = part.images, part.labels
+    if isinstance(part, (tuple, list)) and len(part) == 2 and all(map(_is_array, part)):
+        images, was_float = _bytes(part[0], where)
+        if images.ndim == 3:
+            images = images[:, None]
+        elif images.ndim == 4:
+            first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
+            if first == last:
+                raise UserError(f"{where}: cannot tell the channels of images {list(images.shape)}; expected [N, C, H, W] with C = 1 or 3")
+            images = images if first else images.movedim(3, 1)
+        else:
+            raise UserError(f"{where}: expected images [N, H, W], [N, C, H, W] or [N, H, W, C], got {list(images.shape)}")
+        return list(images.contiguous()), _labels(part[1], len(images), where), was_float
+    if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, (str, dict)):
+        raise UserError(f"{where}: expected a pair of images and labels, or a torch Dataset with a length; got {type(part).__name__}")
+    pixels, integers, was_float = [], [], False
+    for i in range(len(part)):
+        item = part[i]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise UserError(f"{where}: item {i} is {type(item).__name__}; expected a pair of an image and an integer")
+        image, changed = _one(item[0], f"{where}: image {i}")
+        pixels.append(image)
+        integers.append(item[1])
+        was_float |= changed
+    try:
+        found = torch.tensor([int(label) for label in integers])
+    except (TypeError, ValueError):
+        raise UserError(f"{where}: expected an integer label with every image") from None
+    return pixels, _labels(found, len(pixels), where), was_float
+
+
+def _one(image: Any, where: str) -> tuple[torch.Tensor, bool]:
+    """One image of a Dataset."""
+    if isinstance(image, Image.Image):
+        return pixels_of(image), False
+    if not _is_array(image):
+        raise UserError(f"{where} is {type(image).__name__}; expected a tensor, an array or a PIL image")
+    pixels, was_float = _bytes(image, where)
+    if pixels.ndim == 2:
+        pixels = pixels[None]
+    if pixels.ndim == 3 and pixels.shape[0] not in (1, 3) and pixels.shape[2] in (1, 3):
+        pixels = pixels.movedim(2, 0)
+    if pixels.ndim != 3 or pixels.shape[0] not in (1, 3) or 0 in pixels.shape:
+        raise UserError(f"{where}: expected [C, H, W] with C = 1 or 3, got {list(pixels.shape)}")
+    return pixels.contiguous(), was_float
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
+def _bytes(images: Any, where: str) -> tuple[torch.Tensor, bool]:
+    """As uint8 on the CPU, and whether they were floats."""
+    tensor = torch.as_tensor(images).detach().cpu()
+    if tensor.dtype == torch.uint8:
+        return tensor, False
+    if not tensor.is_floating_point():
+        raise UserError(f"{where}: expected images of uint8, or of floats in [0, 1]; got {tensor.dtype}")
+    if tensor.numel() and not (tensor.min() >= 0 and tensor.max() <= 1):  # false for NaN too
+        raise UserError(
+            f"{where}: images of floats must lie in [0, 1], found {tensor.min():g} to {tensor.max():g}; do not normalise them, uefl does"
+        )
+    return (tensor * 255).round().to(torch.uint8), True
+
+
+def _labels(labels: Any, count: int, where: str) -> torch.Tensor:
+    tensor = torch.as_tensor(labels).detach().cpu()
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.shape != (count,):
+        raise UserError(f"{where}: expected labels as {count} integers, got {tensor.dtype} {list(tensor.shape)}")
+    if count == 0:
+        raise UserError(f"{where} has no image")
+    return tensor.long()

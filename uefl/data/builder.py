@@ -1,0 +1,116 @@
+"""From the section ``[data]`` to a federation: read the source, deal it, and check what came out."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from ..errors import UserError
+from . import labeled, unlabeled
+from .federation import Federation, Kind
+from .partitions.base import Deal, Scheme
+from .partitions.natural import Natural
+from .partitions.rotations import Rotations
+from .partitions.unlabeled import Unlabeled
+from .settings import Data
+from .sources import SOURCES, own_folder, own_npz, own_sets
+from .table import Table
+
+_OF_KIND = {"labeled": "clients with labeled images", "sets": "clients with unlabeled sets"}
+_DEALT = ("partition", "clients", "train_per_client", "test_per_client", "labeled", "validation", "first_classes")
+
+
+def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -> Federation:
+    """Make the federation that the section ``[data]`` describes.
+
+    The pixels of one client at a time are read, to check and to hash them; :attr:`Silo.load` reads them again.
+
+    Args:
+        data: source, partition, sizes.
+        kind: what the algorithms need, ``labeled`` or ``sets``.
+        seed: of the run. Which images a client of ``rotations`` and ``imbalanced`` has does not depend on it.
+        data_root: folder of the files of data sets; default: environment variable UEFL_DATA.
+
+    Raises:
+        UserError: no such data, damaged or too few images, keys that do not go with them. InvalidPriors: sets or priors that cannot be
+            trained with.
+    """
+    root = data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
+    _check_kind(data, kind)
+    path = data.path
+    if kind == "sets" and path is not None and path.is_dir():
+        for key in _DEALT:
+            _refuse(data, key, "a folder of sets brings its own")
+        return unlabeled.federate(own_sets.read(path), {"scheme": "given"}, data, seed)
+    table = read_source(data, root)
+    scheme = data.partition or default_scheme(table, kind)
+    _check_scheme(table, scheme)
+    partition = scheme.model_dump(mode="json")
+    if kind == "sets":
+        return unlabeled.federate(unlabeled.deal(table, scheme, data, seed), partition, data, seed)
+    deal = scheme.deal(table, data, seed)
+    assert isinstance(deal, Deal)
+    return labeled.federate(table, deal, data, seed, partition=partition, one_class=scheme.one_class)
+
+
+def read_source(data: Data, root: Path | None) -> Table:
+    """What ``source`` names, before it is dealt; with ``first_classes`` only a part of it.
+
+    Raises:
+        UserError: no such data set or file, or its files are missing or damaged.
+    """
+    path = data.path
+    if path is None:
+        table = SOURCES[data.source](root)
+    elif path.suffix == ".npz":
+        table = own_npz.read(path)
+    elif path.is_dir():
+        table = own_folder.read(path)
+    else:
+        close = difflib.get_close_matches(data.source, SOURCES, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise UserError(
+            f"key 'source': {data.source!r} is none of {', '.join(SOURCES)}{hint}, and no folder or .npz of that name is there; give the "
+            "path of your data, laid out as in docs/configuration.md"
+        )
+    return table.first_classes(data.first_classes) if data.first_classes else table
+
+
+def default_scheme(table: Table, kind: Kind) -> Scheme:
+    """The partition where none is named: silos as they are, or a data set dealt in equal parts."""
+    if kind == "sets":
+        return Unlabeled()
+    return Natural() if table.groups else Rotations()
+
+
+def _check_kind(data: Data, kind: Kind) -> None:
+    """Keys of the other kind say nothing here; so does its partition."""
+    if not data.source.strip():
+        raise UserError("key 'source': is empty, expected the name of a data set or the path of your own data; '.' is the current folder")
+    if data.partition is not None and data.partition.kind != kind:
+        raise UserError(f"partition {data.partition.name!r} makes {_OF_KIND[data.partition.kind]}; these arms need {_OF_KIND[kind]}")
+    for key, field in Data.model_fields.items():
+        extra = field.json_schema_extra
+        of = extra.get("kind") if isinstance(extra, dict) else None
+        if of not in (None, kind):
+            _refuse(data, key, f"it is for {_OF_KIND['sets' if of == 'sets' else 'labeled']}")
+
+
+def _refuse(data: Data, key: str, why: str) -> None:
+    """A key that would say nothing may only say its default, which a run folder names too."""
+    default, value = Data.model_fields[key].default, getattr(data, key)
+    if value != default:
+        told = value.name if isinstance(value, Scheme) else repr(value)
+        at = "" if default is None else f"expected its default {default!r}, so "
+        raise UserError(f"key {key!r}: {at}leave it out: {why}; got {told}")
+
+
+def _check_scheme(table: Table, scheme: Scheme) -> None:
+    """Silos of their own are not dealt, and a data set without them has no domains."""
+    if table.groups and not scheme.of_groups:
+        raise UserError(
+            f"partition {scheme.name!r} deals a data set; {table.name} brings silos of its own: leave the partition out, or take 'natural'"
+        )
+    if scheme.of_groups and not table.groups:
+        raise UserError(f"partition {scheme.name!r} takes silos or domains as they are; {table.name} has none, choose another partition")

@@ -1,0 +1,45 @@
+"""CIFAR-10 and CIFAR-100, through torchvision, or from an .npz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision
+
+from ..errors import UserError
+from . import npz
+from .images import in_memory
+from .sources.base import need_root, torchvision_advice
+from .table import Table
+
+
+def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> Table:
+    """A data set 3x32x32, in file order, through torchvision: it unpickles, after it has checked that the files are the published ones.
+
+    Where the root has no such files, an .npz whose name begins with the name of the data set is read.
+
+    Args:
+        name: ``cifar10`` or ``cifar100``.
+        root: the ``root`` that torchvision's class was given.
+        classes: names of the classes of an .npz, which has none.
+
+    Raises:
+        UserError: no data root, files missing or not the published ones.
+    """
+    dataset = getattr(torchvision.datasets, name.upper())
+    advice = torchvision_advice(name.upper())
+    root = need_root(root, name.upper(), advice)
+    if not (root / dataset.base_folder).exists():
+        return npz.find_pool(name, root, f"{name}[!0]*npz", classes, advice)  # cifar100 is not cifar10
+    try:
+        parts = [dataset(str(root), train=train) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"no {name} in {root} ({error}): {advice}") from None
+    pixels = torch.from_numpy(np.concatenate([part.data for part in parts])).movedim(3, 1).contiguous()
+    labels = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
+    train, test = (len(part.targets) for part in parts)
+    images = in_memory(pixels, str(root / dataset.base_folder))
+    rows = np.arange(train + test)
+    return Table(name, images, labels, tuple(parts[0].classes), rows[:train], rows[train:], parts={"train": train, "test": test})

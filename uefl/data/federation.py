@@ -1,0 +1,151 @@
+"""A federation: the clients of a run, what the server holds, and what there is to know about the data before any pixel is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+Kind = Literal["labeled", "sets"]
+"""``labeled``: every client has labeled images. ``sets``: it has unlabeled images in sets whose class shares are known."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images ``[N, C, H, W]`` uint8 and labels ``[N]`` int64."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> Split:
+        """The same split on another device."""
+        return Split(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class LabeledData:
+    """The images of one client: ``train`` is trained on, ``holdout`` steers decisions, ``test`` is only reported.
+
+    A client that is measured only (:attr:`Federation.unseen`) has images in ``test`` alone.
+    """
+
+    train: Split
+    holdout: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class SetData:
+    """The unlabeled sets of one client. ``labels`` are known in experiments alone, and used by labeled baselines only."""
+
+    images: torch.Tensor
+    """``[n, C, H, W]`` uint8"""
+    sets: torch.Tensor
+    """``[n]`` int64, the set that each image is in"""
+    priors: torch.Tensor
+    """``[M, K]`` float64, class shares of each set"""
+    labels: torch.Tensor | None = None
+    """``[n]`` int64"""
+    drawn: torch.Tensor | None = None
+    """``[M, K]`` float64, the class weights by which the sets were dealt, before the supply of each class was taken into account"""
+    test: Split | None = None
+    """None: no accuracy is measured"""
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """``[M]`` int64, images of each set."""
+        return self.sets.bincount(minlength=len(self.priors))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many images a client has. A client with sets counts their images as ``train``."""
+
+    train: int
+    holdout: int
+    test: int
+    sets: tuple[int, ...] = ()
+    """images of each set; empty for a client with labeled images"""
+
+    @classmethod
+    def of(cls, data: LabeledData | SetData) -> Sizes:
+        """The sizes of data that are in memory."""
+        if isinstance(data, LabeledData):
+            return cls(len(data.train), len(data.holdout), len(data.test))
+        return cls(len(data.images), 0, len(data.test or ()), tuple(data.sizes.tolist()))
+
+
+@dataclass(frozen=True)
+class Silo:
+    """One client: its name and sizes, and a function that reads its images."""
+
+    name: str
+    sizes: Sizes
+    load: Callable[[], LabeledData | SetData]
+    """reads the data of this client, without those of the others where the source allows it; every call reads anew"""
+
+    @classmethod
+    def of(cls, name: str, data: LabeledData | SetData) -> Silo:
+        """A client whose data are in memory."""
+        return cls(name, Sizes.of(data), lambda: data)
+
+
+@dataclass(frozen=True)
+class ServerData:
+    """Images of the server; None: it has none of that kind."""
+
+    labeled: Split | None
+    """what the server trains on"""
+    validation: Split | None
+    """what the model of every round is measured on"""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All clients of a run, of one kind, one image shape and one list of classes."""
+
+    kind: Kind
+    silos: tuple[Silo, ...]
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    """(C, H, W)"""
+    mean: tuple[float, ...]
+    """per channel, on the scale 0-1, over the images that are trained on"""
+    std: tuple[float, ...]
+    unseen: tuple[Silo, ...] = ()
+    """clients that are measured and never trained on"""
+    server: ServerData | None = None
+    notes: tuple[str, ...] = ()
+    """what the user should know about the data"""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    """plain values for JSON: the source, the partition, and the images of every client and split, with their SHA-256"""
+    digest: str = ""
+    """SHA-256 over all that training and measuring see"""
+
+    def describe(self) -> str:
+        """One line: clients, images, their shape, what the server holds, and the classes."""
+        shape = " x ".join(map(str, self.image_shape))
+        train, holdout, test = (sum(getattr(silo.sizes, part) for silo in self.silos) for part in ("train", "holdout", "test"))
+        parts = [f"{len(self.silos)} {'silos' if self.kind == 'labeled' else 'clients'}: "]
+        if self.kind == "labeled":
+            parts.append(f"{train} training, {holdout} held out, {test} test images of {shape}")
+        else:
+            sizes = [size for silo in self.silos for size in silo.sizes.sets]
+            parts.append(
+                f"{train} unlabeled images of {shape} in {len(sizes)} sets of {min(sizes)} to {max(sizes)}, {test or 'no'} test images"
+            )
+        if self.unseen:
+            parts.append(f"; not trained on: {', '.join(silo.name for silo in self.unseen)}")
+        if self.kind == "sets" or self.server is not None:
+            held = self.server or ServerData(None, None)
+            counts = ", ".join(f"{len(part)} {what}" for part, what in ((held.labeled, "labeled"), (held.validation, "validation")) if part)
+            parts.append(f"; the server: {counts or 'no'} images")
+        names = ", ".join(self.classes[:12]) + (", ..." if len(self.classes) > 12 else "")
+        parts.append(f"; {len(self.classes)} classes: {names}")
+        return "".join(parts)

@@ -1,0 +1,188 @@
+"""A federation of clients with labeled images."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from . import manifest as record
+from . import notes
+from .federation import Federation, LabeledData, Silo, Sizes, Split
+from .images import Rows
+from .partitions.base import Deal, Share
+from .prepare import PixelCounts, Preparation
+from .table import Table
+
+if TYPE_CHECKING:
+    from .settings import Data
+
+
+class _Client(NamedTuple):
+    """One client, and which of its training images are kept and held out."""
+
+    share: Share
+    test: Rows
+    kept: Rows
+    """positions in ``share.train``"""
+    held: Rows | None
+    """None: the test split takes the place of the holdout"""
+
+
+def federate(table: Table, deal: Deal, data: Data, seed: int, *, partition: dict[str, Any], one_class: bool = False) -> Federation:
+    """Take a test split where none is given, and hold images out of the training images at random.
+
+    The images of one client at a time are read here, for the mean and deviation and for the manifest.
+
+    Args:
+        table: the source.
+        deal: which of its images each client gets.
+        data: sizes, holdout, image size.
+        seed: of the splits taken here.
+        partition: how the images were dealt, for the manifest.
+        one_class: whether a client may have training images of a single class.
+
+    Raises:
+        UserError: a client with an empty split, or with images of one class where it must have two; images of different sizes.
+    """
+    notes.check_names("silo", (share.name for share in (*deal.clients, *deal.unseen)))
+    clients = _split(table, deal.clients, data, seed, one_class=one_class)
+    prepare = Preparation.of([table.images], data.image_size)
+    unseen_images = sum(len(share.test) for share in deal.unseen if share.test is not None)
+    prepare.check_memory(sum(len(client.share.train) + len(client.test) for client in clients) + unseen_images)
+
+    content, pixels = record.Content(), PixelCounts(prepare.channels)
+    silos, entries = [], {}
+    for client in clients:
+        load = partial(_load, table, prepare, client)
+        found = load()
+        pixels.add(found.train.images)
+        if client.held is not None:
+            pixels.add(found.holdout.images)
+        silos.append(Silo(client.share.name, Sizes.of(found), load))
+        entries[client.share.name] = _entry(table, client, content)
+    unseen, unseen_entries = [], {}
+    for share in deal.unseen:
+        assert share.test is not None
+        client = _Client(share, share.test, share.train, share.train[:0])
+        unseen.append(Silo(share.name, Sizes(0, 0, len(share.test)), partial(_load, table, prepare, client)))
+        unseen_entries[share.name] = _entry(table, client, content)
+
+    manifest = {
+        "schema": record.SCHEMA,
+        "kind": "labeled",
+        "source": {"name": table.name, "path": table.images.place, "images": dict(table.parts)},
+        "partition": partition,
+        "seed": seed,
+        "image_size": data.image_size,
+        "legacy_holdout": data.legacy_holdout,
+        "classes": list(table.classes),
+        "silos": entries,
+        "unseen": unseen_entries,
+        "server": {},
+    }
+    record.check_disjoint(manifest)
+    mean, std = pixels.mean_and_std()
+    train = np.array([_counts(table, client.share.train) for client in clients])
+    test = np.array([_counts(table, client.test) for client in clients])
+    found_notes = (
+        *table.notes,
+        *notes.of_clients(len(clients)),
+        *notes.of_classes([silo.name for silo in silos], table.classes, train, test),
+        *notes.of_resizing([table.images], data.image_size),
+        *notes.of_twins(content.twins()),
+    )
+    return Federation(
+        "labeled",
+        tuple(silos),
+        table.classes,
+        prepare.shape,
+        mean,
+        std,
+        tuple(unseen),
+        None,
+        found_notes,
+        manifest,
+        record.digest(manifest),
+    )
+
+
+def _split(table: Table, shares: tuple[Share, ...], data: Data, seed: int, *, one_class: bool) -> list[_Client]:
+    """Take a test split where there is none, then the holdout; all from one generator, client by client."""
+    generator = torch.Generator().manual_seed(seed)
+    share = data.test_per_client / (data.train_per_client + data.test_per_client)
+    whole = []
+    for client in shares:
+        train, test = client.train, client.test
+        if test is None:
+            kept, chosen = _stratified(table.labels[train], share, generator)
+            train, test = train[kept], train[chosen]
+        whole.append(Share(client.name, train, test, client.angle, client.legacy_center))
+        if len(train) == 0 or len(test) == 0:
+            raise UserError(f"silo {client.name!r}: {len(train)} training and {len(test)} test images; it needs some of both")
+        if not one_class and len(np.unique(table.labels[train])) < 2:
+            only = table.classes[table.labels[train[0]]]
+            raise UserError(
+                f"silo {client.name!r}: all {len(train)} training images are of class {only!r}; a silo needs two classes or more"
+            )
+    clients = []
+    for client in whole:
+        assert client.test is not None
+        if data.legacy_holdout:
+            clients.append(_Client(client, client.test, np.arange(len(client.train)), None))
+            continue
+        labels = table.labels[client.train]
+        kept, held = _stratified(labels, max(data.holdout, 1 / len(labels)), generator)
+        if len(np.unique(labels[kept])) < (1 if one_class else 2):
+            left = f"holdout = {data.holdout} leaves {'no image' if one_class else 'fewer than two classes'}"
+            raise UserError(f"silo {client.name!r}: {left} of {len(labels)} training images; add images or lower it")
+        clients.append(_Client(client, client.test, kept, held))
+    return clients
+
+
+def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple[Rows, Rows]:
+    """Positions of the rest and of round(share * n) images chosen at random, from each class its share of them, to within one image."""
+    order = torch.randperm(len(labels), generator=generator)
+    order = order[torch.from_numpy(labels)[order].argsort(stable=True)]
+    # sorted by class, evenly spaced positions visit every class in proportion
+    chosen = (torch.arange(len(labels) + 1, dtype=torch.float64) * share + 0.5).floor().diff() > 0
+    return order[~chosen].numpy(), order[chosen].numpy()
+
+
+def _load(table: Table, prepare: Preparation, client: _Client) -> LabeledData:
+    """Read the images of one client."""
+
+    def split(rows: Rows) -> Split:
+        images = prepare(table.images, rows, client.share.angle, legacy_center=client.share.legacy_center)
+        return Split(images, torch.from_numpy(table.labels[rows]))
+
+    whole, test = split(client.share.train), split(client.test)
+
+    def part(positions: Rows) -> Split:
+        chosen = torch.from_numpy(positions)
+        return Split(whole.images[chosen], whole.labels[chosen])
+
+    if client.held is None:
+        return LabeledData(whole, test, test)
+    return LabeledData(part(client.kept), part(client.held), test)
+
+
+def _entry(table: Table, client: _Client, content: record.Content) -> record.Entry:
+    """The record of one client."""
+    train, name, classes = client.share.train, client.share.name, len(table.classes)
+
+    def of(rows: Rows, use: record.Use, part: str = "") -> record.Entry:
+        return content.entry(table.images, rows, table.labels[rows], f"{name}/{part or use}", use, classes)
+
+    entry: record.Entry = {"angle": client.share.angle} if client.share.angle else {}
+    if len(train):
+        entry["train"] = of(train[client.kept], "train")
+        entry["holdout"] = of(client.test, "test", "holdout") if client.held is None else of(train[client.held], "holdout")
+    return entry | {"test": of(client.test, "test")}
+
+
+def _counts(table: Table, rows: Rows) -> Rows:
+    return np.bincount(table.labels[rows], minlength=len(table.classes))

@@ -1,0 +1,108 @@
+"""The record of a partition: which images every client has in each split, and the SHA-256 of their content.
+
+Plain values for JSON. An image is known by its file below the source, or by its position in the source, which counts the training images
+first, then the test images, each in file order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import UserError
+from .images import Images, Rows
+
+SCHEMA = 1
+_MEASURED = ("holdout", "test")
+
+Entry = dict[str, Any]
+Use = Literal["train", "holdout", "test"]
+
+
+class Content:
+    """Hashes images, and remembers which are in a split that no other should share an image with."""
+
+    def __init__(self) -> None:
+        self._trained: dict[bytes, str] = {}
+        self._held_out: dict[bytes, str] = {}
+        self._tested: list[tuple[bytes, str]] = []
+
+    def entry(self, images: Images, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int) -> Entry:
+        """The record of one split.
+
+        Args:
+            images: of the source.
+            rows: of this split, in order.
+            labels: of these images; None: they have none.
+            where: client and split, for notes.
+            use: what models do with these images.
+            classes: number of classes, of which the record counts the images.
+        """
+        total = hashlib.sha256()
+        for row, content in zip(rows.tolist(), images.content(rows), strict=True):
+            digest = hashlib.sha256(content).digest()
+            total.update(digest)
+            name = f"{_name(images, row)} ({where})"
+            if use == "test":
+                self._tested.append((digest, name))
+            else:
+                (self._trained if use == "train" else self._held_out).setdefault(digest, name)
+        found: Entry = {"in": images.inside} if images.inside else {}
+        found |= {"files": [images.files[row] for row in rows]} if images.files else {"indices": rows.tolist()}
+        if labels is not None:
+            total.update(labels.astype("<i8").tobytes())
+            found["images_of_class"] = np.bincount(labels, minlength=classes).tolist()
+        return found | {"sha256": total.hexdigest()}
+
+    def twins(self) -> list[tuple[str, str]]:
+        """Names of images held out or tested on, each with one of the splits before it that is the same, byte for byte."""
+        held_out = [(name, self._trained[digest]) for digest, name in self._held_out.items() if digest in self._trained]
+        others = self._held_out | self._trained
+        return held_out + [(name, others[digest]) for digest, name in self._tested if digest in others]
+
+
+def _name(images: Images, row: int) -> str:
+    return images.files[row] if images.files else " ".join(filter(None, (images.inside, f"image {row}")))
+
+
+def digest(manifest: Entry) -> str:
+    """SHA-256 of a manifest, whatever its source is called and wherever it lies."""
+    without_source = {key: value for key, value in manifest.items() if key != "source"}
+    return hashlib.sha256(json.dumps(without_source, sort_keys=True).encode()).hexdigest()
+
+
+def check_disjoint(manifest: Entry) -> None:
+    """No image may be in two places: not in two clients, nor in two splits of one, nor with a client and the server.
+
+    What the settings ask for is excepted: the holdout that is the test split (``legacy_holdout``), and sets that ``overlap``.
+
+    Raises:
+        UserError: an image is in two places.
+    """
+    partition = manifest["partition"]
+    seen: dict[tuple[str, str | int], str] = {}
+    for where, entry in _entries(manifest):
+        inside, ids = entry.get("in", ""), entry.get("files") or entry["indices"]
+        if where.endswith("/train") and partition.get("overlap"):
+            ids = list(dict.fromkeys(ids))
+        for image in ids:
+            if (inside, image) in seen:
+                what = image if isinstance(image, str) else f"image {image} of {inside or manifest['source']['name']}"
+                other = seen[inside, image]
+                places = f"in {where} twice" if other == where else f"in {other} and in {where}"
+                raise UserError(f"partition {partition['scheme']!r}: {what} is {places}; every image may be in one split of one client")
+            seen[inside, image] = where
+
+
+def _entries(manifest: Entry) -> Iterator[tuple[str, Entry]]:
+    for group in ("silos", "unseen"):
+        for name, silo in manifest[group].items():
+            for part in ("train", *_MEASURED):
+                if part in silo and not (part == "holdout" and manifest.get("legacy_holdout")):
+                    yield f"{name}/{part}", silo[part]
+    for part, entry in manifest["server"].items():
+        yield f"server/{part}", entry

@@ -1,0 +1,90 @@
+"""What a user should know about data that can be trained with, and names that cannot be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from .images import Images
+
+Counts = npt.NDArray[np.int64]
+"""``[clients, classes]`` images"""
+
+_LONGEST_NAME = 64
+
+
+def check_names(what: str, names: Iterable[str]) -> None:
+    """Names stand in messages, tables, plots and file names: they must be short, printable and different.
+
+    Raises:
+        UserError: the first name that is not.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if not name.strip() or name != name.strip() or not name.isprintable():
+            raise UserError(f"{what} {name[:_LONGEST_NAME]!r}: expected printable characters, without blanks around them; rename it")
+        if len(name) > _LONGEST_NAME:
+            raise UserError(f"{what} {name[:20] + '...'!r} has {len(name)} characters; expected at most {_LONGEST_NAME}, rename it")
+        if name in seen:
+            raise UserError(f"{what} {name!r} is there twice; rename one")
+        seen.add(name)
+
+
+def of_resizing(sources: Iterable[Images], image_size: int) -> list[str]:
+    """Images that lose their proportions when they are resized to a square."""
+    if not image_size:
+        return []
+    count, total, worst, example = 0, 0, 1.0, ""
+    for images in sources:
+        heights, widths = images.shapes[:, 0], images.shapes[:, 1]
+        stretch = np.maximum(heights / widths, widths / heights)
+        weight = images.count // len(stretch)  # one shape stands for all
+        count += weight * int((stretch > 1).sum())
+        total += images.count
+        if stretch.max() > worst:
+            at = int(stretch.argmax())
+            worst, example = float(stretch[at]), f"{images.name(at)} of {widths[at]}x{heights[at]}"
+    if not count:
+        return []
+    return [f"{count} of {total} images are not square: image_size = {image_size} distorts them, most of all {example}"]
+
+
+def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test: Counts) -> list[str]:
+    """Classes that nobody trains on, and silos that lack a class."""
+    found = []
+    untrained = train.sum(0) == 0
+    only_tested = [classes[k] for k in np.flatnonzero(untrained & (test.sum(0) > 0))]
+    if only_tested:
+        found.append(f"only test images have class {listed(only_tested)}: no model can learn it")
+    absent = [classes[k] for k in np.flatnonzero(untrained & (test.sum(0) == 0))]
+    if absent:
+        found.append(f"no image has class {listed(absent)}")
+    lacking = [(c, np.flatnonzero((row == 0) & ~untrained)) for c, row in enumerate(train)]
+    lacking = [(c, missing) for c, missing in lacking if len(missing)]
+    if lacking:
+        c, missing = lacking[0]
+        first = f"silo {names[c]!r} has no training image of class {listed([classes[k] for k in missing])}"
+        found.append(first + (f", and {len(lacking) - 1} more of {len(names)} silos lack a class" if len(lacking) > 1 else ""))
+    return found
+
+
+def of_twins(twins: Sequence[tuple[str, str]]) -> list[str]:
+    """Images that are measured on and trained on."""
+    if not twins:
+        return []
+    measured, trained = twins[0]
+    more = f", and {len(twins) - 1} more such pair{'s' * (len(twins) > 2)}" if len(twins) > 1 else ""
+    return [f"{measured} is the same image as {trained}{more}: what is measured on it says little"]
+
+
+def of_clients(count: int) -> list[str]:
+    """A federation of one."""
+    return ["one client only: its model is averaged with no other"] if count == 1 else []
+
+
+def listed(words: Sequence[str], most: int = 8) -> str:
+    """Words in one line, the first of many."""
+    return ", ".join(map(repr, words[:most])) + (f" and {len(words) - most} more" if len(words) > most else "")

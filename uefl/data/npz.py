@@ -1,0 +1,129 @@
+"""Arrays of images and labels in .npz files."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import UserError
+from .images import in_memory
+from .table import Table, numbers, two_parts
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+POOL = ("x_train", "y_train", "x_test", "y_test")
+"""the arrays of a data set that is dealt"""
+
+
+def read(path: Path, names: tuple[str, ...]) -> Arrays:
+    """Those of the named arrays that an .npz holds.
+
+    Raises:
+        UserError: it cannot be read, or holds Python objects.
+    """
+    try:
+        with zipfile.ZipFile(path):  # np.load would take a file of any other format for a pickle
+            pass
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files if name in names}
+    except FileNotFoundError:
+        raise UserError(f"no file {path}") from None
+    except (OSError, EOFError, zlib.error, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"cannot read {path} ({error}); expected an .npz of plain arrays, as numpy.savez writes it") from None
+
+
+def pixels(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) -> torch.Tensor:
+    """Images ``[N, C, H, W]`` uint8 from an array ``[N, H, W]`` or ``[N, H, W, C]``.
+
+    Raises:
+        UserError: it is of another type or shape, or empty.
+    """
+    images = arrays[x]
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+        raise UserError(f"{path}: expected {x} as uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3, got {images.dtype} {images.shape}")
+    if 0 in images.shape:
+        raise UserError(f"{path}: {x} is empty: {images.shape}")
+    tensor = torch.from_numpy(np.ascontiguousarray(images))
+    return tensor[:, None] if tensor.ndim == 3 else tensor.movedim(3, 1).contiguous()
+
+
+def pairs(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str, y: str) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
+    """Images as :func:`pixels`, and an integer ``[N]`` int64 for each.
+
+    Raises:
+        UserError: they are of another type, shape or number.
+    """
+    images, labels = pixels(path, arrays, x), arrays[y]
+    if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
+        raise UserError(f"{path}: expected {y} as {len(images)} integers, one per image of {x}; got {labels.dtype} {labels.shape}")
+    return images, labels.astype(np.int64)
+
+
+def count_classes(path: Path, name: str, labels: npt.NDArray[np.int64]) -> int:
+    """Number of classes; as many different labels as there are must be 0, 1, 2, ..., which finds stray ones and counting from 1.
+
+    Raises:
+        UserError: they are not.
+    """
+    classes = len(np.unique(labels))
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        stray = low if low < 0 else high
+        raise UserError(f"{path}: {name} holds label {stray}; its {classes} different labels must be 0 to {classes - 1}, renumber them")
+    return classes
+
+
+def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -> Table:
+    """A data set to be dealt, from ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
+
+    It is dealt in a random order that is the same for every run, because such files are often sorted by class.
+
+    Args:
+        name: of the data set.
+        path: of the file, for messages.
+        arrays: what was read from it.
+        classes: their names; empty: numbers, as many as the training images have.
+
+    Raises:
+        UserError: arrays of another type or length, shapes or labels that differ between the parts.
+    """
+    x, y = pairs(path, arrays, "x_train", "y_train")
+    x_test, y_test = pairs(path, arrays, "x_test", "y_test")
+    if x.shape[1:] != x_test.shape[1:]:
+        raise UserError(f"{path}: images of x_train and x_test differ in shape: {arrays['x_train'].shape} and {arrays['x_test'].shape}")
+    known = len(classes) or count_classes(path, "y_train", y)
+    for part, labels in (("y_train", y), ("y_test", y_test)):
+        strange = labels[(labels < 0) | (labels >= known)]
+        if len(strange):
+            as_in = "" if classes else ", as in y_train"
+            raise UserError(f"{path}: {part} holds label {strange.min()}; expected 0 to {known - 1}{as_in}")
+    train, test = two_parts(len(x), len(x_test), shuffle=True)
+    images = in_memory(torch.cat([x, x_test]), str(path))
+    parts = {"train": len(x), "test": len(x_test)}
+    return Table(name, images, np.concatenate([y, y_test]), classes or numbers(known), train, test, parts=parts)
+
+
+def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], advice: str) -> Table:
+    """A data set from the one .npz in the data root that a pattern finds.
+
+    Raises:
+        UserError: none, or several; the message says what is expected.
+    """
+    found = sorted(root.glob(pattern))
+    if not found:
+        raise UserError(f"no {name} in {root}: {advice}, or put there an .npz named {name}*.npz with {', '.join(POOL)}")
+    if len(found) > 1:
+        raise UserError(f"{root} holds {', '.join(path.name for path in found)}; keep one of them, or give the path of one as source")
+    arrays = read(found[0], POOL)
+    if not set(POOL) <= set(arrays):
+        raise UserError(f"{found[0]} holds {', '.join(sorted(arrays)) or 'nothing'}; expected {', '.join(POOL)}")
+    table = pool(name, found[0], arrays, classes)
+    note = f"{name} is read from {found[0].name}: {table.parts['train']} training and {table.parts['test']} test images"
+    return replace(table, notes=(note,))

@@ -1,0 +1,195 @@
+"""What a scheme of a partition is, what it returns, and the registry of schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+
+from ...errors import UserError
+from ...seeds import derive
+from ..federation import Kind
+from ..images import Rows
+from ..registry import Registry
+from ..table import Table
+
+if TYPE_CHECKING:
+    from ..settings import Data
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one client gets of a table."""
+
+    name: str
+    train: Rows
+    """images to train on, in order; the holdout is taken from them"""
+    test: Rows | None
+    """None: cut from ``train``, from each class its share"""
+    angle: float = 0.0
+    """by which all of them are turned, degrees counter-clockwise"""
+    legacy_center: bool = False
+
+
+@dataclass(frozen=True)
+class Deal:
+    """The clients of a federation with labeled images."""
+
+    clients: tuple[Share, ...]
+    unseen: tuple[Share, ...] = ()
+    """measured only: all their images are test images"""
+
+
+@dataclass(frozen=True)
+class SetShare:
+    """What one client gets of a table as unlabeled sets."""
+
+    name: str
+    rows: Rows
+    """its images; one may be there several times"""
+    sets: Rows
+    """``[n]`` int64, the set of each"""
+    weights: npt.NDArray[np.float64]
+    """``[M, K]`` the class weights by which the sets were drawn"""
+
+
+@dataclass(frozen=True)
+class SetDeal:
+    """The clients of a federation with unlabeled sets, the images of the server, and the test images of all."""
+
+    clients: tuple[SetShare, ...]
+    labeled: Rows
+    validation: Rows
+    test: Rows
+
+
+class Scheme(BaseModel):
+    """A way to deal the images of a source to clients; its fields are the keys of ``[data.partition]`` beside ``scheme``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: ClassVar[str]
+    """what ``scheme`` says; set by :func:`partition`"""
+    kind: ClassVar[Kind] = "labeled"
+    of_groups: ClassVar[bool] = False
+    """whether it takes sources that bring silos or domains, and only those"""
+    one_class: ClassVar[bool] = False
+    """whether a client may have training images of a single class"""
+
+    @model_serializer(mode="wrap")
+    def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        return {"scheme": self.name, **fields}
+
+    def deal(self, table: Table, data: Data, seed: int) -> Deal | SetDeal:
+        """Deal the images of a table.
+
+        Args:
+            table: the source; only labels and groups are looked at.
+            data: how many clients and images are wanted.
+            seed: of the run.
+
+        Raises:
+            UserError: the source has too few images, or is of another kind.
+        """
+        raise NotImplementedError
+
+
+PARTITIONS: Registry[type[Scheme]] = Registry(__package__, "partition")
+
+AnyScheme = TypeVar("AnyScheme", bound=type[Scheme])
+
+
+def partition(name: str) -> Callable[[AnyScheme], AnyScheme]:
+    """Register a scheme under the name that ``[data.partition] scheme = ...`` gives it."""
+
+    def register(scheme: AnyScheme) -> AnyScheme:
+        PARTITIONS.add(name, scheme)
+        scheme.name = name
+        return scheme
+
+    return register
+
+
+def from_table(value: Any) -> Any:
+    """The scheme that a table names, for pydantic; what is no table goes on as it is.
+
+    Raises:
+        ValueError: the table has no ``scheme``, or names one that does not exist.
+    """
+    if not isinstance(value, dict):
+        return value
+    table = dict(value)
+    name = table.pop("scheme", None)
+    if not isinstance(name, str):
+        raise ValueError(f"give the name of a partition as scheme; there are {', '.join(PARTITIONS)}")
+    return PARTITIONS[name].model_validate(table)
+
+
+# --- what schemes have in common -----------------------------------------------------------------------------------
+
+
+def generator(seed: int) -> np.random.Generator:
+    """Of the draws of a partition."""
+    return np.random.default_rng(derive(seed, "partition"))
+
+
+def client_names(stem: str, count: int) -> list[str]:
+    """Names with numbers of equal length, so that sorting by name keeps the order."""
+    digits = len(str(count - 1))
+    return [f"{stem}-{i:0{digits}}" for i in range(count)]
+
+
+def wanted_clients(data: Data, implied: int | None = None) -> int:
+    """The number of clients, from the key or from what the scheme says.
+
+    Raises:
+        UserError: neither says it.
+    """
+    count = data.clients if data.clients is not None else implied
+    if count is None:
+        raise UserError(f"key 'clients': give the number of clients that {data.source} is dealt to")
+    return count
+
+
+def slices(table: Table, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
+    """Disjoint slices in order, client by client; without a test part each slice is cut into train and test.
+
+    Raises:
+        UserError: there are too few images.
+    """
+    s, t = data.train_per_client, data.test_per_client
+    if table.test is None:
+        check_enough(table, data, clients, "", clients * (s + t), table.train)
+        return [(table.train[i : i + s], table.train[i + s : i + s + t]) for i in range(0, clients * (s + t), s + t)]
+    check_enough(table, data, clients, "training ", clients * s, table.train)
+    check_enough(table, data, clients, "test ", clients * t, table.test)
+    return [(table.train[i * s : (i + 1) * s], table.test[i * t : (i + 1) * t]) for i in range(clients)]
+
+
+def check_enough(table: Table, data: Data, clients: int, kind: str, needed: int, rows: Rows) -> None:
+    """There must be as many images as the clients need together."""
+    if needed > len(rows):
+        raise UserError(
+            f"{clients} clients with train_per_client = {data.train_per_client} and test_per_client = {data.test_per_client} "
+            f"need {needed} {kind}images, {table.name} has {len(rows)}; lower one of the three"
+        )
+
+
+def angle_of_each(angles: tuple[float, ...], clients: int) -> tuple[float, ...]:
+    """One angle per client: each is that of as many consecutive clients.
+
+    Raises:
+        UserError: the clients cannot be divided so.
+    """
+    if not angles:
+        return (0.0,) * clients
+    if clients % len(angles):
+        raise UserError(
+            f"key 'angles': expected as many as clients ({clients}), a divisor of that, or an empty list; got {len(angles)}: {list(angles)}"
+        )
+    return tuple(angle for angle in angles for _ in range(clients // len(angles)))

@@ -1,0 +1,124 @@
+"""Label skew drawn from a Dirichlet distribution, in the three conventions of the literature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ...errors import UserError
+from ..images import Rows
+from ..priors import Matrix
+from ..table import Table
+from .base import Deal, Scheme, Share, angle_of_each, check_enough, client_names, generator, partition, wanted_clients
+
+if TYPE_CHECKING:
+    from ..settings import Data
+
+_ATTEMPTS = 10_000
+
+
+@partition("dirichlet")
+class Dirichlet(Scheme):
+    """Clients whose classes are drawn from Dir(alpha), in one of three conventions that give very different skew for one alpha.
+
+    ``over_clients``: the images of each class are divided among the clients by a draw over the clients; a client that has its share of
+    all images already gets none, and all is drawn anew until every client has as many images as there are classes. Sizes differ.
+    Source: VHL (Tang et al., ICML 2022), after Li et al. 2022.
+
+    ``over_classes``: each client draws its shares of the classes, and gets as many images as any other. Source: FedCR (Zhang et al.,
+    ICML 2023).
+
+    ``over_classes_by_frequency``: as ``over_classes``, but alpha is divided among the classes by their frequency: of ten classes alike,
+    alpha = 0.1 is 0.01 for each. Source: FedBR (Guo et al., ICML 2023).
+
+    A class that is used up is replaced by others of the client, or by any that is left.
+    """
+
+    one_class: ClassVar[bool] = True
+
+    convention: Literal["over_clients", "over_classes", "over_classes_by_frequency"] = Field(
+        description="what is drawn: a class's shares over the clients, or a client's shares over the classes"
+    )
+    alpha: float = Field(default=0.1, gt=0, description="concentration; less is more skewed")
+    test: Literal["own", "even"] = Field(
+        default="own",
+        description="own: training and test images are dealt together, then cut; even: equal random parts of the test images",
+    )
+    angles: tuple[float, ...] = Field(default=(), description="degrees, counter-clockwise; as many as clients, or a divisor; empty: none")
+
+    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+        """Deal by label, at random by the seed."""
+        rng, classes = generator(seed), len(table.classes)
+        clients = wanted_clients(data, len(self.angles) or None)
+        angles = angle_of_each(self.angles, clients)
+        supply, wanted, tests = _supply(table, data, clients, own=self.test == "own", rng=rng)
+        if self.convention == "over_clients":
+            supply = supply[:wanted]
+            parts = _over_clients(table.labels[supply], clients, self.alpha, classes, rng)
+        else:
+            frequency = np.bincount(table.labels[supply], minlength=classes) / len(supply)
+            concentration = self.alpha * (frequency if self.convention == "over_classes_by_frequency" else np.ones(classes))
+            parts = _over_classes(table.labels[supply], clients, wanted, concentration, rng)
+        shares = zip(client_names("silo", clients), parts, tests, angles, strict=True)
+        return Deal(tuple(Share(name, supply[part], test, angle) for name, part, test, angle in shares))
+
+
+def _supply(table: Table, data: Data, clients: int, *, own: bool, rng: np.random.Generator) -> tuple[Rows, int, list[Rows | None]]:
+    """The images that may be dealt by label, how many are wanted, and the test images of each client that are dealt evenly."""
+    s, t = clients * data.train_per_client, clients * data.test_per_client
+    if own:
+        everything = table.train if table.test is None else np.concatenate([table.train, table.test])
+        check_enough(table, data, clients, "", s + t, everything)
+        return rng.permutation(everything), s + t, [None] * clients
+    if table.test is None:
+        check_enough(table, data, clients, "", s + t, table.train)
+        supply, tests = table.train[t:], table.train[:t]
+    else:
+        check_enough(table, data, clients, "training ", s, table.train)
+        check_enough(table, data, clients, "test ", t, table.test)
+        supply, tests = table.train, table.test[:t]
+    return supply, s, list(np.array_split(rng.permutation(tests), clients))
+
+
+def _over_clients(labels: Rows, clients: int, alpha: float, classes: int, rng: np.random.Generator) -> list[Rows]:
+    """Positions of the images of each client."""
+    if clients * classes > len(labels):
+        few = f"{len(labels)} images are too few for {clients} clients with {classes} each"
+        raise UserError(f"{few}, as many as there are classes; raise train_per_client")
+    for _ in range(_ATTEMPTS):
+        parts: list[list[Rows]] = [[] for _ in range(clients)]
+        sizes = np.zeros(clients, np.int64)
+        for k in range(classes):
+            of_class = rng.permutation(np.flatnonzero(labels == k))
+            weights = rng.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
+            if weights.sum() == 0:  # whoever has room drew nothing
+                weights = (sizes < len(labels) / clients).astype(float)
+            ends = (weights.cumsum() / weights.sum() * len(of_class)).astype(np.int64)
+            for client, piece in enumerate(np.split(of_class, ends[:-1])):
+                parts[client].append(piece)
+                sizes[client] += len(piece)
+        if sizes.min() >= classes:
+            return [np.concatenate(part) for part in parts]
+    raise UserError(
+        f"key 'alpha': {_ATTEMPTS} draws with alpha = {alpha:g} left a client with fewer than {classes} images; raise alpha or "
+        "train_per_client, or lower clients"
+    )
+
+
+def _over_classes(labels: Rows, clients: int, wanted: int, concentration: Matrix, rng: np.random.Generator) -> list[Rows]:
+    """Positions of the images of each client, all of one number: ``wanted`` in all, one at a time to a client at random."""
+    classes = len(concentration)
+    shares = rng.dirichlet(np.maximum(concentration, 1e-12), clients)
+    supply = [list(rng.permutation(np.flatnonzero(labels == k))) for k in range(classes)]
+    left = np.array([len(of_class) for of_class in supply])
+    parts: list[list[int]] = [[] for _ in range(clients)]
+    for client, draw in zip(rng.permutation(np.arange(wanted) % clients), rng.random(wanted), strict=True):
+        weights = (shares[client] * (left > 0)).cumsum()
+        if weights[-1] <= 0:  # every class that the client has a share of is used up
+            weights = left.cumsum().astype(float)
+        k = int(np.searchsorted(weights, draw * weights[-1], side="right"))
+        parts[client].append(supply[k].pop())
+        left[k] -= 1
+    return [np.array(part, np.int64) for part in parts]

@@ -1,0 +1,57 @@
+"""All domains but one are trained on; the last is measured only."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from ...errors import UserError
+from ..images import Rows
+from ..table import Table
+from .base import Deal, Scheme, Share, client_names, generator, partition
+
+if TYPE_CHECKING:
+    from ..settings import Data
+
+
+@partition("leave_one_out")
+class LeaveOneOut(Scheme):
+    """The domains of a source but one are clients; all images of the one left out are the test images of an unseen client.
+
+    With ``clients`` a multiple of the domains that are trained on, each of these is dealt at random, in equal parts, to as many clients.
+    """
+
+    of_groups: ClassVar[bool] = True
+
+    domain: str = Field(min_length=1, description="name of the silo or domain that is left out")
+
+    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+        """One or several clients per domain."""
+        if self.domain not in table.groups:
+            close = difflib.get_close_matches(self.domain, table.groups, 1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise UserError(f"key 'domain': {self.domain!r} is no domain of {table.name}{hint}; it has {', '.join(table.groups)}")
+        sources = [group for group in table.groups if group != self.domain]
+        if not sources:
+            raise UserError(f"{table.name} has one domain, {self.domain!r}; leaving it out leaves nothing to train on")
+        each, rest = divmod(data.clients or len(sources), len(sources))
+        if rest:
+            raise UserError(f"key 'clients': expected a multiple of the {len(sources)} domains that are trained on; got {data.clients}")
+        rng = generator(seed)
+        shares = []
+        for group in sources:
+            train, test = table.of_group(group)
+            parts: list[tuple[Rows, Rows | None]] = [(train, test)]
+            if each > 1:
+                trains = np.array_split(rng.permutation(train), each)
+                tests = [None] * each if test is None else np.array_split(rng.permutation(test), each)
+                parts = list(zip(trains, tests, strict=True))
+            names = client_names(group, each) if each > 1 else [group]
+            shares += [Share(name, *part, table.angles.get(group, 0.0)) for name, part in zip(names, parts, strict=True)]
+        left_out, test = table.of_group(self.domain)
+        everything = left_out if test is None else np.concatenate([left_out, test])
+        unseen = Share(self.domain, everything[:0], everything, table.angles.get(self.domain, 0.0))
+        return Deal(tuple(shares), (unseen,))

@@ -1,0 +1,27 @@
+"""Silos as they are: folders, a column of an .npz, or the domains of a data set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from ...errors import UserError
+from ..table import Table
+from .base import Deal, Scheme, Share, partition
+
+if TYPE_CHECKING:
+    from ..settings import Data
+
+
+@partition("natural")
+class Natural(Scheme):
+    """Every silo or domain that the source brings is a client, as large as it is."""
+
+    of_groups: ClassVar[bool] = True
+
+    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+        """One client per group."""
+        if data.clients not in (None, len(table.groups)):
+            raise UserError(
+                f"key 'clients': {table.name} brings {len(table.groups)} silos, which stay as they are; leave it out, got {data.clients}"
+            )
+        return Deal(tuple(Share(name, *table.of_group(name), table.angles.get(name, 0.0)) for name in table.groups))

@@ -1,0 +1,31 @@
+"""Equal parts in order, each turned by an angle: the domains of the multi-domain experiments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from ..table import Table
+from .base import Deal, Scheme, Share, angle_of_each, client_names, partition, slices, wanted_clients
+
+if TYPE_CHECKING:
+    from ..settings import Data
+
+
+@partition("rotations")
+class Rotations(Scheme):
+    """Clients get disjoint slices of the data set in its order, the same for every seed; the images of each are turned by an angle.
+
+    With fewer angles than clients each angle is that of as many consecutive clients: two angles and four clients are a, a, b, b.
+    """
+
+    angles: tuple[float, ...] = Field(default=(), description="degrees, counter-clockwise; as many as clients, or a divisor; empty: none")
+    legacy_center: bool = Field(default=False, description="turn about pixel (W/2, H/2), as the published code does")
+
+    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+        """Deal in order."""
+        clients = wanted_clients(data, len(self.angles) or None)
+        angles = angle_of_each(self.angles, clients)
+        parts = zip(client_names("silo", clients), slices(table, data, clients), angles, strict=True)
+        return Deal(tuple(Share(name, train, test, angle, self.legacy_center) for name, (train, test), angle in parts))

@@ -1,0 +1,93 @@
+"""The section ``[data]`` of a configuration: where images come from, and how they become clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SerializeAsAny, model_validator
+from typing_extensions import Self
+
+from .partitions.base import Scheme, from_table
+from .sources.base import SOURCES
+
+_OF_SETS: dict[str, JsonValue] = {"kind": "sets"}
+_OF_LABELED: dict[str, JsonValue] = {"kind": "labeled"}
+
+
+class Data(BaseModel):
+    """Data of a run. A key that belongs to one kind of data says so; with the other kind it keeps its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    source: str = Field(default="digits", min_length=1, description="name of a data set, or the path of your own folder or .npz")
+    clients: int | None = Field(
+        default=None, ge=1, le=100_000, description="clients that a data set is dealt to; your own silos are as many as there are"
+    )
+    train_per_client: int = Field(default=400, ge=1, description="training images of each client, holdout included")
+    test_per_client: int = Field(
+        default=100,
+        ge=1,
+        description="test images of each client; of own silos without a test split, test / (train + test) is its share",
+    )
+    partition: Annotated[SerializeAsAny[Scheme], BeforeValidator(from_table)] | None = Field(
+        default=None, description="how images become clients; without it silos stay as they are, and a data set is dealt in equal parts"
+    )
+    first_classes: int = Field(default=0, ge=0, description="take images of that many first classes only; 0: of all")
+    holdout: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="share of the training images kept aside for decisions; the test split never steers anything",
+        json_schema_extra=_OF_LABELED,
+    )
+    legacy_holdout: bool = Field(
+        default=False, description="the test split is also the holdout, as in the published code", json_schema_extra=_OF_LABELED
+    )
+    image_size: int = Field(
+        default=0, ge=0, le=1024, description="resize every image to this square; 0 keeps images, which must then be of one size"
+    )
+    normalize: Literal["standard", "imagenet", "raw"] = Field(
+        default="standard", description="mean and deviation of the images that are trained on, those of ImageNet, or none (0-255)"
+    )
+    augment: Literal["none", "rotate", "flip"] = Field(
+        default="none", description="random change of training images, on the device: up to 20 degrees either way, or left-right"
+    )
+    labeled: int = Field(default=0, ge=0, description="labeled images of the server", json_schema_extra=_OF_SETS)
+    validation: int = Field(
+        default=0,
+        ge=0,
+        description="labeled images of the server to measure the model of every round on",
+        json_schema_extra=_OF_SETS,
+    )
+    priors: Literal["given", "estimated"] = Field(
+        default="given",
+        description="class shares of each set: the realised ones, or estimated from its images and the labeled ones of the server",
+        json_schema_extra=_OF_SETS,
+    )
+    prior_noise: float = Field(
+        default=0.0, ge=0, lt=1, description="every class share is off by a random factor in [1 - x, 1 + x]", json_schema_extra=_OF_SETS
+    )
+    prior_smoothing: float = Field(
+        default=0.0, ge=0, lt=1, description="mix every row of class shares with this share of the uniform one", json_schema_extra=_OF_SETS
+    )
+    strict: bool = Field(
+        default=False,
+        description="doubtful class shares (rank, condition, absent classes) are errors",
+        json_schema_extra=_OF_SETS,
+    )
+
+    @model_validator(mode="after")
+    def _one_holdout(self) -> Self:
+        if self.legacy_holdout and self.holdout != Data.model_fields["holdout"].default:
+            raise ValueError("holdout: leave it out with legacy_holdout = true, which takes the test split")
+        return self
+
+    @property
+    def path(self) -> Path | None:
+        """Of the user's own data; None for a data set that goes by its name, whatever lies in the working folder."""
+        return None if self.source in SOURCES else Path(self.source).expanduser()
+
+    def table(self) -> dict[str, Any]:
+        """Plain values for TOML or JSON, without what is not set."""
+        return self.model_dump(mode="json", exclude_none=True)

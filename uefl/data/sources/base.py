@@ -1,0 +1,41 @@
+"""The registry of data sets, and how one says where its files are expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ...errors import UserError
+from ..registry import Registry
+from ..table import Table
+
+Reader = Callable[[Path | None], Table]
+"""reads a data set from the data root, which may be missing"""
+
+SOURCES: Registry[Reader] = Registry(__package__, "data set")
+
+
+def source(name: str) -> Callable[[Reader], Reader]:
+    """Register the reader of a data set under the name that ``[data] source = ...`` gives it."""
+
+    def register(reader: Reader) -> Reader:
+        SOURCES.add(name, reader)
+        return reader
+
+    return register
+
+
+def need_root(root: Path | None, what: str, advice: str) -> Path:
+    """The data root.
+
+    Raises:
+        UserError: there is none; the message says what is expected in it.
+    """
+    if root is None:
+        raise UserError(f"{what} needs a data root, given as --data-root or in UEFL_DATA: {advice}")
+    return root
+
+
+def torchvision_advice(name: str) -> str:
+    """How to get the files that torchvision stores."""
+    return f"run torchvision.datasets.{name}(ROOT, download=True) and give that ROOT as --data-root or in UEFL_DATA"

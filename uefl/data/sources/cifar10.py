@@ -1,0 +1,17 @@
+"""CIFAR-10: photographs of ten kinds of things, 3x32x32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import cifar
+from ..table import Table
+from .base import source
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@source("cifar10")
+def cifar10(root: Path | None) -> Table:
+    """CIFAR-10 in file order, from ``ROOT/cifar-10-batches-py`` as torchvision stores it, or from ``ROOT/cifar10*.npz``."""
+    return cifar.read("cifar10", root, CLASSES)

@@ -1,0 +1,15 @@
+"""CIFAR-100: photographs of a hundred kinds of things, 3x32x32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import cifar
+from ..table import Table
+from .base import source
+
+
+@source("cifar100")
+def cifar100(root: Path | None) -> Table:
+    """CIFAR-100 in file order, from ``ROOT/cifar-100-python`` as torchvision stores it, or from ``ROOT/cifar100*.npz``."""
+    return cifar.read("cifar100", root)

@@ -1,0 +1,35 @@
+"""EMNIST letters: 26 handwritten letters, upper and lower case as one class, 1x28x28."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from .. import idx
+from ..images import Images, Rows
+from ..table import Table
+from .base import need_root, source
+
+_ADVICE = 'run torchvision.datasets.EMNIST(ROOT, "letters", download=True) and give that ROOT as --data-root or in UEFL_DATA'
+
+
+@source("emnist_letters")
+def emnist_letters(root: Path | None) -> Table:
+    """EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it.
+
+    The files hold the letters transposed and the test letters sorted; here they stand upright, and are dealt in a fixed random order.
+    """
+    raw = need_root(root, "EMNIST", _ADVICE) / "EMNIST" / "raw"
+    stems = ("emnist-letters-train", "emnist-letters-test")
+    table = idx.read("emnist_letters", raw, stems, tuple(string.ascii_uppercase), _ADVICE, first_label=1, shuffle=True)
+    return replace(table, images=_upright(table.images))
+
+
+def _upright(images: Images) -> Images:
+    def read(rows: Rows, size: int) -> torch.Tensor:
+        return images.read(rows, size).transpose(2, 3).contiguous()
+
+    return replace(images, read=read, shapes=images.shapes[:, ::-1])

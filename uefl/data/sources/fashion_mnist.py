@@ -1,0 +1,19 @@
+"""FashionMNIST: articles of clothing, 1x28x28."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import idx
+from ..table import Table
+from .base import need_root, source, torchvision_advice
+
+CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+@source("fashion_mnist")
+def fashion_mnist(root: Path | None) -> Table:
+    """FashionMNIST in file order, from ``ROOT/FashionMNIST/raw`` as torchvision stores it."""
+    advice = torchvision_advice("FashionMNIST")
+    raw = need_root(root, "FashionMNIST", advice) / "FashionMNIST" / "raw"
+    return idx.read("fashion_mnist", raw, ("train", "t10k"), CLASSES, advice)

@@ -1,0 +1,49 @@
+"""GTSRB: German traffic signs of 43 kinds, in colour."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import UserError
+from .. import npz
+from ..folder import subfolders, visible
+from ..images import on_disk
+from ..table import Table, numbers, two_parts
+from .base import need_root, source
+
+_ADVICE = (
+    'run torchvision.datasets.GTSRB(ROOT, split, download=True) for the splits "train" and "test", and give that ROOT as --data-root or '
+    "in UEFL_DATA"
+)
+
+
+@source("gtsrb")
+def gtsrb(root: Path | None) -> Table:
+    """GTSRB from ``ROOT/gtsrb/GTSRB`` as torchvision stores it, or from ``ROOT/gtsrb*.npz``, dealt in a fixed random order.
+
+    The published images differ in size, so that they need ``image_size``; whole images are resized, without a cut to the sign.
+    """
+    root = need_root(root, "GTSRB", _ADVICE)
+    folder = root / "gtsrb" / "GTSRB"
+    if not folder.exists():
+        return npz.find_pool("gtsrb", root, "gtsrb*.npz", numbers(43), _ADVICE)
+    of_classes = [path for path in subfolders(folder / "Training", _ADVICE) if path.name.isdecimal()]
+    train = [(path, int(of_class.name)) for of_class in of_classes for path in visible(of_class) if path.suffix == ".ppm"]
+    table = root / "gtsrb" / "GT-final_test.csv"
+    try:
+        with table.open(newline="") as file:
+            lines = csv.DictReader(file, delimiter=";", skipinitialspace=True)
+            test = [(folder / "Final_Test" / "Images" / line["Filename"], int(line["ClassId"])) for line in lines]
+    except (OSError, KeyError, ValueError, csv.Error) as error:
+        raise UserError(f"cannot read {table} ({error}): {_ADVICE}") from None
+    if not train or not test:
+        raise UserError(f"{folder} has {len(train)} training and {len(test)} test images: {_ADVICE}")
+    labels = np.array([label for _, label in train + test])
+    if labels.min() < 0 or labels.max() > 42:
+        raise UserError(f"{folder} has classes outside 0 to 42: {_ADVICE}")
+    rows = two_parts(len(train), len(test), shuffle=True)
+    images = on_disk(root, [path for path, _ in train + test])
+    return Table("gtsrb", images, labels, numbers(43), *rows, parts={"train": len(train), "test": len(test)})

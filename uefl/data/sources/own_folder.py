@@ -1,0 +1,74 @@
+"""A folder of the user's own silos: one subfolder per silo, in it one folder of images per class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import UserError
+from ..folder import labelled, look_alikes, passed_over, subfolders, visible
+from ..images import on_disk
+from ..table import Table
+
+LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/image.png"
+
+
+def read(root: Path) -> Table:
+    """Look through ``root/SILO/CLASS/*`` or ``root/SILO/{train,test}/CLASS/*``; classes are the union over all silos, sorted by name.
+
+    Every file in a class folder must be an image that Pillow reads; a file that is no image beside folders and a class folder without
+    an image are passed over with a note, what is hidden without. So are classes noted that differ in case only. Images are RGB if any
+    of them is in colour, else greyscale; transparency is dropped.
+
+    Args:
+        root: the folder; its subfolders give the silos their names.
+
+    Raises:
+        UserError: folders or images missing or misplaced, a file that is no image.
+    """
+    silos = {silo.name: _parts(silo) for silo in subfolders(root, LAYOUT)}
+    files = [(path, label, name, part) for name, parts in silos.items() for part, inside in parts.items() for path, label in inside]
+    classes = tuple(sorted({label for _, label, _, _ in files}))
+    groups = tuple(silos)
+    is_test = np.array([part == "test" for *_, part in files])
+    return Table(
+        str(root),
+        on_disk(root, [path for path, *_ in files]),
+        np.array([classes.index(label) for _, label, _, _ in files]),
+        classes,
+        np.flatnonzero(~is_test),
+        np.flatnonzero(is_test),
+        groups,
+        np.array([groups.index(name) for _, _, name, _ in files]),
+        frozenset(name for name, parts in silos.items() if "test" not in parts),
+        parts={"files": len(files)},
+        notes=(*_strays(root), *look_alikes(classes)),
+    )
+
+
+def _parts(silo: Path) -> dict[str, list[tuple[Path, str]]]:
+    """Files and their classes by split; a silo that is not split yet counts as ``train``."""
+    inside = subfolders(silo, LAYOUT)
+    # classes that are called train and test hold images, splits hold folders
+    names = {f.name for f in inside}
+    split = names <= {"train", "test"} and any(f.is_dir() for part in inside for f in visible(part))
+    if split and len(names) == 1:
+        (there,) = names
+        other = "test" if there == "train" else "train"
+        raise UserError(
+            f"{silo / there} has no {other} beside it; add {silo / other}, or put the class folders straight into {silo}, from which a "
+            "test split is then taken"
+        )
+    parts = {part.name: labelled(part, LAYOUT) for part in inside} if split else {"train": labelled(silo, LAYOUT)}
+    for name, part in parts.items():
+        if not part:
+            raise UserError(f"{silo / name if split else silo} holds no image; {LAYOUT}")
+    return parts
+
+
+def _strays(root: Path) -> tuple[str, ...]:
+    """What holds no image of any silo."""
+    silos = [f for f in visible(root) if f.is_dir()]
+    parts = [f for silo in silos for f in visible(silo) if f.is_dir() and any(inside.is_dir() for inside in visible(f))]
+    return passed_over((root, *silos, *parts))

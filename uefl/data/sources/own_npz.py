@@ -1,0 +1,61 @@
+"""An .npz of the user's: own silos, or a data set to be dealt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import UserError
+from .. import npz
+from ..images import in_memory
+from ..table import Table, numbers
+
+_OWN = ("images", "labels", "silo")
+
+
+def read(path: Path) -> Table:
+    """Images from an .npz: uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3, and integer labels ``[N]`` counting from 0.
+
+    Either the user's own silos, as arrays ``images``, ``labels``, ``silo`` (``[N]``, names or integers) and optionally ``test``
+    (``[N]`` bool); or a data set to be dealt, as ``x_train``, ``y_train``, ``x_test``, ``y_test``: see :func:`uefl.data.npz.pool`.
+
+    Raises:
+        UserError: not an .npz, arrays missing, or of another type or length than said above.
+    """
+    arrays = npz.read(path, (*_OWN, "test", *npz.POOL))
+    if set(_OWN) <= set(arrays):
+        return _silos(path, arrays)
+    if not set(npz.POOL) <= set(arrays):
+        found = ", ".join(sorted(arrays)) or "nothing"
+        raise UserError(f"{path} holds {found}; expected either {', '.join(_OWN)} (and test), or {', '.join(npz.POOL)}")
+    return npz.pool(str(path), path, arrays)
+
+
+def _silos(path: Path, arrays: npz.Arrays) -> Table:
+    pixels, labels = npz.pairs(path, arrays, "images", "labels")
+    classes = npz.count_classes(path, "labels", labels)
+    silo, test, count = arrays["silo"], arrays.get("test"), len(pixels)
+    if silo.dtype.kind not in "iuSU" or silo.shape != (count,):
+        raise UserError(f"{path}: expected silo as {count} names or integers, got {silo.dtype} {silo.shape}")
+    if test is not None and (test.dtype != np.bool_ or test.shape != (count,)):
+        raise UserError(f"{path}: expected test as {count} booleans, got {test.dtype} {test.shape}")
+    names, group_of = np.unique(silo, return_inverse=True)
+    groups = tuple(_text(name) for name in names)
+    for_test = np.zeros(count, bool) if test is None else test.astype(bool)
+    return Table(
+        str(path),
+        in_memory(pixels, str(path)),
+        labels,
+        numbers(classes),
+        np.flatnonzero(~for_test),
+        np.flatnonzero(for_test),
+        groups,
+        group_of.astype(np.int64),
+        frozenset(groups) if test is None else frozenset(),
+        parts={"images": count},
+    )
+
+
+def _text(name: np.generic) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)

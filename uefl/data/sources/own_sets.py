@@ -1,0 +1,164 @@
+"""The user's own unlabeled sets: a folder with the images of every client by set, a table of priors, and labeled images, if any.
+
+::
+
+    FOLDER/
+      clients/NAME/SET/*.png         or clients/NAME.npz with images [n, H, W(, C)] uint8 and set [n] (names or integers)
+      priors.csv                     or priors.json (see uefl.data.prior_table); not needed with priors = "estimated"
+      test/CLASS/*.png               or test.npz with images and labels [n] (0, 1, ... in the order of the classes); without them
+                                     no accuracy is measured
+      labeled/, validation/          as test, where the server has such images
+
+Set m of a client is the m-th by name, or by value where all are integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...errors import InvalidPriors, UserError
+from .. import npz, prior_table
+from ..folder import labelled, look_alikes, passed_over, visible
+from ..images import Images, Rows, in_memory, on_disk
+from ..priors import Matrix
+from ..unlabeled import ClientSets, LabeledRows, Material
+
+LAYOUT = (
+    "expected clients/NAME/SET/*.png or clients/NAME.npz, and priors.csv or priors.json; with test images, test/CLASS/*.png or test.npz"
+)
+_PARTS = ("labeled", "validation", "test")
+
+
+def read(root: Path) -> Material:
+    """Look through a folder laid out as the module's docstring says. What lies in it and is not read is noted.
+
+    Raises:
+        UserError: files missing, misplaced or unreadable. InvalidPriors: a set without a row of priors, or a row without a set.
+    """
+    if not (root / "clients").is_dir():
+        raise UserError(f"{root} has no folder clients; {LAYOUT}")
+    table = prior_table.read(root)
+    classes, named_by = table.classes, table.file
+    entries = [path for path in visible(root / "clients") if path.is_dir() or path.suffix == ".npz"]
+    if not entries:
+        raise UserError(f"{root / 'clients'} holds no client; {LAYOUT}")
+    read_in: dict[str, tuple[Images, Rows, list[str]]] = {}
+    for path in entries:
+        name = path.stem if path.suffix == ".npz" else path.name
+        if name in read_in:
+            raise UserError(f"client {name!r} is there twice, as {root / 'clients' / name} and as {name}.npz; remove one")
+        read_in[name] = _client(root, path)
+    parts: dict[str, LabeledRows | None] = {}
+    for part in _PARTS:  # without a table the first of them names the classes of the others
+        found = _labelled(root, part, classes, named_by)
+        parts[part] = found[0] if found else None
+        if found and not classes:
+            classes, named_by = found[1], f"the folder {part}"
+    for who in table.rows.keys() - read_in.keys():
+        place = next(iter(table.rows[who].values())).place
+        raise InvalidPriors(f"{root}: client {who!r} ({place}) is not in {root / 'clients'}, which holds {', '.join(read_in)}")
+    clients = []
+    for name, (images, sets, names) in sorted(read_in.items()):
+        priors, places = _rows(name, names, table)
+        clients.append(ClientSets(name, images, np.arange(len(sets)), sets, priors, None, places))
+    notes = (*_strays(root, entries, table.file), *look_alikes(classes))
+    source = {"name": str(root), "path": str(root)}
+    return Material(str(root), clients, classes, parts["test"], parts["labeled"], parts["validation"], source, notes)
+
+
+def _client(root: Path, path: Path) -> tuple[Images, Rows, list[str]]:
+    """Images, their sets, and the sets' names in order."""
+    if path.is_dir():
+        files = labelled(path, LAYOUT)
+        if not files:
+            raise UserError(f"{path} holds no image; {LAYOUT}")
+        images, ids = on_disk(root, [file for file, _ in files]), np.array([name for _, name in files])
+    else:
+        arrays = npz.read(path, ("images", "set"))
+        if set(arrays) != {"images", "set"}:
+            raise UserError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected images and set")
+        images, ids = _read_again(root, path, npz.pixels(path, arrays, "images")), arrays["set"]
+        if ids.ndim != 1 or ids.dtype.kind not in "iuSU":
+            raise InvalidPriors(f"client {path.stem!r}: expected set as one name or integer per image, got {ids.dtype} {list(ids.shape)}")
+        if len(ids) != images.count:
+            raise InvalidPriors(f"client {path.stem!r}: {len(ids)} entries in set for {images.count} images")
+        try:
+            ids = np.char.decode(ids.astype(np.bytes_), "utf-8") if ids.dtype.kind == "S" else ids
+        except UnicodeDecodeError as error:
+            raise InvalidPriors(f"client {path.stem!r}: a name in set is not UTF-8 text ({error}); save the names as str") from None
+    found, inverse = np.unique(ids, return_inverse=True)
+    names = [str(name) for name in found.tolist()]
+    order = sorted(names, key=int if ids.dtype.kind in "iu" or all(name.isdecimal() for name in names) else None)
+    return images, np.array([order.index(name) for name in names])[inverse], order
+
+
+def _read_again(root: Path, path: Path, pixels: torch.Tensor) -> Images:
+    """The images of an .npz that one client has for itself: they are read when they are asked for, and not kept."""
+
+    def there() -> Images:
+        return in_memory(npz.pixels(path, npz.read(path, ("images",)), "images"), str(path))
+
+    def content(rows: Rows) -> Iterator[bytes]:
+        return there().content(rows)
+
+    def images(rows: Rows, size: int) -> torch.Tensor:
+        return there().read(rows, size)
+
+    return replace(in_memory(pixels, str(path)), read=images, content=content, inside=str(path.relative_to(root)))
+
+
+def _rows(client: str, sets: list[str], table: prior_table.PriorTable) -> tuple[Matrix | None, tuple[str, ...]]:
+    """A client's priors, and what to call its sets in a message."""
+    if not table.rows:
+        return None, tuple(map(repr, sets))
+    rows = table.rows.get(client, {})
+    for m, name in enumerate(sets):
+        if name not in rows:
+            raise InvalidPriors(f"client {client!r}, set {m} ({name!r}): no priors given; add its row to {table.file}")
+    for name, row in rows.items():
+        if name not in sets:
+            raise InvalidPriors(f"client {client!r}: priors are given for set {name!r} ({row.place}), which has no image")
+    return np.array([rows[name].shares for name in sets]), tuple(f"{name!r}, {rows[name].place}" for name in sets)
+
+
+def _labelled(root: Path, part: str, classes: tuple[str, ...], named_by: str) -> tuple[LabeledRows, tuple[str, ...]] | None:
+    """Images and labels of test, labeled or validation, and the classes that they are numbered by; None where there are none."""
+    if (root / part).is_dir():
+        files = labelled(root / part, LAYOUT)
+        if not files:
+            raise UserError(f"{root / part} holds no image; {LAYOUT}")
+        names = classes or tuple(sorted({name for _, name in files}))
+        for _, name in files:
+            if name not in names:
+                raise UserError(
+                    f"class {name!r} of the folder {root / part} is not one of those of {named_by} ({', '.join(names)}); "
+                    "write it the same in both"
+                )
+        images, labels = on_disk(root, [file for file, _ in files]), np.array([names.index(name) for _, name in files])
+        return LabeledRows(images, np.arange(len(files)), labels), names
+    path = root / f"{part}.npz"
+    if not path.is_file():
+        return None
+    arrays = npz.read(path, ("images", "labels"))
+    if set(arrays) != {"images", "labels"}:
+        raise UserError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected images and labels")
+    pixels, labels = npz.pairs(path, arrays, "images", "labels")
+    names = classes or tuple(str(k) for k in range(int(labels.max()) + 1))
+    if int(labels.min()) < 0 or int(labels.max()) >= len(names):
+        raise UserError(f"{path}: labels must lie in [0, {len(names)}), the classes of the priors in their order")
+    return LabeledRows(replace(in_memory(pixels, str(path)), inside=path.name), np.arange(len(labels)), labels), names
+
+
+def _strays(root: Path, clients: list[Path], table: str) -> tuple[str, ...]:
+    """What holds no image and no priors of the federation."""
+    parts = [root / part if (root / part).is_dir() else root / f"{part}.npz" for part in _PARTS]
+    known = {root / "clients", *(root / name for part in _PARTS for name in (part, f"{part}.npz"))}
+    others = [path for path in visible(root) if path not in known and (path.is_dir() or path.suffix == ".npz")]
+    misnamed = (f"passed over: {', '.join(map(str, others))}; expected test, labeled or validation",) if others else ()
+    folders = (root, root / "clients", *(path for path in clients + parts if path.is_dir()))
+    return *misnamed, *passed_over(folders, {root / table, *clients, *parts, *others})

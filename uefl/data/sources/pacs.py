@@ -1,0 +1,81 @@
+"""PACS: seven kinds of things as art paintings, cartoons, photographs and sketches, in colour."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import numpy as np
+
+from ...errors import UserError
+from ..folder import labelled
+from ..images import File, Images, from_files, on_disk
+from ..table import Table
+from .base import need_root, source
+
+DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+
+_ADVICE = (
+    f"expected ROOT/pacs*/DOMAIN/CLASS/image.jpg or ROOT/pacs*.tar with the same inside; domains are {', '.join(DOMAINS)}; "
+    "ROOT is given as --data-root or in UEFL_DATA"
+)
+
+
+@source("pacs")
+def pacs(root: Path | None) -> Table:
+    """PACS from a folder or an uncompressed tar archive whose name begins with ``pacs`` in any case; each domain is a silo.
+
+    An archive is read in place: its index now, an image when it is asked for.
+    """
+    root = need_root(root, "PACS", _ADVICE)
+    found = sorted(path for path in root.glob("[pP][aA][cC][sS]*") if path.is_dir() or path.suffix == ".tar")
+    if len(found) != 1:
+        raise UserError(f"{root} holds {', '.join(path.name for path in found) or 'no PACS'}: {_ADVICE}")
+    images = _archive(found[0]) if found[0].suffix == ".tar" else _folder(found[0])
+    places = [PurePosixPath(name).parts for name in images.files]
+    classes = tuple(sorted({place[-2] for place in places}))
+    group_of = np.array([DOMAINS.index(place[-3]) for place in places])
+    absent = set(range(len(DOMAINS))) - set(group_of.tolist())
+    if absent:
+        raise UserError(f"{found[0]} has no image of the domain {DOMAINS[min(absent)]}: {_ADVICE}")
+    labels = np.array([classes.index(place[-2]) for place in places])
+    rows = np.arange(len(places))
+    return Table("pacs", images, labels, classes, rows, None, DOMAINS, group_of, frozenset(DOMAINS), parts={"files": len(places)})
+
+
+def _folder(root: Path) -> Images:
+    paths = [path for domain in DOMAINS if (root / domain).is_dir() for path, _ in labelled(root / domain, _ADVICE)]
+    if not paths:
+        raise UserError(f"{root} holds none of the domains: {_ADVICE}")
+    return on_disk(root, paths)
+
+
+def _archive(path: Path) -> Images:
+    try:
+        with tarfile.open(path, "r:") as archive:
+            members = sorted((m for m in archive if m.isfile()), key=lambda m: m.name)
+    except (OSError, tarfile.TarError) as error:
+        raise UserError(f"cannot read {path} ({error}): {_ADVICE}") from None
+
+    def opener(start: int, size: int) -> Callable[[], BinaryIO]:
+        def read() -> BinaryIO:
+            with path.open("rb") as file:
+                file.seek(start)
+                return io.BytesIO(file.read(size))
+
+        return read
+
+    files = []
+    for member in members:
+        place = PurePosixPath(member.name).parts
+        if place[-1].startswith("."):
+            continue
+        if len(place) < 3 or place[-3] not in DOMAINS:
+            raise UserError(f"{path}: {member.name} is in no domain and class: {_ADVICE}")
+        files.append(File("/".join(place[-3:]), opener(member.offset_data, member.size)))
+    if not files:
+        raise UserError(f"{path} holds no image: {_ADVICE}")
+    return from_files(str(path), files)

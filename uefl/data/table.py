@@ -1,0 +1,80 @@
+"""A source before it is dealt: everything about its images but their pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from .images import Images, Rows
+
+
+@dataclass(frozen=True)
+class Table:
+    """Images with labels, in one list; a source of several parts lists the training images first, then the test images.
+
+    A data set to be dealt has no ``groups``. A source that brings its own silos or domains names them, and the group of every image.
+    """
+
+    name: str
+    """of the data set, or the path of the user's data"""
+    images: Images
+    labels: Rows
+    """``[N]`` int64"""
+    classes: tuple[str, ...]
+    train: Rows
+    """images to train on, in the order in which they are dealt"""
+    test: Rows | None
+    """images to test on, in that order; None: they are cut from ``train``"""
+    groups: tuple[str, ...] = ()
+    group_of: Rows | None = None
+    """``[N]`` int64, position in ``groups``"""
+    undivided: frozenset[str] = frozenset()
+    """groups without a test split of their own"""
+    angles: Mapping[str, float] = field(default_factory=dict)
+    """by which the images of a group are turned, degrees counter-clockwise"""
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """images of each part of the source, in the order of the list"""
+    notes: tuple[str, ...] = ()
+    """what the user should know about the files"""
+
+    def of_group(self, group: str) -> tuple[Rows, Rows | None]:
+        """Training and test images of a group, in order; no test images for one that is undivided."""
+        assert self.group_of is not None
+        member = self.group_of == self.groups.index(group)
+        train = self.train[member[self.train]]
+        if group in self.undivided or self.test is None:
+            return train, None
+        return train, self.test[member[self.test]]
+
+    def first_classes(self, count: int) -> Table:
+        """The same source with the images of its first classes only.
+
+        Raises:
+            UserError: it has fewer classes.
+        """
+        if count > len(self.classes):
+            raise UserError(f"key 'first_classes': expected at most {len(self.classes)}, the classes of {self.name}; got {count}")
+        kept = self.labels < count
+        test = None if self.test is None else self.test[kept[self.test]]
+        return replace(self, classes=self.classes[:count], train=self.train[kept[self.train]], test=test)
+
+
+def numbers(count: int) -> tuple[str, ...]:
+    """The names of classes that have none."""
+    return tuple(str(i) for i in range(count))
+
+
+def fixed_order(count: int) -> Rows:
+    """A random order of ``count`` images that is the same for every run, so that clients do not change with the seed of the run."""
+    order: Rows = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
+    return order
+
+
+def two_parts(train: int, test: int, *, shuffle: bool) -> tuple[Rows, Rows]:
+    """The rows of a training and a test part that stand one after the other, each in file order or in :func:`fixed_order`."""
+    first, second = (fixed_order(n) if shuffle else np.arange(n) for n in (train, test))
+    return first, train + second

@@ -1,0 +1,283 @@
+"""A federation of clients with unlabeled sets: their images, the set that each is in, and the class shares (priors) of the sets.
+
+One builder for everything that learns from sets, so that every arm sees the same images in the same sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..errors import InvalidPriors, UserError
+from ..seeds import derive
+from . import manifest as record
+from . import notes, priors
+from .federation import Federation, ServerData, SetData, Silo, Sizes, Split
+from .images import Images, Rows
+from .partitions.base import Scheme, SetDeal
+from .prepare import PixelCounts, Preparation
+from .priors import Matrix
+from .table import Table
+
+if TYPE_CHECKING:
+    from .settings import Data
+
+
+_USE: dict[str, record.Use] = {"labeled": "train", "validation": "holdout"}
+"""of the images of the server"""
+
+
+@dataclass(frozen=True)
+class LabeledRows:
+    """Images of a source that have labels."""
+
+    images: Images
+    rows: Rows
+    labels: Rows
+
+    def part(self, positions: Rows) -> LabeledRows:
+        """Some of them."""
+        return LabeledRows(self.images, self.rows[positions], self.labels[positions])
+
+    def load(self, prepare: Preparation) -> Split:
+        """Read them."""
+        return Split(prepare(self.images, self.rows), torch.from_numpy(self.labels))
+
+
+@dataclass(frozen=True)
+class ClientSets:
+    """One client's images and sets before its priors are settled."""
+
+    name: str
+    images: Images
+    rows: Rows
+    sets: Rows
+    """``[n]`` int64, the set of each image"""
+    priors: Matrix | None
+    """None: they are estimated"""
+    labels: Rows | None
+    set_names: tuple[str, ...] = ()
+    """what the user calls each set, and where its priors are written; empty for sets that were dealt"""
+    weights: Matrix | None = None
+    """the class weights by which sets were dealt; None for the user's own"""
+
+    @property
+    def count(self) -> int:
+        """Number of sets."""
+        return int(self.sets.max(initial=-1)) + 1 if self.priors is None else len(self.priors)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a federation of sets is made of."""
+
+    name: str
+    """of the data set, or the path of the user's data"""
+    clients: Sequence[ClientSets]
+    classes: tuple[str, ...]
+    test: LabeledRows | None
+    labeled: LabeledRows | None
+    validation: LabeledRows | None
+    source: dict[str, Any]
+    """for the manifest"""
+    notes: tuple[str, ...] = ()
+    """what the user should know about the files"""
+
+
+def deal(table: Table, scheme: Scheme, data: Data, seed: int) -> Material:
+    """Cut a data set into clients, sets and the images of the server."""
+    dealt = scheme.deal(table, data, seed)
+    assert isinstance(dealt, SetDeal)
+
+    def rows(chosen: Rows) -> LabeledRows | None:
+        return LabeledRows(table.images, chosen, table.labels[chosen]) if len(chosen) else None
+
+    clients = []
+    for share in dealt.clients:
+        labels = table.labels[share.rows]
+        realised = priors.realised(labels, share.sets, len(share.weights), len(table.classes))
+        clients.append(ClientSets(share.name, table.images, share.rows, share.sets, realised, labels, weights=share.weights))
+    source = {"name": table.name, "path": table.images.place, "images": dict(table.parts)}
+    test, labeled, validation = rows(dealt.test), rows(dealt.labeled), rows(dealt.validation)
+    return Material(table.name, clients, table.classes, test, labeled, validation, source, table.notes)
+
+
+def federate(made: Material, partition: dict[str, Any], data: Data, seed: int) -> Federation:
+    """Settle the priors of all sets, and deal the test images to the clients at random.
+
+    They are dealt in equal parts, so that the mean over the clients is the figure of the whole test set. The images of one client at a
+    time are read here, for the mean and deviation, for the manifest, and to estimate priors.
+
+    Args:
+        made: clients, sets and the images of the server.
+        partition: the scheme for the manifest.
+        data: how priors are known, image size.
+        seed: of the draws.
+
+    Raises:
+        UserError: one class, too few test images, no priors. InvalidPriors: sets or priors that cannot be trained with.
+    """
+    classes = len(made.classes)
+    if classes == 1:
+        raise UserError(f"{made.name} has one class, {made.classes[0]!r}; a classifier needs two or more")
+    notes.check_names("client", (client.name for client in made.clients))
+    tests: list[LabeledRows | None] = [None] * len(made.clients)
+    if made.test is not None:
+        if len(made.test.rows) < len(tests):
+            raise UserError(f"{made.name} has {len(made.test.rows)} test images for {len(tests)} clients; each needs one or more")
+        order = np.random.default_rng(derive(seed, "test")).permutation(len(made.test.rows))
+        tests = [made.test.part(part) for part in np.array_split(order, len(tests))]
+    server = {"labeled": made.labeled, "validation": made.validation}
+    sources = _sources(made)
+    prepare = Preparation.of(sources, data.image_size)
+    prepare.check_memory(sum(len(client.rows) for client in made.clients))
+    held = {part: rows.load(prepare) if rows else None for part, rows in server.items()}
+
+    settle = _Priors(made, data, seed, held["labeled"])
+    content, pixels, silos, entries = record.Content(), PixelCounts(prepare.channels), [], {}
+    for client, test in zip(made.clients, tests, strict=True):
+        images = prepare(client.images, client.rows)
+        pixels.add(images)
+        table, weights = settle(client, images)
+        sizes = np.bincount(client.sets, minlength=len(table))
+        load = partial(_load, prepare, client, table, weights, test)
+        silos.append(Silo(client.name, Sizes(len(images), 0, len(test.rows) if test else 0, tuple(sizes.tolist())), load))
+        entries[client.name] = _entry(client, table, test, content, classes)
+    doubts = settle.check_together()
+    if held["labeled"] is not None:
+        pixels.add(held["labeled"].images)
+    manifest = {
+        "schema": record.SCHEMA,
+        "kind": "sets",
+        "source": made.source,
+        "partition": partition,
+        "seed": seed,
+        "image_size": data.image_size,
+        "classes": list(made.classes),
+        "silos": entries,
+        "unseen": {},
+        "server": {
+            part: content.entry(rows.images, rows.rows, rows.labels, f"server/{part}", _USE[part], classes)
+            for part, rows in server.items()
+            if rows is not None
+        },
+    }
+    record.check_disjoint(manifest)
+    found = (
+        *made.notes,
+        *notes.of_clients(len(silos)),
+        *settle.corrected,
+        *doubts,
+        *notes.of_resizing(sources, data.image_size),
+        *notes.of_twins(content.twins()),
+    )
+    return Federation(
+        "sets",
+        tuple(silos),
+        made.classes,
+        prepare.shape,
+        *pixels.mean_and_std(),
+        (),
+        ServerData(held["labeled"], held["validation"]),
+        found,
+        manifest,
+        record.digest(manifest),
+    )
+
+
+class _Priors:
+    """Settles the priors of one client after the other, and collects what is doubtful about them."""
+
+    def __init__(self, made: Material, data: Data, seed: int, labeled: Split | None) -> None:
+        self._made, self._data, self._seed, self._labeled = made, data, seed, labeled
+        self._rng = np.random.default_rng(derive(seed, "priors"))
+        self._estimator: priors.PriorEstimator | None = None
+        self._known: list[tuple[Matrix, Rows]] = []
+        self._doubts: list[str] = []
+        self.corrected: list[str] = []
+
+    def __call__(self, client: ClientSets, images: torch.Tensor) -> tuple[Matrix, Matrix | None]:
+        """The priors ``[M, K]`` of a client, and the weights by which its sets were dealt where they are exact."""
+        data, names = self._data, client.set_names
+        table = self._estimate(client, images) if data.priors == "estimated" else client.priors
+        if table is None:
+            raise UserError(f"{self._made.name}: no priors given; add priors.csv or priors.json, or set priors = 'estimated'")
+        priors.check_targets(client.name, client.sets, len(table))
+        sizes = np.bincount(client.sets, minlength=len(table))
+        table, corrected = priors.check_priors(client.name, table, sizes, len(self._made.classes), names)
+        self.corrected += corrected
+        self._known.append((table, sizes))  # before they are blurred, which would hide a class that nobody has
+        self._doubts += priors.doubts(client.name, table, sizes, self._made.classes, names)
+        table = priors.noisy(table, data.prior_noise, self._rng) if data.prior_noise else table
+        # noise blurs the weights too; smoothing keeps the order of a row
+        exact = data.priors == "given" and not data.prior_noise
+        return priors.smoothed(table, data.prior_smoothing), client.weights if exact else None
+
+    def _estimate(self, client: ClientSets, images: torch.Tensor) -> Matrix:
+        if self._labeled is None:
+            raise UserError(f"{self._made.name}: estimated priors need labeled images of the server")
+        of_set = [images.numpy()[client.sets == m] for m in range(client.count)]
+        for m, batch in enumerate(of_set):
+            if len(batch) == 0:
+                raise InvalidPriors(f"client {client.name!r}, set {m}: the set is empty; lower sets or raise train_per_client")
+        if self._estimator is None:
+            self._estimator = priors.PriorEstimator(self._labeled, self._made.classes, derive(self._seed, "folds") % 2**32)
+        return self._estimator(of_set)
+
+    def check_together(self) -> list[str]:
+        """All that is doubtful; what no client can see alone comes last.
+
+        Raises:
+            InvalidPriors: a class is in no set of any client; or there are doubts and ``strict`` is set.
+        """
+        doubts = self._doubts + together(self._known, self._made.classes)
+        if doubts and self._data.strict:
+            raise InvalidPriors(f"{doubts[0]} (strict = true; {len(doubts)} such findings)")
+        return doubts
+
+
+def together(known: Sequence[tuple[Matrix, Rows]], classes: tuple[str, ...]) -> list[str]:
+    """Doubts about the priors and the set sizes of all clients.
+
+    Raises:
+        InvalidPriors: a class is in no set of any client.
+    """
+    total = np.sum([table.sum(0) for table, _ in known], axis=0)
+    for name, share in zip(classes, total.tolist(), strict=True):
+        if share == 0:
+            raise InvalidPriors(f"class {name!r} is in no set of any client; remove it, or add a set that has it")
+    if any(priors.full_rank(table, sizes) for table, sizes in known):
+        return []
+    return ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
+
+
+def _sources(made: Material) -> list[Images]:
+    """Where all images come from, each once."""
+    every = [client.images for client in made.clients] + [part.images for part in (made.test, made.labeled, made.validation) if part]
+    return list({id(images): images for images in every}.values())
+
+
+def _load(prepare: Preparation, client: ClientSets, table: Matrix, weights: Matrix | None, test: LabeledRows | None) -> SetData:
+    """Read the images of one client."""
+    return SetData(
+        prepare(client.images, client.rows),
+        torch.from_numpy(client.sets),
+        torch.from_numpy(table),
+        None if client.labels is None else torch.from_numpy(client.labels),
+        None if weights is None else torch.from_numpy(weights),
+        None if test is None else test.load(prepare),
+    )
+
+
+def _entry(client: ClientSets, table: Matrix, test: LabeledRows | None, content: record.Content, classes: int) -> record.Entry:
+    """The record of one client."""
+    train = content.entry(client.images, client.rows, client.labels, f"{client.name}/train", "train", classes)
+    entry: record.Entry = {"train": train | {"sets": client.sets.tolist(), "priors": table.tolist()}}
+    if test is not None:
+        entry["test"] = content.entry(test.images, test.rows, test.labels, f"{client.name}/test", "test", classes)
+    return entry

@@ -1,0 +1,1 @@
+"""The server's side of a run: rounds, participants, checks, averages, and what the server trains itself."""

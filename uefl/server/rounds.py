@@ -1,0 +1,320 @@
+"""The rounds of an arm.
+
+A run is a sequence of *turns*; a turn is one exchange with every client, in which the clients measure the model they are sent, and the
+participants of the round then train it. An iteration of R rounds takes R + 1 turns, the last of which only measures::
+
+    turn 0: train        turn 1: measure, train        ...        turn R: measure, then the algorithm's end of an iteration
+
+An ensemble is an arm whose algorithm stands there several times, each with a seed and a state of its own. Their messages to a client
+travel as one; the client measures them together. They decide by the same metrics, and so alike.
+
+The state between two turns is all there is to a checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..aggregation import refusal
+from ..algorithms.base import Algorithm, Record, State
+from ..client.workspace import Workspace
+from ..engines.base import Engine, Message, Reply, join, member, split
+from ..errors import RunError
+from .participants import Participants
+from .teacher import Teacher
+from .turn import Turn
+
+_DIVERGED = 1e3  # times the first round's training loss: far beyond the swings of a run that learns
+_PLAIN = ("iteration", "trained", "round", "rejected", "finished", "last", "first_loss")
+
+
+class Arm:
+    """The server's side of one arm.
+
+    Args:
+        name: under which its metrics are recorded.
+        workspace: with the algorithm; gives every member its start.
+        seeds: of the members of an ensemble; one for a run without.
+        engine: where the clients are, also those that are measured only.
+        teacher: the server's images; None: there are none.
+        notice: called with a line for the user when something worth knowing happens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        workspace: Workspace,
+        seeds: list[int],
+        engine: Engine,
+        teacher: Teacher | None = None,
+        notice: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.name, self.engine, self.teacher, self.notice = name, engine, teacher, notice
+        self.context = workspace.context
+        self.run = workspace.context.run
+        self.members: list[Algorithm] = []
+        self.states: list[State] = []
+        self.private: list[dict[str, dict[str, torch.Tensor]]] = []
+        """of each member, the private state of each client"""
+        for seed in seeds:
+            algorithm = workspace.algorithm.bound(replace(self.context, seed=seed))
+            shared, rest = workspace.initial(seed)
+            self.members.append(algorithm)
+            self.states.append(algorithm.server_state(shared["values"], shared["buffers"], workspace.net))
+            self.private.append({client: rest | algorithm.client_state(client) for client in self.context.clients})
+        self._start = [workspace.initial(seed)[1] for seed in seeds] if self.private[0] and any(self.private[0].values()) else []
+        self._participants = Participants(self.context.clients, self.run.participation, self.context.seed)
+        self.iteration = 0
+        self.trained = 0
+        """rounds of this iteration that have been trained"""
+        self.round = 0
+        """rounds of the run that have been trained"""
+        self.rejected = 0
+        self.finished = False
+        self.last: dict[str, dict[str, Any]] = {}
+        """of the last round, what each client's training left: loss, steps, bytes"""
+        self.first_loss: float | None = None
+
+    # --- turns -----------------------------------------------------------------------------------------------------
+
+    def turn(self) -> list[Record]:
+        """One exchange with every client; returns the metrics of the round before it (none at the start of an iteration).
+
+        Raises:
+            RunError: fewer answers or sound updates than the quorum, or a model that has diverged.
+        """
+        measure = self.trained > 0
+        last = self.trained == self.members[0].rounds(self.iteration)
+        records = self.exchange(measure=measure, train=not last)
+        if last:
+            ended = [algorithm.end_iteration(state, _seen(records), turn) for algorithm, state, turn in self._each(measure, False, ())]
+            self.iteration += 1
+            self.trained = 0
+            self.finished = ended[0] or self.members[0].rounds(self.iteration) is None
+        else:
+            self.trained += 1
+            self.round += 1
+        return records
+
+    def exchange(self, *, measure: bool, train: bool) -> list[Record]:
+        """Ask every client, average what they trained, return what they measured."""
+        participants = self._participants.of(self.round) if train and self.members[0].trains_clients else ()
+        each = list(self._each(measure, train, participants))
+        self._traffic: dict[str, list[int]] = {name: [0, 0] for name in participants}
+        for algorithm, state, turn in each:
+            state.scratch.clear()
+            algorithm.prepare(state, turn)
+        messages = self._messages(each, measure, participants)
+        averages = [algorithm.averages(state) for algorithm, state, _ in each]
+        records: list[Record] = []
+        trained: dict[str, dict[str, Any]] = {}
+        for reply in self.engine.round(messages, self.run.deadline or None):
+            name, message = reply.client, messages[reply.client]
+            if measure and reply.error is None:
+                records.append(self._record(reply, each))
+            reason = self._refused(reply, message) if name in participants else reply.error
+            if reason is not None:
+                self.rejected += 1
+                self.notice(f"round {self.round + train}: left out {name}: {reason}")
+            elif name in participants:
+                self._add(reply, averages)
+                trained[name] = self._left(reply, message)
+        if measure:
+            self._check_quorum(len(_seen(records)), len(self.context.clients), "measured the model")
+            self._check_course(records)
+        if participants:
+            self._check_quorum(len(trained), len(participants), "sent a sound update")
+            for (algorithm, state, _), sums in zip(each, averages, strict=True):
+                algorithm.aggregate(state, sums)
+        if train:
+            self.last = trained
+            for algorithm, state, turn in each:
+                algorithm.end_round(state, turn, self.teacher)
+        return records
+
+    def _each(self, measure: bool, train: bool, participants: tuple[str, ...]) -> Iterator[tuple[Algorithm, State, Turn]]:
+        """Every member with its state and its turn; the first one reports for all."""
+        for i, (algorithm, state) in enumerate(zip(self.members, self.states, strict=True)):
+            notice = self.notice if i == 0 else _silent
+
+            def ask(messages: Mapping[str, Message], algorithm: Algorithm = algorithm, i: int = i) -> Iterator[Reply]:
+                return self._ask(messages, algorithm, i)
+
+            yield algorithm, state, Turn(self.iteration, self.trained, self.round, measure, train, participants, notice, ask)
+
+    def _messages(self, each: list[tuple[Algorithm, State, Turn]], measure: bool, participants: tuple[str, ...]) -> dict[str, Message]:
+        asked = self.engine.clients() if measure else list(participants)
+        references = self._references() if measure and self._start else [{} for _ in each]
+        messages = {}
+        for client in asked:
+            parts = []
+            for i, (algorithm, state, turn) in enumerate(each):
+                train = client in participants
+                message = algorithm.broadcast(state, client, replace(turn, train=train))
+                message.private = self.private[i].get(client) or references[i]
+                message.options |= self._options(i, measure, train, turn)
+                if measure and client in self.context.clients:
+                    message.reference = references[i]
+                parts.append(message)
+            messages[client] = join(parts)
+        return messages
+
+    def _options(self, i: int, measure: bool, train: bool, turn: Turn) -> dict[str, Any]:
+        options = {"seed": self.members[i].context.seed, "round": self.round, "evaluate": measure, "last": not turn.train, "train": train}
+        return options | ({"personalised": True} if train and self.run.personalised else {})
+
+    def _references(self) -> list[dict[str, torch.Tensor]]:
+        """Of each member, the mean of the clients' private states: the nearest thing to a global model where parts of it are private."""
+        return [
+            {
+                name: torch.stack([state[name].double() for state in states.values()]).mean(0).to(first.dtype)
+                for name, first in next(iter(states.values())).items()
+            }
+            for states in self.private
+        ]
+
+    def _ask(self, messages: Mapping[str, Message], algorithm: Algorithm, i: int) -> Iterator[Reply]:
+        """An exchange of an algorithm's own; what it moves counts as that of the clients' round."""
+        for client, message in messages.items():
+            message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": True}
+            message.private = self.private[i].get(client, {})
+        for reply in self.engine.round(messages, self.run.deadline or None):
+            message = messages[reply.client]
+            reason = refusal(reply, replace(message, private={}), 0.0)
+            if reason is not None:
+                yield Reply(reply.client, error=reason)
+                continue
+            counted = self._traffic.setdefault(reply.client, [0, 0])
+            counted[0] += message.bytes
+            counted[1] += reply.bytes
+            yield reply
+
+    # --- replies ---------------------------------------------------------------------------------------------------
+
+    def _parts(self, reply: Reply) -> list[Reply]:
+        """A reply, member by member."""
+        if len(self.members) == 1:
+            return [reply]
+        count = range(len(self.members))
+        return [Reply(reply.client, reply.examples, member(reply.tensors, i), private=member(reply.private, i)) for i in count]
+
+    def _refused(self, reply: Reply, message: Message) -> str | None:
+        """An update is sound when that of every member is: no client may be in one member's average and not in another's."""
+        if reply.error is not None:
+            return reply.error
+        for i, (algorithm, asked, answer) in enumerate(zip(self.members, split(message), self._parts(reply), strict=True)):
+            reason = refusal(answer, asked, self.run.max_update_norm) or algorithm.unsound(asked, answer)
+            if reason is not None:
+                return reason if len(self.members) == 1 else f"member {i}: {reason}"
+        return None
+
+    def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
+        for i, part in enumerate(self._parts(reply)):
+            self.members[i].add(self.states[i], averages[i], part)
+            if part.private:
+                self.private[i][reply.client] = {name: tensor.clone() for name, tensor in part.private.items()}
+
+    def _left(self, reply: Reply, message: Message) -> dict[str, Any]:
+        sent, received = self._traffic[reply.client]
+        kept = {key: reply.metrics[key] for key in ("train_loss", "steps", "personalised_accuracy") if key in reply.metrics}
+        return kept | {"bytes_sent": sent + message.bytes, "bytes_received": received + reply.bytes}
+
+    def _record(self, reply: Reply, each: list[tuple[Algorithm, State, Turn]]) -> Record:
+        """The line of metrics.jsonl for one client."""
+        algorithm, state, turn = each[0]
+        of_training = ("train_loss", "steps", "personalised_accuracy")
+        measured = {k: v for k, v in reply.metrics.items() if k not in of_training}
+        left = {"train_loss": None, "bytes_sent": 0, "bytes_received": 0} | self.last.get(reply.client, {})
+        known = reply.client in self.context.clients
+        return {
+            "arm": self.name,
+            "iteration": self.iteration,
+            "round": self.round - 1,
+            "client": reply.client,
+            "accuracy": None,
+            "nll": None,
+            "ece": None,
+            "perplexity": None,
+            "perplexity_full": None,
+            **measured,
+            **left,
+            "codewords": 0,
+            "extended": False,
+            **({} if known else {"unseen": True}),
+            **algorithm.record(state, reply.client, turn),
+        }
+
+    # --- checks ----------------------------------------------------------------------------------------------------
+
+    def _check_quorum(self, answers: int, clients: int, what: str) -> None:
+        needed = math.ceil(self.run.quorum * clients - 1e-9)  # 0.07 * 100 is a little more than 7
+        if answers < needed:
+            raise RunError(f"round {self.round + 1}: {answers} of {clients} clients {what}, the quorum is {needed}; the run stops here")
+
+    def _check_course(self, records: list[Record]) -> None:
+        """A model that has left all bounds is no result, even where its numbers are finite."""
+        for record in records:
+            for key, value in record.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise RunError(f"diverged: {key} of {record['client']} is {value} after round {self.round}; lower lr")
+        losses = [float(left["train_loss"]) for left in self.last.values()]
+        losses = losses or [record["server_loss"] for record in records if record.get("server_loss") is not None]
+        if not losses:
+            return
+        loss = sum(losses) / len(losses)
+        self.first_loss = self.first_loss or loss
+        if loss > _DIVERGED * max(self.first_loss, 1.0):
+            raise RunError(f"diverged: the training loss is {loss:.3g} in round {self.round}, it began at {self.first_loss:.3g}; lower lr")
+
+    # --- the result ------------------------------------------------------------------------------------------------
+
+    def networks(self, workspace: Workspace) -> list[tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]]:
+        """Of each member: weights by name, private ones as the mean of the clients'; and what belongs to each client, by name."""
+        references, names, networks = self._references() if self._start else [{}] * len(self.states), workspace.private_names(), []
+        for algorithm, state, private, reference in zip(self.members, self.states, self.private, references, strict=True):
+            model = {name: state.tensors[name] for name in ("values", "buffers")}
+            own = {}
+            for client in self.context.clients:
+                weights = workspace.named(model, private[client]) if names else {}
+                mine = {name: tensor for name, tensor in private[client].items() if not name.startswith("net.")}
+                own[client] = mine | {name: weights[name] for name in names} | algorithm.client_tensors(state, client)
+            networks.append((workspace.named(model, reference), own))
+        return networks
+
+    # --- the state between two turns -------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors and plain values; with the configuration, all that is needed to go on."""
+        tensors: dict[str, torch.Tensor] = {}
+        members = []
+        for i, (state, private) in enumerate(zip(self.states, self.private, strict=True)):
+            tensors |= {f"{i}.state.{name}": tensor for name, tensor in state.tensors.items()}
+            tensors |= {f"{i}.private.{c}.{name}": tensor for c, own in private.items() for name, tensor in own.items()}
+            kept = {client: sorted(own) for client, own in private.items() if own}
+            members.append({"tensors": sorted(state.tensors), "plain": state.plain, "private": kept})
+        return tensors, {key: getattr(self, key) for key in _PLAIN} | {"members": members}
+
+    def restore(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+        """The opposite of :meth:`state`."""
+        device = next(iter(self.states[0].tensors.values())).device
+        for key in _PLAIN:
+            setattr(self, key, plain[key])
+        for i, own in enumerate(plain["members"]):
+            self.states[i].tensors = {name: tensors[f"{i}.state.{name}"].to(device) for name in own["tensors"]}
+            self.states[i].plain = own["plain"]
+            for client, names in own["private"].items():
+                self.private[i][client] = {name: tensors[f"{i}.private.{client}.{name}"].to(device) for name in names}
+
+
+def _seen(records: list[Record]) -> list[Record]:
+    """Without the clients that are measured only."""
+    return [record for record in records if not record.get("unseen")]
+
+
+def _silent(line: str) -> None:
+    """All members have the same to say."""

@@ -1,0 +1,33 @@
+"""What the server half of an algorithm may know of the turn that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ..engines.base import Message, Reply
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange with every client: they measure the model that they are sent, and the participants then train it."""
+
+    iteration: int
+    trained: int
+    """rounds of this iteration that have been trained"""
+    round: int
+    """rounds of the run that have been trained"""
+    measure: bool
+    train: bool
+    participants: tuple[str, ...]
+    """clients that train, sorted; empty where nobody does"""
+    notice: Callable[[str], None]
+    """takes a line for the user"""
+    exchange: Callable[[Mapping[str, Message]], Iterator[Reply]]
+
+    def ask(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
+        """One exchange of the algorithm's own: each named client's ``answer``, by name.
+
+        A reply whose tensors are not those that its message expects has an ``error``.
+        """
+        return self.exchange(messages)

@@ -1,0 +1,98 @@
+"""Codewords chosen otherwise than as the nearest one: several, drawn, given, or of a codebook that each row has for itself.
+
+Rows are ``[h, n, d]`` and codes ``[h, K, d]`` here, h books. One nearest codeword is always the op's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from .._gather import flat_indices
+from ..ops.vq import reference
+from ..ops.vq_assign import vq_assign
+from ..ops.vq_forward.reference import add
+
+_BLOCK = 1 << 23  # elements of a block of rows x codewords
+
+
+class Sampling(NamedTuple):
+    """Draw a codeword with probability softmax(-distance / temperature); the gradient may follow those probabilities."""
+
+    temperature: float
+    drawn: bool
+    soft: bool
+
+
+def distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
+    """The larger the nearer: ``[h, n, K]`` of minus the distances, or cosines; differentiable."""
+    if cosine:
+        return rows @ codes.mT
+    squares = rows.square().sum(-1, keepdim=True) + codes.square().sum(-1).unsqueeze(-2) - 2 * rows @ codes.mT
+    return -squares.clamp(min=1e-8).sqrt()
+
+
+def own_distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
+    """The same where each row has codewords of its own, ``[h, n, K, d]``."""
+    return (codes * rows.unsqueeze(-2)).sum(-1) if cosine else -F.pairwise_distance(rows.unsqueeze(-2), codes)
+
+
+def draw(near: torch.Tensor, sampling: Sampling, k: int | None = None) -> torch.Tensor:
+    """Indices ``[h, n]``, or ``[h, n, k]`` in descending order, drawn by Gumbel noise."""
+    if sampling.drawn and sampling.temperature > 0:
+        noise = torch.zeros_like(near).uniform_(0, 1)
+        near = near / sampling.temperature - (-noise.clamp(min=1e-20).log()).clamp(min=1e-20).log()
+    return near.argmax(-1) if k is None else near.topk(k, dim=-1).indices
+
+
+@torch.no_grad()
+def draw_in_blocks(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, sampling: Sampling, k: int | None = None) -> torch.Tensor:
+    """The same for rows and codes, with no more distances in memory than those of a block of rows."""
+    return _in_blocks(rows, codes, lambda x, c: draw(distances(x, c, cosine), sampling, k))
+
+
+@torch.no_grad()
+def nearest(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, k: int) -> torch.Tensor:
+    """Indices ``[h, n, k]`` of the k nearest codewords, nearest first.
+
+    The first is exact. The others are the float64 order of the k + 4 best by float32 scores.
+    """
+    first = torch.stack([vq_assign(x, c, metric="cosine" if cosine else "l2") for x, c in zip(rows, codes, strict=True)])
+    if k == 1:
+        return first
+
+    def rest(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        found = distances(x, c, cosine).topk(min(k + 4, len(c)), dim=-1).indices
+        near = c.double()[found]
+        score = -(near * x.double().unsqueeze(-2)).sum(-1) if cosine else (near - x.double().unsqueeze(-2)).square().sum(-1)
+        return found.gather(-1, score.argsort(dim=-1, stable=True))
+
+    found = _in_blocks(rows, codes, rest)
+    others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)  # the first one, if it is there, behind all others
+    return torch.cat([first, found.gather(-1, others)[..., : k - 1]], -1)
+
+
+def tally(x: torch.Tensor, codes: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts and float64 sums of the segments of x ``[..., D]`` that each of codes ``[K, d]`` or ``[S, K, d]`` got, as ``vq_with_sums``."""
+    x, codes = x.detach(), codes.detach()
+    flat, d = flat_indices(codes, indices), codes.shape[-1]
+    size = codes.shape[:-1].numel()
+    counts = torch.zeros(size, dtype=torch.int64, device=x.device).scatter_add_(0, flat, torch.ones_like(flat))
+    peaks = x.reshape(-1, d).double().abs().amax(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    largest = peaks.new_zeros(size).scatter_reduce(0, flat, peaks, "amax")
+    finite, shift = reference.fixed_point(largest, reference.expected_shift(codes, len(flat)), len(flat))
+    fixed = counts.new_zeros(size, d)
+    add(x, codes, indices, torch.where(finite, reference.power_of_two(shift), 0.0), fixed)
+    sums = torch.where(finite[:, None], fixed.double() * reference.power_of_two(-shift)[:, None], torch.nan)
+    return counts.view(codes.shape[:-1]), sums.view(codes.shape)
+
+
+def _in_blocks(rows: torch.Tensor, codes: torch.Tensor, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def parts(x: torch.Tensor, c: torch.Tensor) -> Iterator[torch.Tensor]:
+        for block in x.split(max(1, _BLOCK // len(c))):
+            yield choose(block, c)
+
+    return torch.stack([torch.cat(list(parts(x, c))) for x, c in zip(rows, codes, strict=True)])

@@ -1,0 +1,195 @@
+"""``SimVQ`` and ``ResidualSimVQ``: codewords that are a learned map of fixed random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import vq
+from .._gather import gather
+from ._arguments import counts, numbers
+from ._dropped import QuantizeDropout
+from ._layout import Layout
+
+
+class SimVQ(nn.Module):
+    """Replace every vector by its nearest codeword, where the codewords are ``code_transform`` of fixed random vectors.
+
+    All codewords move with every gradient step, so none is left behind.
+
+    Args:
+        dim: length of the vectors.
+        codebook_size: K.
+        codebook_transform: a module from the fixed vectors ``[K, frozen_codebook_dim]`` to codewords ``[K, dim]``; by default linear.
+        init_fn: what is done to the fixed vectors once, before they are kept.
+        channel_first: ``[B, dim, ...]`` input instead of ``[..., dim]``.
+        rotation_trick: as :class:`VectorQuantize`.
+        input_to_quantize_commit_loss_weight: of the loss that moves the input, beside the one that moves the codewords.
+        commitment_weight: of both.
+        frozen_codebook_dim: length of the fixed vectors; ``dim`` by default.
+
+    Attributes:
+        codebook: ``[K, dim]``, the codewords.
+
+    Raises:
+        ValueError: sizes or weights that do not fit.
+
+    Source: Zhu et al. 2024, "Addressing Representation Collapse in Vector Quantized Models with One Linear Layer".
+
+    Equivalent to: ``vector_quantize_pytorch.SimVQ`` 1.32 with the same arguments, which also loads its state_dict.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        codebook_transform: nn.Module | None = None,
+        init_fn: Callable[[torch.Tensor], torch.Tensor] = lambda codes: codes,
+        channel_first: bool = False,
+        rotation_trick: bool = True,
+        input_to_quantize_commit_loss_weight: float = 0.25,
+        commitment_weight: float = 1.0,
+        frozen_codebook_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        frozen = dim if frozen_codebook_dim is None else frozen_codebook_dim
+        dim, codebook_size, frozen = counts("SimVQ", dim=dim, codebook_size=codebook_size, frozen_codebook_dim=frozen)
+        numbers("SimVQ", None, commitment_weight=commitment_weight)
+        numbers("SimVQ", None, input_to_quantize_commit_loss_weight=input_to_quantize_commit_loss_weight)
+        self.dim, self.codebook_size, self.channel_first, self.rotation_trick = dim, codebook_size, channel_first, rotation_trick
+        self.input_to_quantize_commit_loss_weight = input_to_quantize_commit_loss_weight
+        self.commitment_weight = commitment_weight
+        codes = init_fn(torch.randn(codebook_size, frozen) * frozen**-0.5)
+        self.code_transform = nn.Linear(frozen, dim, bias=False) if codebook_transform is None else codebook_transform
+        self.register_buffer("frozen_codebook", codes)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return f"dim={self.dim}, codebook_size={self.codebook_size}"
+
+    @property
+    def codebook(self) -> torch.Tensor:
+        """See the class."""
+        codes: torch.Tensor = self.code_transform(self.frozen_codebook)
+        return codes
+
+    def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
+        """The codewords of int64 indices ``[...]``, as ``forward`` returns them; zeros for -1."""
+        codes = gather(self.codebook, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0)
+        return codes.movedim(-1, 1) if self.channel_first else codes
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Quantise x.
+
+        Args:
+            x: ``[..., dim]``, or ``[B, dim, ...]`` for ``channel_first``; float32, bfloat16, float16 or float64.
+
+        Returns:
+            ``(quantized, indices, loss)``: the shape and dtype of x, int64 of that shape less its channels, and a scalar.
+
+        Raises:
+            ValueError, TypeError: an input that does not fit.
+            RuntimeError: the codewords are not finite (checked on the CPU).
+        """
+        layout = Layout("SimVQ", self.dim, not self.channel_first)
+        layout.check(x, None)
+        out = vq(
+            layout.inward(x),
+            self.codebook,
+            codebook_weight=1.0,
+            commitment_weight=self.input_to_quantize_commit_loss_weight,
+            estimator="rotation" if self.rotation_trick else "straight_through",
+        )
+        return layout.outward(out.quantized, x.dim()), out.indices.squeeze(-1), out.loss * self.commitment_weight
+
+
+class ResidualSimVQ(nn.Module):
+    """Quantise x by a :class:`SimVQ`, then the rest by the next one.
+
+    Args:
+        dim, codebook_size: as :class:`SimVQ`.
+        num_quantizers: how many.
+        heads: only 1.
+        quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of: as :class:`ResidualVQ`.
+        channel_first: ``[B, dim, ...]`` input.
+        **sim_vq_kwargs: of every :class:`SimVQ`.
+
+    Attributes:
+        codebooks: ``[Q, K, dim]``.
+
+    Raises:
+        ValueError: sizes that do not fit.
+
+    Source: as :class:`SimVQ` and :class:`ResidualVQ`.
+
+    Equivalent to: ``vector_quantize_pytorch.ResidualSimVQ`` 1.32 with the same arguments, which also loads its state_dict.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_quantizers: int,
+        codebook_size: int,
+        heads: int = 1,
+        quantize_dropout: bool = False,
+        quantize_dropout_cutoff_index: int = 0,
+        quantize_dropout_multiple_of: int = 1,
+        channel_first: bool = False,
+        **sim_vq_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if heads != 1:
+            raise ValueError(f"ResidualSimVQ: heads={heads} is not supported, a residual has one; heads=1")
+        (num_quantizers,) = counts("ResidualSimVQ", num_quantizers=num_quantizers)
+        self.num_quantizers, self.channel_first, self.codebook_size = num_quantizers, channel_first, codebook_size
+        self.quantize_dropout = quantize_dropout and num_quantizers > 1
+        self.dropout = QuantizeDropout(num_quantizers, quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
+        self.dropout.check("ResidualSimVQ")
+        self.layers = nn.ModuleList(SimVQ(dim, codebook_size, channel_first=channel_first, **sim_vq_kwargs) for _ in range(num_quantizers))
+
+    @property
+    def _quantizers(self) -> list[SimVQ]:
+        return [layer for layer in self.layers if isinstance(layer, SimVQ)]
+
+    @property
+    def codebooks(self) -> torch.Tensor:
+        """See the class."""
+        return torch.stack([layer.codebook for layer in self._quantizers])
+
+    def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        """``[Q, ..., dim]``, the channels where ``forward`` has them; zeros for -1 and for indices that are left out at the end."""
+        if not 1 <= indices.shape[-1] <= self.num_quantizers:
+            raise ValueError(f"ResidualSimVQ: indices must have shape [..., 1 to {self.num_quantizers}], got {list(indices.shape)}")
+        indices = nn.functional.pad(indices, (0, self.num_quantizers - indices.shape[-1]), value=-1)
+        return torch.stack([layer.indices_to_codes(i) for layer, i in zip(self._quantizers, indices.unbind(-1), strict=True)])
+
+    def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        """What ``forward`` returns as quantized for these indices."""
+        return self.get_codes_from_indices(indices).sum(0)
+
+    def forward(self, x: torch.Tensor, return_all_codes: bool = False, rand_quantize_dropout_fixed_seed: int | None = None) -> Any:
+        """Quantise x, ``[..., dim]`` or ``[B, dim, ...]``.
+
+        Returns:
+            ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``; and the codes when asked.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: as :class:`SimVQ`.
+        """
+        kept = self.num_quantizers
+        if self.training and self.quantize_dropout:
+            kept = self.dropout.kept(x.device, rand_quantize_dropout_fixed_seed)
+        residual, total, chosen, losses = x, torch.zeros_like(x), [], []
+        for layer in self._quantizers[:kept]:
+            quantized, indices, loss = layer(residual)
+            residual, total = residual - quantized.detach(), total + quantized
+            chosen.append(indices)
+            losses.append(loss)
+        left_out = (0, self.num_quantizers - kept)
+        all_indices = nn.functional.pad(torch.stack(chosen, -1), left_out, value=-1)
+        result = total, all_indices, nn.functional.pad(torch.stack(losses), left_out)
+        return (*result, self.get_codes_from_indices(all_indices)) if return_all_codes else result
