@@ -34,7 +34,7 @@ demo: setup
 
 # Two processes halve the time: most tests keep one core busy. Slow tests compile, or start processes, on all cores themselves.
 test: setup
-	$(PY) -m pytest -n auto --dist loadfile -m 'not slow and not large'
+	$(PY) -m pytest -n auto --maxprocesses 8 --dist loadfile --benchmark-disable -m 'not slow and not large'
 
 test-slow: setup
 	$(PY) -m pytest -m 'slow and not large'

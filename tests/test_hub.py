@@ -41,6 +41,7 @@ def test_variants_hold_what_is_of_every_python(hub, tmp_path):
         for name in ("__init__.py", "_C.abi3.so", "_host.cpython-311-x86_64-linux-gnu.so", "numpy.py", "ops/vq/__init__.py"):
             archive.writestr(f"uefl_kernels/{name}", name)
         archive.writestr("uefl/cli.py", "")
+        archive.writestr("uefl_kernels/", "")
     cpu, cuda = hub.lay_out(wheel, tmp_path / "hub")
     assert (cpu.name, cuda.name) == ("torch-stable-abi210-cpu-x86_64-linux", "torch-stable-abi210-cu130-x86_64-linux")
     for variant in (cpu, cuda):

@@ -51,7 +51,8 @@ def lay_out(wheel: Path, folder: Path) -> list[Path]:
     version = wheel.name.split("-")[1]
     made = []
     with zipfile.ZipFile(wheel) as archive:
-        files = [name for name in archive.namelist() if name.startswith("uefl_kernels/") and not re.search(r"/(_host\.|numpy\.py$)", name)]
+        names = [name for name in archive.namelist() if not name.endswith("/")]  # folders
+        files = [name for name in names if name.startswith("uefl_kernels/") and not re.search(r"/(_host\.|numpy\.py$)", name)]
         for variant, backend in variants().items():
             target = folder / "build" / variant
             for name in files:

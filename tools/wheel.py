@@ -72,13 +72,13 @@ def failure(wheel: Path) -> str:
         bare = Path(name) / "venv"
         venv.create(bare, with_pip=True)
         python = bare / "bin" / "python"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "UEFL"))}
+        environment |= {"PATH": str(bare / "bin"), "CC": "/nonexistent", "CXX": "/nonexistent"}
         install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel.resolve()]
-        subprocess.run([python, *install], check=True)
+        subprocess.run([python, *install], check=True, cwd=name, env=environment)
         site = Path(sysconfig.get_path("purelib", vars={"base": str(bare)}))
         (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # behind what is installed here
         code = f"{snippet()}\nprint(uefl_kernels.COMPILED, uefl_kernels.__file__)"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "UEFL"))}
-        environment |= {"PATH": str(bare / "bin"), "CC": "/nonexistent", "CXX": "/nonexistent"}
         done = subprocess.run([python, "-c", code], cwd=name, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             return f"the snippet of the README fails:\n{done.stderr}"

@@ -142,7 +142,7 @@ def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     assert wrong_indices(x, codebook.clamp(-limit, limit).to(dtypes[1]), metric) == 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=500)
 @searches
 def test_fuzz(**search):
     assert_exact(**search)
