@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from .base import Reply, Message
+from .base import Message, Reply
 
 
 class LocalEngine:
