@@ -44,11 +44,8 @@ def spread_table(runs: Sequence[Run], data: str = "") -> Table:
         values = [mean for mean in means if mean is not None]
         spread = number(statistics.stdev(values)) if len(values) > 1 else "-"
         rows.append([name, str(len(means)), number(statistics.fmean(values) if values else None), spread])
-    return Table(
-        f"over {count(len(finished), 'run')}{f' on {data}' if data else ''}",
-        ["arm", "runs", f"accuracy, {last_rounds(*finished)}" if finished else "accuracy", "sd over runs"],
-        rows,
-    )
+    title = f"over {count(len(finished), 'run')}{f' on {data}' if data else ''}"
+    return Table(title, ["arm", "runs", f"accuracy, {last_rounds(*finished)}" if finished else "accuracy", "sd over runs"], rows)
 
 
 def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
