@@ -14,11 +14,25 @@ from rich.console import Console
 from rich.table import Table
 
 from uefl import config
-from uefl.algorithms import build, clients
-from uefl.algorithms.client import Device
-from uefl.data.build import build_silos
-from uefl.data.sets import build_sets
+from uefl.algorithms.base import Context, find
+from uefl.client.client import Clients
+from uefl.client.workspace import Workspace
+from uefl.config import Config
+from uefl.data import Federation, build
 from uefl.engines.local import LocalEngine
+from uefl.server.rounds import Arm
+from uefl.server.teacher import Teacher
+
+
+def arm_of(cfg: Config, name: str, federation: Federation) -> tuple[Arm, Workspace]:
+    """An arm of a configuration on the CPU, as a run makes it, without an ensemble."""
+    names = tuple(sorted(silo.name for silo in federation.silos))
+    context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names)
+    algorithm = find(cfg.arms[name].algorithm)(cfg.arms[name].parameters).bound(context)
+    workspace = Workspace(algorithm, cfg.data, federation, torch.device("cpu"))
+    engine = LocalEngine(Clients(federation.silos, torch.device("cpu")).handlers(workspace))
+    teacher = Teacher(federation.server, workspace) if federation.server is not None and federation.server.labeled is not None else None
+    return Arm(name, workspace, [cfg.run.seed], engine, teacher), workspace
 
 
 def main() -> None:
@@ -32,10 +46,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     cfg = config.load(args.preset, args.set)
-    federation = build_sets(cfg) if cfg.on_sets else build_silos(cfg)
-    device = Device(cfg, federation, torch.device("cpu"))
-    engine = LocalEngine(clients(federation, device))
-    arm = build(args.arm, cfg, engine, device, lambda line: None, federation)
+    federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed)
+    arm, workspace = arm_of(cfg, args.arm, federation)
     times: dict[str, list[float]] = {"train": [], "measure": []}
     for _ in range(1 + args.rounds):
         for what in times:
@@ -43,7 +55,9 @@ def main() -> None:
             arm.exchange(measure=what == "measure", train=what == "train")
             times[what].append(time.perf_counter() - begun)
     medians = {what: statistics.median(values[1:]) for what, values in times.items()}
-    table = Table(title=f"{args.preset}, arm {args.arm}, {len(federation.silos)} clients, {args.threads} thread(s), bf16 {device.autocast}")
+    table = Table(
+        title=f"{args.preset}, arm {args.arm}, {len(federation.silos)} clients, {args.threads} thread(s), bf16 {workspace.autocast}"
+    )
     for column in ("train s", "measure s", "round s"):
         table.add_column(column, justify="right")
     table.add_row(*(f"{seconds:.2f}" for seconds in (*medians.values(), sum(medians.values()))))

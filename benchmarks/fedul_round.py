@@ -26,12 +26,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from uefl import config
-from uefl.algorithms import build, clients
-from uefl.algorithms.client import Device
 from uefl.config import Config
-from uefl.data.sets import SetFederation, build_sets
-from uefl.engines.local import LocalEngine
+from uefl.data import Federation, SetData, build
 
+from .federated_round import arm_of
 from .results import about
 
 _MEAN, _STD = (0.1307,) * 3, (0.3081,) * 3
@@ -80,28 +78,32 @@ class Published:
         bf16: what it lacks, for comparison: bfloat16 where ours has it.
     """
 
-    def __init__(self, cfg: Config, federation: SetFederation, *, workers: int, bf16: bool) -> None:
+    def __init__(self, cfg: Config, federation: Federation, *, workers: int, bf16: bool) -> None:
         self.config, self.bf16 = cfg, bf16
         self.server = PublishedNet(len(federation.classes))
         self.models = [copy.deepcopy(self.server) for _ in federation.silos]
-        self.known = [(s.priors.float(), (s.sizes / s.sizes.sum()).float()) for s in federation.silos]
+        self.penalty = cfg.arms["fedul"].parameters.penalty  # type: ignore[attr-defined]
+        data = [silo.load() for silo in federation.silos]
+        sets = [each for each in data if isinstance(each, SetData)]
+        self.known = [(s.priors.float(), (s.sizes / s.sizes.sum()).float()) for s in sets]
         self.train_loaders = [
-            DataLoader(Images(s.images, s.sets, rotate=True), cfg.batch_size, shuffle=True, drop_last=True, num_workers=workers)
-            for s in federation.silos
+            DataLoader(Images(s.images, s.sets, rotate=True), cfg.training.batch_size, shuffle=True, drop_last=True, num_workers=workers)
+            for s in sets
         ]
-        self.test_loaders = [DataLoader(Images(s.test.images, s.test.labels, rotate=False), 5 * cfg.batch_size) for s in federation.silos]
+        tests = [s.test for s in sets if s.test is not None]
+        self.test_loaders = [DataLoader(Images(t.images, t.labels, rotate=False), 5 * cfg.training.batch_size) for t in tests]
 
     def train(self) -> None:
         """A local epoch of every client, then the average."""
         for model, loader, known in zip(self.models, self.train_loaders, self.known, strict=True):
-            optimizer = torch.optim.Adam(model.parameters(), lr=self.config.lr)
+            optimizer = torch.optim.Adam(model.parameters(), lr=self.config.training.lr)
             model.train()
             for x, y in loader:
                 optimizer.zero_grad()
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
                     output = model(x, *known)
                 penalty = sum(parameter.abs().sum() for parameter in model.parameters())
-                loss = nn.functional.cross_entropy(output.float(), y) + self.config.penalty * penalty
+                loss = nn.functional.cross_entropy(output.float(), y) + self.penalty * penalty
                 loss.backward()
                 loss.item()
                 optimizer.step()
@@ -134,10 +136,8 @@ class Published:
 class Ours:
     """The arm ``fedul`` as ``uefl train`` runs it."""
 
-    def __init__(self, cfg: Config, federation: SetFederation) -> None:
-        self.device = Device(cfg, federation, torch.device("cpu"))
-        engine = LocalEngine(clients(federation, self.device))
-        self.arm = build("fedul", cfg, engine, self.device, lambda line: None, federation)
+    def __init__(self, cfg: Config, federation: Federation) -> None:
+        self.arm, self.workspace = arm_of(cfg, "fedul", federation)
 
     def train(self) -> None:
         """A local epoch of every client, then the average."""
@@ -151,7 +151,7 @@ class Ours:
 def main() -> None:
     """Time a few rounds of everyone in turns, after one that is not counted, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("preset", nargs="?", default="fedul-mnist-iid-10")
+    parser.add_argument("preset", nargs="?", default="fedul-mnist")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--workers", type=int, default=3)
@@ -160,7 +160,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     cfg = config.load(args.preset, [*args.set, "validation=0"])  # both measure on the test images, once
-    federation = build_sets(cfg)
+    federation = build(cfg.data, kind="sets", seed=cfg.run.seed)
     ours = Ours(cfg, federation)
     makers: dict[str, Callable[[], Ours | Published]] = {
         "uefl": lambda: ours,
@@ -181,9 +181,9 @@ def main() -> None:
             turns[name].append((trained - begin, end - trained, end - begin, cpu_end - cpu))
         line = ", ".join(f"{name} {values[-1][2]:.1f} s (CPU {values[-1][3]:.1f})" for name, values in turns.items())
         console.print(f"turn {turn or 'not counted'}: {line}", highlight=False)
-    steps = sum(len(s.sets) // cfg.batch_size for s in federation.silos)
+    steps = sum(s.sizes.train // cfg.training.batch_size for s in federation.silos)
     table = Table(
-        title=f"{args.preset}: {len(federation.silos)} clients, {steps} steps, {args.threads} thread(s), bf16 {ours.device.autocast}",
+        title=f"{args.preset}: {len(federation.silos)} clients, {steps} steps, {args.threads} thread(s), bf16 {ours.workspace.autocast}",
         caption="{machine}, torch {torch}, commit {commit}, {date}; medians of {turns} turns".format(
             **about("cpu", args.threads), turns=args.turns
         ),

@@ -36,7 +36,7 @@ def given(snippet):
         priors, logits = torch.rand(4, 3).softmax(1), torch.randn(9, 3, requires_grad=True)
         which = {"class_priors": priors, "set_priors": torch.full((4,), 0.25), "logits": logits, "which_set": torch.arange(9) % 4}
         return {"uefl_kernels": uefl_kernels} | which
-    return {"images": federation().silos[0].test.images.numpy()}
+    return {"images": federation().silos[0].load().test.images.numpy()}
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
@@ -45,9 +45,11 @@ def test_a_snippet_runs(number, tmp_path, monkeypatch):
     if "saved.load" in snippet:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "runs/mine").mkdir(parents=True)
-        net = Net(settings(), (1, 8, 8), 3)
-        networks = [(net.state_dict(), {"silo-3": torch.randn(4, net.codeword_length)})]
-        saved.save(tmp_path / "runs/mine/model-uefl.safetensors", settings(), federation(), networks)
+        cfg = settings("uefl")
+        net = Net(cfg.model, (1, 8, 8), 3)
+        weights = {name: value for name, value in net.state_dict().items() if value.is_floating_point()}
+        networks = [(weights, {"silo-3": {"codebook": torch.randn(4, net.dim)}})]
+        saved.save(tmp_path / "runs/mine/model-uefl.safetensors", cfg, "arm", federation(), networks)
     exec(snippet, given(snippet))
 
 

@@ -1,7 +1,7 @@
 """Federated learning: algorithms, clients, runs and reports.
 
-``uefl.train("demo", out="runs/demo")`` runs a preset, ``uefl.resume`` goes on with a run, ``uefl.load`` reads one, ``uefl.register`` makes an
-algorithm known by a name.
+``uefl.train("demo", out="runs/demo")`` runs a preset, ``uefl.resume`` goes on with a run, ``uefl.load`` reads one, and ``uefl.register``
+makes an algorithm known by a name.
 """
 
 from importlib import import_module

@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from . import config
 from .errors import RunError, UserError
 
-_GROUPS = {"start": "to start with", "uefl": "UEFL's published tables", "fedul": "FedUL's published tables", "own": "your own data"}
+_GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
 _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
 
@@ -200,9 +200,7 @@ def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_de
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    against: Annotated[
-        str | None, typer.Option(metavar="ARM", help="Arm that the others are compared with, run by run; default: the first.")
-    ] = None,
+    against: Annotated[str | None, typer.Option(metavar="ARM", help="The arm to compare with; default: the first.")] = None,
 ) -> None:
     """Write pictures, report.md and report.html of runs anew and print their tables; for several, mean and deviation over them."""
     from . import report as reports
@@ -220,9 +218,8 @@ def report(
     again = reports.repeated([run for run in read if run.finished])
     counted = [run for run in read if run.finished and run.path not in again]
     if against is not None and not any(against in run.arms for run in read):
-        raise UserError(
-            f"--against {against!r}: no run has such an arm; there are {', '.join(dict.fromkeys(arm for run in read for arm in run.arms))}"
-        )
+        arms = dict.fromkeys(arm for run in read for arm in run.arms)
+        raise UserError(f"--against {against!r}: no run has such an arm; there are {', '.join(arms)}")
     groups = reports.by_data(counted)
     for same in groups:
         if len(same) > 1:

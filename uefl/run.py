@@ -174,11 +174,11 @@ def _prepare(
     """Everything that can fail because of what was asked for, before anything is written."""
     _settle(cfg, where)
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
-    for op in sorted({op for kind in kinds for op in kind.ops}):
-        try:
+    try:
+        for op in sorted({op for kind in kinds for op in kind.ops}):
             kernels.check(op, where)
-        except RuntimeError as error:
-            raise UserError(str(error)) from None
+    except RuntimeError as error:
+        raise UserError(str(error)) from None
     if federation is None:
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
     elif federation.kind != cfg.kind:

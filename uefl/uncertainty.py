@@ -77,7 +77,8 @@ def of_head(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
 
 def without_spread(probs: torch.Tensor) -> Prediction:
     """Probabilities ``[B, C]`` of one pass, which disagrees with nobody; the entropy is evaluated in float64."""
-    return Prediction(probs, *[torch.special.entr(probs.double()).sum(1)] * 3)
+    spread = torch.special.entr(probs.double()).sum(1)
+    return Prediction(probs, spread, spread, spread)
 
 
 def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
@@ -110,7 +111,8 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
 def certain(head: Head, tokens: torch.Tensor) -> Prediction:
     """One pass with dropout off, ``head.eval()(tokens).softmax(-1)``; it disagrees with nobody."""
     probs = _without_dropout(head, head.prefix(tokens))
-    return Prediction(probs, *[entropy(probs)] * 3)
+    spread = entropy(probs)
+    return Prediction(probs, spread, spread, spread)
 
 
 def ensemble(members: Sequence[Prediction]) -> Prediction:
@@ -139,7 +141,8 @@ def ensemble(members: Sequence[Prediction]) -> Prediction:
 def joined(parts: Sequence[Prediction]) -> Prediction:
     """Predictions of batches as one."""
     extra = {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra}
-    return Prediction(*(torch.cat(pieces) for pieces in zip(*(part[:4] for part in parts), strict=True)), extra)
+    probs, total, expected, deterministic = (torch.cat([part[i] for part in parts]) for i in range(4))  # type: ignore[misc]
+    return Prediction(probs, total, expected, deterministic, extra)
 
 
 def _without_dropout(head: Head, hidden: torch.Tensor) -> torch.Tensor:

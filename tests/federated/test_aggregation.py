@@ -41,9 +41,7 @@ def test_the_codewords_of_a_group_of_one_come_back_bit_for_bit():
 
 TENSORS = {"values": torch.zeros(4), "codebook": torch.zeros(2, 3)}
 SENT = Message(TENSORS, expects=expected_like(TENSORS) | {"usage": Expected((2,), torch.int64)})
-GROWING = Message(
-    TENSORS, expects=SENT.expects | {"codebook": Expected((5, 3), torch.float32), "usage": Expected((5,), torch.int64)}
-)
+GROWING = Message(TENSORS, expects=SENT.expects | {"codebook": Expected((5, 3), torch.float32), "usage": Expected((5,), torch.int64)})
 
 
 def reply(**tensors):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from uefl import progress
+from uefl import config, progress
 from uefl.cli import app
 from uefl.errors import RunError, UserError
 
@@ -54,12 +54,13 @@ def fake_run(monkeypatch, tmp_path):
 
 def test_train_hands_on_what_was_asked_and_prints_tables_and_places(fake_run):
     result = runner.invoke(
-        app, ["train", "demo", "--set", "gamma=0.5", "--set", "arms=['uefl']", "--seed", "7", "--device", "cpu", "--data-root", "d"]
+        app, ["train", "demo", "--set", "gamma=0.5", "--set", "arms=uefl", "--seed", "7", "--device", "cpu", "--data-root", "d"]
     )
     assert result.exit_code == 0, result.output
     ((name, out, asked),) = fake_run.calls
     assert (name, out, asked["preset"], asked["device"], asked["data_root"]) == ("train", Path("runs/demo"), "demo", "cpu", Path("d"))
-    assert (asked["cfg"].gamma, asked["cfg"].arms, asked["cfg"].seed) == (0.5, ("uefl",), 7)
+    cfg = asked["cfg"]
+    assert (cfg.arms["uefl"].parameters.gamma, list(cfg.arms), cfg.run.seed) == (0.5, ["uefl"], 7)
     for text in ("0.460 ± 0.129", "silo-2", "runs/demo/report.md", "runs/demo/plots"):
         assert text in result.output
 
@@ -73,7 +74,7 @@ def test_train_prints_one_plain_line_per_round_where_there_is_no_terminal(fake_r
 
 
 def test_a_configuration_file_names_the_default_folder(fake_run, tmp_path):
-    (tmp_path / "mine.toml").write_text("gamma = 0.4\n")
+    (tmp_path / "mine.toml").write_text('base = "demo"\n')
     assert runner.invoke(app, ["train", "mine.toml"]).exit_code == 0
     assert fake_run.calls[0][1] == Path("runs/mine")
 
@@ -176,7 +177,7 @@ def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
     assert result.exit_code == 0, result.output
     assert "over runs" in result.output
     assert f"left out of the mean, unfinished: {tmp_path / 'c'}" in result.output
-    assert "differ in more than the seed: gamma" in result.output
+    assert "differ in more than the seed: arms.uefl.gamma" in result.output
 
 
 def test_report_counts_a_run_named_twice_once(tmp_path):
@@ -200,6 +201,16 @@ def test_presets_lists_each_with_what_it_runs():
     assert result.exit_code == 0
     assert "demo" in result.output
     assert "Nine silos" in result.output
+
+
+def test_a_preset_is_printed_to_start_a_file_from(tmp_path):
+    result = runner.invoke(app, ["presets", "demo"])
+    assert result.exit_code == 0
+    (tmp_path / "mine.toml").write_text(result.stdout)
+    assert config.load(str(tmp_path / "mine.toml")) == config.load("demo")
+    result = runner.invoke(app, ["presets", "demoo"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: no preset 'demoo' (did you mean 'demo'?)")
 
 
 def test_version():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from uefl.engines.base import Reply, Message
+from uefl.engines.base import Message, Reply
 from uefl.engines.local import LocalEngine
 
 

@@ -21,7 +21,11 @@ KEYS = {"uncertainty": "ensemble", "members": 3, "passes": 20}
 NAMES = ("silo-0", "silo-1", "silo-2")
 
 
-KINDS = {"fedavg": ("fedavg", {}), "one-codebook": ("uefl", {"extend": "none", "codebook_init": "kmeans"}), "uefl": ("uefl", {"gamma": 1e6})}
+KINDS = {
+    "fedavg": ("fedavg", {}),
+    "one-codebook": ("uefl", {"extend": "none", "codebook_init": "kmeans"}),
+    "uefl": ("uefl", {"gamma": 1e6}),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,7 +136,11 @@ def test_one_request_carries_all_members_without_a_copy():
         ("uefl", {"passes": 7}, "key 'run.passes': expected its default 20, so leave it out: an ensemble has members, not passes"),
         ("uefl", {"members": 1}, "key 'run.members': expected greater than or equal to 2; got 1"),
         ("uefl", {"uncertainty": "mc_dropout", "members": 3}, "key 'run.members': expected its default 5, so leave it out: it is for"),
-        ("fedul", {"encoder": "cnn5x5", "rounds": [1]}, "key 'run.uncertainty': .* arms on unlabeled sets measure one pass without dropout"),
+        (
+            "fedul",
+            {"encoder": "cnn5x5", "rounds": [1]},
+            "key 'run.uncertainty': .* arms on unlabeled sets measure one pass without dropout",
+        ),
     ],
     ids=["passes", "one", "dropout", "sets"],
 )

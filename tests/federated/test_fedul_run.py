@@ -18,7 +18,7 @@ from uefl.models import saved
 from uefl.progress import watch
 from uefl.report import read_run, spread_table
 
-from .test_own_sets import write
+from .data.test_own_sets import write
 from .test_run import Watcher, go_on, killed, outcome
 
 KEYS = [
@@ -84,7 +84,15 @@ def test_kill_9_loses_at_most_a_round(finished, tmp_path):
 
 
 def test_own_sets_through_the_command(tmp_path):
-    keys = [f"source={write(tmp_path / 'sets')}", 'arms=["fedul", "m1"]', "arms.m1.server=finetune", "width=2", "rounds=[2]", "batch_size=8"]
+    keys = [
+        f"source={write(tmp_path / 'sets')}",
+        'arms=["fedul", "m1"]',
+        "arms.m1.algorithm=fedul",
+        "arms.m1.server=finetune",
+        "width=2",
+        "rounds=[2]",
+        "batch_size=8",
+    ]
     cfg = config.load("own-sets", keys)
     run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
     arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]
@@ -93,8 +101,8 @@ def test_own_sets_through_the_command(tmp_path):
     assert not [key for key in ("clients", "sets", "labeled") if f"\n{key} = " in path.read_text()]  # the folder brings its own
     assert config.load_whole(path) == cfg
     (tmp_path / "sets").rename(tmp_path / "elsewhere")  # what a run has left is good without its data
-    assert set(read_run(tmp_path / "run").arms) == {"fedul", "fedul-m1"}
-    assert saved.load(tmp_path / "run" / "model-fedul-m1.safetensors").classes == ("cat", "dog")
+    assert set(read_run(tmp_path / "run").arms) == {"fedul", "m1"}
+    assert saved.load(tmp_path / "run" / "model-m1.safetensors").classes == ("cat", "dog")
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(UserError, match=r"sets' is none of digits.*"):
         go_on(tmp_path / "run")
@@ -113,7 +121,7 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
     assert arms["fedul"]["accuracy_last4"] == {"mean": None, "sd": None}
     assert arms["fedul"]["entropy"] > 0
     report = (out / "report.md").read_text()
-    assert "| arm | entropy | left out | rounds | seconds |" in report
+    assert "| arm | entropy | MB sent | MB back | left out | rounds | seconds |" in report
     assert "no test images, hence no accuracy" in report
     assert (out / "plots" / "arms.png").stat().st_size > 1000
     assert spread_table([read_run(out)]).rows == [["fedul", "1", "-", "-"], ["fedpl", "1", "-", "-"]]
@@ -122,9 +130,9 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["arms=['fedul-m1']"], "arm 'fedul-m1' needs labeled images of the server; add the folder labeled"),
+        (["arms.fedul.server=finetune"], "arm 'fedul' needs labeled images of the server; set data.labeled, or add the folder labeled"),
         (["arms=['fedavg-labeled']"], "arm 'fedavg-labeled' needs labels of the clients' images"),
-        (["select=validation"], "select = 'validation' needs validation images of the server"),
+        (["select=validation"], "run.select = 'validation' needs validation images of the server"),
         (["priors=estimated"], "estimated priors need labeled images of the server"),
     ],
 )

@@ -6,7 +6,6 @@ from uefl.errors import UserError
 from uefl.models.flat import FlatModule
 from uefl.models.net import Net
 
-
 TINY = Model(width=4, hidden=16)
 
 

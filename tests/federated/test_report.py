@@ -26,7 +26,6 @@ from uefl.report.tables import Table
 
 from . import run_folder
 
-
 PICTURES = ("arms", "accuracy", "entropy", "reliability", "classes", "confusion")
 
 
@@ -42,6 +41,13 @@ def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
     expected = 0.3 + 0.1 * np.arange(4)[:, None] + 0.01 * np.arange(3)
     np.testing.assert_allclose(run.series("uefl", "accuracy"), expected)
     assert np.isnan(run.series("fedavg", "perplexity")).all()
+
+
+def test_a_folder_of_another_version_says_so(tmp_path):
+    config = run_folder.write(tmp_path) / "config.toml"
+    config.write_text('arms = ["fedavg"]\nwidth = 64\n')
+    with pytest.raises(UserError, match=r"config.toml lacks the section \[run\]. It was changed, is cut off, or is of another version"):
+        read_run(tmp_path)
 
 
 def test_summarize_means_the_last_round_over_clients_and_four_rounds_over_time():

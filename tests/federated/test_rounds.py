@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tests.federated.tiny import again, arm, federation, finish, settings, state, values, visible, workspace
 from tests.federated import tiny_sets
+from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace
 from uefl.algorithms.base import registry
 from uefl.engines.base import Reply
 from uefl.errors import RunError
@@ -203,6 +203,5 @@ def test_a_round_copies_no_model():
     finish(algorithm)
     assert [p.data_ptr() for p in room.net.parameters()] == pointers
     assert all(
-        p.grad.data_ptr() != 0 and p.grad.untyped_storage().data_ptr() == room.flat.values.grad.data_ptr()
-        for p in room.net.parameters()
+        p.grad.data_ptr() != 0 and p.grad.untyped_storage().data_ptr() == room.flat.values.grad.data_ptr() for p in room.net.parameters()
     )

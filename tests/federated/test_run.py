@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -235,7 +234,15 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
 
 
 def test_the_published_algorithm_through_its_folder_and_an_interruption(tmp_path):
-    keys = ("arms=uefl-published", "legacy_holdout=true", "holdout=0.1", "max_iterations=2", "reference=mean", "codewords=8", "stop_when_certain=false")
+    keys = (
+        "arms=uefl-published",
+        "legacy_holdout=true",
+        "holdout=0.1",
+        "max_iterations=2",
+        "reference=mean",
+        "codewords=8",
+        "stop_when_certain=false",
+    )
     start(tmp_path / "whole", *keys)
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", *keys, observer=Watcher(stop_after=10))

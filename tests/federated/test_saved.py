@@ -1,6 +1,5 @@
 """Saved models: what goes in, what is refused."""
 
-import dataclasses
 import json
 import re
 
@@ -11,7 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.federated.tiny import arm, federation, settings
-from uefl import checkpoint, rules
+from uefl import checkpoint, config
+from uefl.config import Model
 from uefl.data.rotate import resize
 from uefl.errors import UserError
 from uefl.models import net, saved
@@ -19,14 +19,18 @@ from uefl.models import net, saved
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder of two models, each after one round."""
+    """A folder of three models, each after one round."""
     out = tmp_path_factory.mktemp("models")
-    for name in ("fedavg", "uefl"):
-        algorithm, device, _ = arm(name, settings())
-        algorithm.turn()
-        networks = [(device.flat.named(n.values, n.statistics), n.codebooks) for n in algorithm.networks()]
-        saved.save(out / f"model-{name}.safetensors", settings(), federation(), networks)
+    for name in ("fedavg", "uefl", "fedper"):
+        write(out / f"model-{name}.safetensors", settings(name))
     return out
+
+
+def write(path, cfg, fed=None):
+    algorithm, room, _ = arm(cfg, fed)
+    algorithm.turn()
+    saved.save(path, cfg, "arm", fed or federation(), algorithm.networks(room))
+    return algorithm, room
 
 
 @pytest.fixture
@@ -34,11 +38,11 @@ def model(folder):
     return saved.load(folder / "model-uefl.safetensors")
 
 
-IMAGES = federation().silos[0].test.images  # [12, 1, 8, 8]
+IMAGES = federation().silos[0].load().test.images  # [12, 1, 8, 8]
 
 
 def test_repr_is_a_line(model):
-    assert repr(model) == "SavedModel(1 x Net with codebooks of silo-0, silo-1, silo-2: [1, 8, 8] -> 3 classes)"
+    assert repr(model) == "SavedModel(1 x Net with parts of silo-0, silo-1, silo-2: [1, 8, 8] -> 3 classes)"
 
 
 def test_arrays_tensors_and_grey_images_without_channels_are_the_same(model):
@@ -77,11 +81,7 @@ def test_images_that_would_give_a_wrong_answer_are_refused(model, images, messag
 
 
 def test_images_not_resized_as_in_the_run_are_told_how(folder):
-    algorithm, device, _ = arm("fedavg", cfg := settings(arms=["fedavg"], image_size=8))
-    algorithm.turn()
-    saved.save(
-        folder / "resized.safetensors", cfg, federation(), [(device.flat.named(n.values, n.statistics), {}) for n in algorithm.networks()]
-    )
+    write(folder / "resized.safetensors", settings("fedavg", image_size=8))
     model, large = saved.load(folder / "resized.safetensors"), IMAGES.repeat_interleave(2, 2).repeat_interleave(2, 3).numpy()
     for images in (large, large[:, 0]):
         message = f"images: expected shape [B, 1, 8, 8], got {list(images.shape)}; the run resized its images to 8x8: "
@@ -95,14 +95,16 @@ def test_images_not_resized_as_in_the_run_are_told_how(folder):
 def test_the_client_is_named_exactly_where_there_are_codebooks(model, folder):
     assert model.clients == ("silo-0", "silo-1", "silo-2")
     for client in (None, "berlin"):
-        with pytest.raises(UserError, match=f"client {client!r} has no codebook in this model; expected one of silo-0, silo-1, silo-2"):
+        with pytest.raises(
+            UserError, match=f"client {client!r} has no part of its own in this model; expected one of silo-0, silo-1, silo-2"
+        ):
             model.predict(IMAGES, client)
-    with pytest.raises(UserError, match="client 'silo-0' has no codebook in this model; expected None, its arm has no quantiser"):
+    with pytest.raises(UserError, match="client 'silo-0' has no part of its own in this model; expected None, its clients share all of it"):
         saved.load(folder / "model-fedavg.safetensors").predict(IMAGES, "silo-0")
 
 
 def test_a_folder_stands_for_its_only_model(folder, tmp_path):
-    with pytest.raises(UserError, match=r"holds the models of several arms; load one of them: .*model-fedavg.safetensors, .*model-uefl"):
+    with pytest.raises(UserError, match=r"holds the models of several arms; load one of them: .*model-fedavg.safetensors, .*model-fedper"):
         saved.load(folder)
     with pytest.raises(UserError, match=r"holds no model-<arm>.safetensors; a run writes one when an arm has ended"):
         saved.load(tmp_path)
@@ -114,64 +116,68 @@ def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
     seen = []
     build = net.encoders.resnet18
     monkeypatch.setattr(net.encoders, "resnet18", lambda channels, pretrained: (seen.append(pretrained), build(channels, False))[1])
-    cfg = settings(arms=["fedavg"], encoder="resnet18", width=128, pretrained=True)
-    weights = net.Net(dataclasses.replace(cfg, pretrained=False), (1, 8, 8), 3).state_dict()
+    base = {"arms": {"arm": {"algorithm": "fedavg"}}}
+    cfg = config.load(base, encoder="resnet18", pretrained=True)
+    weights = net.Net(Model(encoder="resnet18"), (1, 8, 8), 3).state_dict()
     floats = {name: value for name, value in weights.items() if value.is_floating_point()}
-    saved.save(folder / "pretrained.safetensors", cfg, federation(), [(floats, {})])
+    saved.save(folder / "pretrained.safetensors", cfg, "arm", federation(), [(floats, {})])
     saved.load(folder / "pretrained.safetensors")
     assert seen == [False, False]
 
 
-def test_what_a_run_of_an_older_version_could_say_does_not_matter_to_its_model(folder, tmp_path):
-    cfg = settings(arms=["fedavg"], encoder="resnet18", width=128)
-    older = dataclasses.replace(cfg, width=64)
-    with pytest.raises(UserError, match="key 'width': expected its default"):
-        rules.check(older)
-    saved.save(tmp_path / "model-fedavg.safetensors", older, federation(), [(net.Net(cfg, (1, 8, 8), 3).state_dict(), {})])
-    assert saved.load(tmp_path).predict(IMAGES).shape == (12, 3)
+def test_private_layers_are_the_client_s_and_leave_the_network_as_it_was(folder):
+    model, probs = saved.load(folder / "model-fedper.safetensors"), {}
+    before = {name: value.clone() for name, value in model.members[0].net.state_dict().items()}
+    for client in model.clients:
+        assert set(model.members[0].clients[client]) == {"head.fc2.weight", "head.fc2.bias"}
+        probs[client] = model.predict(IMAGES, client)
+    assert not torch.equal(probs["silo-0"], probs["silo-1"])
+    assert all(torch.equal(value, before[name]) for name, value in model.members[0].net.state_dict().items())
+
+
+def test_an_algorithm_that_is_not_known_here_is_named(folder, tmp_path):
+    path = tmp_path / "model-a.safetensors"
+    with safe_open(folder / "model-fedavg.safetensors", "pt") as file:
+        about = json.loads(file.metadata()["uefl-model-2"]) | {"algorithm": "fedavgg"}
+    checkpoint.save_tensors(path, load_file(folder / "model-fedavg.safetensors"), {"uefl-model-2": json.dumps(about)})
+    with pytest.raises(UserError, match=r"no algorithm 'fedavgg' \(did you mean 'fedavg'\?\)"):
+        saved.load(path)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"normalize": "Raw"}, "key 'normalize': 'Raw' is not one of standard, imagenet, raw"),
-        ({"normalize": "imagenet"}, "key 'normalize': 'imagenet' is for images of 3 channels, these have 1; use 'standard'"),
-        ({"uncertainty": "laplace"}, "key 'uncertainty': 'laplace' is not one of mc_dropout, ensemble"),
-        ({"encoder": "resnet50"}, "key 'encoder': 'resnet50' is not one of cnn, vgg16_bn"),
-        ({"width": -3}, "key 'width': must be at least 1, got -3"),
-        ({"members": 0}, "key 'members': expected 2 or more; got 0"),
+        ({"normalize": "imagenet"}, "key 'data.normalize': 'imagenet' is for images of 3 channels, these have 1; use 'standard'"),
+        ({"model": {"encoder": "resnet50"}}, "key 'model.encoder': expected 'cnn', 'vgg16_bn'"),
+        ({"model": {"width": -3}}, "key 'model.width': expected greater than or equal to 1; got -3"),
+        ({"model": {"width": 8}}, "weights 'encoder.0.weight': the network of its configuration has [8, 1, 3, 3], the file [4, 1, 3, 3]"),
+        ({"parameters": {"mu": 1}}, "unknown key 'mu' in [parameters]"),
         ({"members": 2}, "key 'members': the file holds other networks than those of 2 members"),
         ({"members": 4}, "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none"),
-        ({"uncertainty": "mc_dropout"}, "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none"),
-        ({"width": 8}, "weights 'encoder.0.weight': the network of its configuration has [8, 1, 3, 3], the file [4, 1, 3, 3]"),
+        ({"members": 1}, "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none"),
+        ({"clients": {"silo-0": ["codebook"]}}, "'codebook' of client 'silo-0' is missing"),
     ],
-    ids=["raw", "imagenet", "laplace", "resnet50", "width", "none", "fewer", "more", "single", "wider"],
+    ids=["imagenet", "resnet50", "width", "wider", "parameter", "none", "more", "single", "codebook"],
 )
-def test_a_model_whose_configuration_was_changed_is_refused_by_name(tmp_path, keys, message):
-    cfg = settings(arms=["fedavg"], uncertainty="ensemble", members=3, passes=20)
-    weights = net.Net(cfg, (1, 8, 8), 3).state_dict()
+def test_a_model_whose_description_was_changed_is_refused_by_name(tmp_path, keys, message):
+    cfg = settings("fedavg")
+    weights = net.Net(cfg.model, (1, 8, 8), 3).state_dict()
     floats = {name: value for name, value in weights.items() if value.is_floating_point()}
     path = tmp_path / "model-fedavg.safetensors"
-    saved.save(path, cfg, federation(), [(floats, {})] * 3)
+    saved.save(path, cfg, "arm", federation(), [(floats, {})] * 3)
     assert len(saved.load(path).members) == 3
     with safe_open(path, "pt") as file:
-        description = file.metadata()["uefl-model-1"]
-    changed = json.loads(description) | {"config": dataclasses.replace(cfg, **keys).to_toml()}
-    checkpoint.save_tensors(path, load_file(path), {"uefl-model-1": json.dumps(changed)})
+        about = json.loads(file.metadata()["uefl-model-2"])
+    changed = about | {key: about[key] | value if key == "model" else value for key, value in keys.items()}
+    checkpoint.save_tensors(path, load_file(path), {"uefl-model-2": json.dumps(changed)})
     with pytest.raises(UserError, match=f"^{re.escape(f'{path}: {message}')}.*of another version of uefl; restore it$"):
         saved.load(path)
 
 
 @pytest.mark.parametrize(
-    ("description", "message"),
-    [
-        ("{", "Expecting property name"),
-        ('{"config": "width"}', "its configuration is not valid TOML: "),
-        ('{"config": "seed = 3"}', "the key 'arms'"),
-    ],
-    ids=["json", "toml", "cut-off"],
+    ("description", "message"), [("{", "Expecting property name"), ("{}", "its description is damaged")], ids=["json", "empty"]
 )
 def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, description, message):
-    checkpoint.save_tensors(tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-1": description})
+    checkpoint.save_tensors(tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-2": description})
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'model-uefl.safetensors'}: {message}")):
         saved.load(tmp_path)

@@ -9,8 +9,8 @@ import torch
 
 from uefl.config import Config
 from uefl.data.federation import Federation, ServerData, SetData, Silo
-from uefl.data.priors import draw_priors, realised
 from uefl.data.partitions.unlabeled import client_sets
+from uefl.data.priors import draw_priors, realised
 
 from . import tiny
 from .tiny import split

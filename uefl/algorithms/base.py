@@ -254,7 +254,7 @@ class Algorithm:
         return work.training.weight_decay
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
-        """Write the gradient ``[P]`` of terms that depend on the parameters alone; the batch's is then added to it. False: there are none."""
+        """Write the gradient ``[P]`` of terms of the parameters alone; that of the batch is then added to it. False: there are none."""
         return False
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
@@ -343,7 +343,8 @@ def find(name: str, place: str = "") -> type[Algorithm]:
     """
     known = registry()
     if not isinstance(name, str) or name not in known:
-        raise UserError(f"{place}no algorithm {name!r}{nearest(str(name), known)}; expected one of {', '.join(known)}, or your own after uefl.register")
+        expected = f"one of {', '.join(known)}, or your own after uefl.register"
+        raise UserError(f"{place}no algorithm {name!r}{nearest(str(name), known)}; expected {expected}")
     return known[name]
 
 

@@ -170,7 +170,8 @@ class UEFL(Quantised):
         """Of UEFL."""
 
         extend: Literal["uncertain", "none"] = Field(
-            "uncertain", description="`uncertain`: extend the codebooks of clients above the threshold; `none`: one codebook, never extended"
+            "uncertain",
+            description="`uncertain`: extend the codebooks of clients above the threshold; `none`: one codebook, never extended",
         )
         codebook_init: Literal["normal", "kmeans"] = Field(
             "normal", description="`normal`: N(0, 1); `kmeans`: on the features of all clients after a first round without quantiser"

@@ -42,8 +42,8 @@ class PublishedUEFL(Quantised):
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
         """Also every silo's blocks, and where it points.
 
-        ``main`` ``[blocks, v, d]``: the blocks of the main model, the shared one and spares; ``own.NAME``: those of each silo; ``book``: the
-        block that each silo points at, 0 for none beside the shared one.
+        ``main`` ``[blocks, v, d]``: the blocks of the main model, the shared one and spares; ``own.NAME``: those of each silo;
+        ``book``: the block that each silo points at, 0 for none beside the shared one.
         """
         state, length = super().server_state(values, buffers, net), self.length(net)
         main = torch.stack([self.start(length, 0), self.start(length, 1)]).to(values.device)
@@ -135,5 +135,3 @@ class PublishedUEFL(Quantised):
         """As the silo sees it after the run: a new iteration would start from the main model."""
         blocks, book = state.tensors["main"], state.plain["book"].get(client, 0)
         return {"codebook": blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])}
-
-

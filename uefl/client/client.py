@@ -150,4 +150,3 @@ def on_device(data: LabeledData | SetData, device: torch.device) -> LabeledData 
         return LabeledData(data.train.to(device), holdout, test)
     moved: dict[str, Any] = {name: None if part is None else part.to(device) for name, part in vars(data).items()}
     return SetData(**moved)
-

@@ -28,7 +28,7 @@ def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
     """
     work.net.eval()
     splits = {"test": work.test, "holdout": work.data.holdout if isinstance(work.data, LabeledData) else None}
-    said = {}
+    said: dict[str, Prediction] = {}
     for name, split in splits.items():
         if split is None or len(split) == 0:
             continue

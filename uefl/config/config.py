@@ -95,7 +95,7 @@ def from_table(table: dict[str, Any]) -> Config:
     for key in table:
         if key not in (*SECTIONS, "arms"):
             raise _misplaced(key)
-    run, model, training = (_section(kind, name, table) for kind, name in ((Run, "run"), (Model, "model"), (Training, "training")))
+    run, model, training = _section(Run, "run", table), _section(Model, "model", table), _section(Training, "training", table)
     from ..data.settings import Data  # pydantic alone, but its schemes may know tensors
 
     data = _section(Data, "data", table)
@@ -121,7 +121,7 @@ def arms(table: Any) -> dict[str, Arm]:
             raise UserError(f"key 'arms': {shown(name)} names files of the run; expected up to 40 letters, digits, '.', '_' and '-'")
         if not isinstance(keys, dict):
             raise UserError(f"key 'arms.{name}': expected a table of parameters, got {shown(keys)}")
-        algorithm = keys.get("algorithm", name)
+        algorithm: Any = keys.get("algorithm", name)
         kind = find(algorithm, f"key 'arms.{name}': ")
         rest = {key: value for key, value in keys.items() if key != "algorithm"}
         made[name] = Arm(algorithm, parse(kind.Parameters, f"arms.{name}", rest))
@@ -180,13 +180,13 @@ def _check(config: Config) -> None:
             _unused("model", model, key, f"{model.encoder} does not use it")
     if training.optimizer != "sgd":
         _unused("training", training, "momentum", "it is for optimizer = 'sgd'")
-    if training.local_steps:
-        _unused("training", training, "local_epochs", "local_steps says how much is trained")
     if kind == "sets":
         for key in ("uncertainty", "passes", "members"):
             _unused("run", run, key, "arms on unlabeled sets measure one pass without dropout")
         if len(training.rounds) > 1 or training.max_iterations > 1:
-            raise UserError(f"key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration; got {list(training.rounds)}")
+            raise UserError(
+                f"key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration; got {list(training.rounds)}"
+            )
         if training.batch_size < 2:
             raise UserError("key 'training.batch_size': expected 2 or more, for batch norm; got 1")
     else:

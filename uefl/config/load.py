@@ -14,12 +14,14 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from ..errors import UserError
 from .config import SECTIONS, Config, from_table, tomllib
 from .errors import nearest, shown, unknown
 from .sections import Model, Run, Training
 
-_GROUPS = ("start", "uefl", "fedul", "own")
+_GROUPS = ("start", "codebooks", "sets", "own")
 """folders of presets, in the order in which they are listed"""
 
 
@@ -30,9 +32,7 @@ def presets() -> dict[str, str]:
 
 def preset_groups() -> dict[str, dict[str, str]]:
     """Presets by group."""
-    return {
-        group: {f.name[:-5]: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in _files(group)} for group in _GROUPS
-    }
+    return {group: {f.name[:-5]: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in _files(group)} for group in _GROUPS}
 
 
 def preset_text(name: str) -> str:
@@ -141,6 +141,8 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
                 raise UserError(f"--set {key}: {part!r} is no table")
         inner[last] = value
         return
+    if key in SECTIONS:
+        raise UserError(f"key {key!r} is a section; set one of its keys, as in {key}.{min(_fields(table)[key])}=VALUE")
     found = places(key, table)
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]
@@ -187,11 +189,12 @@ def _fields(table: dict[str, Any]) -> dict[str, set[str]]:
     from ..data.partitions.base import PARTITIONS
     from ..data.settings import Data
 
-    kinds = {"run": Run, "data": Data, "model": Model, "training": Training}
+    kinds: dict[str, type[BaseModel]] = {"run": Run, "data": Data, "model": Model, "training": Training}
     fields = {name: set(kind.model_fields) - {"partition"} for name, kind in kinds.items()}
     partition = table.get("data", {}).get("partition", {})
-    scheme = partition.get("scheme") if isinstance(partition, dict) else None
-    return fields | {"data.partition": {"scheme", *(PARTITIONS[scheme].model_fields if scheme in PARTITIONS else ())}}
+    scheme: Any = partition.get("scheme") if isinstance(partition, dict) else None
+    known = isinstance(scheme, str) and scheme in PARTITIONS
+    return fields | {"data.partition": {"scheme", *(PARTITIONS[scheme].model_fields if known else ())}}
 
 
 def _all_keys(table: dict[str, Any]) -> set[str]:
@@ -236,7 +239,11 @@ def _with_base(table: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(before: Any, now: Any) -> Any:
     """Two tables key by key; a partition of another scheme takes nothing from the one before."""
-    if not isinstance(before, Mapping) or not isinstance(now, Mapping) or before.get("scheme", now.get("scheme")) != now.get("scheme", before.get("scheme")):
+    if (
+        not isinstance(before, Mapping)
+        or not isinstance(now, Mapping)
+        or before.get("scheme", now.get("scheme")) != now.get("scheme", before.get("scheme"))
+    ):
         return now
     return {**before, **{key: _merged(before.get(key), value) for key, value in now.items()}}
 

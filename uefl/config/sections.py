@@ -30,13 +30,16 @@ class Run(Section):
         1.0, gt=0, le=1, description="share of the clients asked that must return a sound update, or the run ends with an error"
     )
     deadline: float = Field(
-        0.0, ge=0, description="seconds after which the clients of a round that have not begun are given up (they count against the quorum); 0: none"
+        0.0,
+        ge=0,
+        description="seconds after which the clients of a round that have not begun are given up (they count against the quorum); 0: none",
     )
     max_update_norm: float = Field(
         0.0, ge=0, description="refuse an update further than this from what was sent (L2 over all tensors that come back); 0: no bound"
     )
     uncertainty: Literal["mc_dropout", "ensemble"] = Field(
-        "mc_dropout", description="`mc_dropout`: the entropy over passes with dropout on; `ensemble`: over models that are trained apart, dropout off"
+        "mc_dropout",
+        description="`mc_dropout`: the entropy over passes with dropout on; `ensemble`: over models that are trained apart, dropout off",
     )
     passes: int = Field(20, ge=1, le=100_000, description="forward passes with dropout on; refused with an ensemble")
     members: int = Field(
@@ -59,7 +62,10 @@ class Model(Section):
     )
     pretrained: bool = Field(False, description="ImageNet weights for `vgg16_bn` and the two resnets, downloaded by torchvision")
     width: int = Field(
-        128, ge=1, le=4096, description="channels of the first stage of `cnn` and `cnn5x5`, everything behind it grows with them; refused with the others"
+        128,
+        ge=1,
+        le=4096,
+        description="channels of the first stage of `cnn` and `cnn5x5`, everything behind it grows with them; refused with the others",
     )
     hidden: int = Field(512, ge=1, le=65_536, description="hidden units of the classifier (not of `cnn5x5` and `resnet18_nopool`)")
     dropout: float = Field(0.1, ge=0, lt=1, description="rate of the dropout before the last layer (not of `cnn5x5` and `resnet18_nopool`)")
@@ -77,7 +83,9 @@ class Training(Section):
     weight_decay: float = Field(0.0, ge=0, description="of the optimizer: added to the gradient, with `adamw` apart from it")
     batch_size: int = Field(1024, ge=1, description="training images in a batch")
     rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (20, 10, 10, 10, 10), min_length=1, description="communication rounds of each iteration; UEFL extends codebooks before each iteration but the first"
+        (20, 10, 10, 10, 10),
+        min_length=1,
+        description="communication rounds of each iteration; UEFL extends codebooks before each iteration but the first",
     )
     max_iterations: int = Field(
         0, ge=0, description="cap on iterations, the last entry of `rounds` repeated where needed; 0: as many as `rounds` has"

@@ -12,7 +12,7 @@ from PIL import Image
 from ..errors import UserError
 from . import labeled
 from .federation import Federation, Split
-from .images import of_tensors, pixels_of
+from .images import copied, pixels_of
 from .partitions.base import Deal, Share
 from .settings import Data
 from .table import Table, numbers
@@ -80,7 +80,7 @@ def from_arrays(
     outside = everything[(everything < 0) | (everything >= len(known))]
     if len(outside):
         raise UserError(f"label {outside[0]} is outside [0, {len(known)}); expected integers counting from 0, one per class")
-    images = of_tensors(pixels, tuple(names))
+    images = copied(pixels, tuple(names))
     notes = [f"images of {rounded[0]} are floats in [0, 1], rounded to 8 bits{' (and others)' * (len(rounded) > 1)}"] if rounded else []
     rows = np.arange(len(everything))
     table = Table("arrays", images, everything, known, rows, None, parts={"images": len(rows)}, notes=tuple(notes))

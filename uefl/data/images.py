@@ -58,7 +58,7 @@ class Images:
             raise UserError(f"{pair}; set image_size to resize all images to one square")
 
 
-def in_memory(pixels: torch.Tensor, place: str = "") -> Images:
+def in_memory(pixels: torch.Tensor, place: str = "", files: tuple[str, ...] = ()) -> Images:
     """Images ``[N, C, H, W]`` uint8 that are in memory."""
 
     def read(rows: Rows, size: int) -> torch.Tensor:
@@ -71,24 +71,27 @@ def in_memory(pixels: torch.Tensor, place: str = "") -> Images:
         for row in rows:
             yield pixels[row].numpy().tobytes()
 
-    return Images(len(pixels), pixels.shape[1], np.array([pixels.shape[2:]]), read, content, place=place)
+    return Images(len(pixels), pixels.shape[1], np.array([pixels.shape[2:]]), read, content, files, place)
 
 
-def of_tensors(pixels: Sequence[torch.Tensor], names: tuple[str, ...]) -> Images:
-    """Images ``[C, H, W]`` uint8 that are in memory and may differ in size and channels."""
+def copied(pixels: Sequence[torch.Tensor], files: tuple[str, ...]) -> Images:
+    """Images ``[C, H, W]`` uint8 that may differ in size and channels; they are copied, so that later changes do not reach them."""
     channels = max(len(image) for image in pixels)
+    even = [image.expand(channels, -1, -1) for image in pixels]
+    if len({image.shape for image in even}) == 1:
+        return in_memory(torch.stack(even), files=files)
+    kept = [image.clone() for image in even]
 
     def read(rows: Rows, size: int) -> torch.Tensor:
-        chosen = [(resize(pixels[row], size) if size else pixels[row]).expand(channels, -1, -1) for row in rows]
-        return (
-            torch.stack(chosen) if chosen else torch.zeros(0, channels, *((size, size) if size else pixels[0].shape[1:]), dtype=torch.uint8)
-        )
+        if not len(rows):
+            return torch.zeros(0, channels, *((size, size) if size else kept[0].shape[1:]), dtype=torch.uint8)
+        return torch.stack([resize(kept[row], size) if size else kept[row] for row in rows])
 
     def content(rows: Rows) -> Iterator[bytes]:
         for row in rows:
-            yield pixels[row].numpy().tobytes()
+            yield kept[row].numpy().tobytes()
 
-    return Images(len(pixels), channels, np.array([image.shape[1:] for image in pixels]), read, content, names)
+    return Images(len(kept), channels, np.array([image.shape[1:] for image in kept]), read, content, files)
 
 
 class File(NamedTuple):

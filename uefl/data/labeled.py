@@ -51,7 +51,8 @@ def federate(table: Table, deal: Deal, data: Data, seed: int, *, partition: dict
     notes.check_names("silo", (share.name for share in (*deal.clients, *deal.unseen)))
     clients = _split(table, deal.clients, data, seed, one_class=one_class)
     prepare = Preparation.of([table.images], data.image_size)
-    prepare.check_memory(sum(len(client.share.train) + len(client.test) for client in clients))
+    unseen_images = sum(len(share.test) for share in deal.unseen if share.test is not None)
+    prepare.check_memory(sum(len(client.share.train) + len(client.test) for client in clients) + unseen_images)
 
     content, pixels = record.Content(), PixelCounts(prepare.channels)
     silos, entries = [], {}
@@ -171,15 +172,16 @@ def _load(table: Table, prepare: Preparation, client: _Client) -> LabeledData:
 
 def _entry(table: Table, client: _Client, content: record.Content) -> record.Entry:
     """The record of one client."""
-    train = client.share.train
-    parts = {"train": train[client.kept], "holdout": client.test if client.held is None else train[client.held], "test": client.test}
+    train, name, classes = client.share.train, client.share.name, len(table.classes)
 
-    def of(part: str, rows: Rows) -> record.Entry:
-        where = f"{client.share.name}/{part}"
-        return content.entry(table.images, rows, table.labels[rows], where, trained=part == "train", classes=len(table.classes))
+    def of(rows: Rows, use: record.Use, part: str = "") -> record.Entry:
+        return content.entry(table.images, rows, table.labels[rows], f"{name}/{part or use}", use, classes)
 
-    angle = {"angle": client.share.angle} if client.share.angle else {}
-    return {**angle, **{part: of(part, rows) for part, rows in parts.items() if len(rows)}}
+    entry: record.Entry = {"angle": client.share.angle} if client.share.angle else {}
+    if len(train):
+        entry["train"] = of(train[client.kept], "train")
+        entry["holdout"] = of(client.test, "test", "holdout") if client.held is None else of(train[client.held], "holdout")
+    return entry | {"test": of(client.test, "test")}
 
 
 def _counts(table: Table, rows: Rows) -> Rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,16 +20,18 @@ SCHEMA = 1
 _MEASURED = ("holdout", "test")
 
 Entry = dict[str, Any]
+Use = Literal["train", "holdout", "test"]
 
 
 class Content:
-    """Hashes images, and remembers which of those to measure on are the same as one to train on."""
+    """Hashes images, and remembers which are in a split that no other should share an image with."""
 
     def __init__(self) -> None:
         self._trained: dict[bytes, str] = {}
-        self._measured: list[tuple[bytes, str]] = []
+        self._held_out: dict[bytes, str] = {}
+        self._tested: list[tuple[bytes, str]] = []
 
-    def entry(self, images: Images, rows: Rows, labels: Rows | None, where: str, *, trained: bool, classes: int = 0) -> Entry:
+    def entry(self, images: Images, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int) -> Entry:
         """The record of one split.
 
         Args:
@@ -37,17 +39,18 @@ class Content:
             rows: of this split, in order.
             labels: of these images; None: they have none.
             where: client and split, for notes.
-            trained: whether models learn from these images.
+            use: what models do with these images.
             classes: number of classes, of which the record counts the images.
         """
         total = hashlib.sha256()
         for row, content in zip(rows.tolist(), images.content(rows), strict=True):
             digest = hashlib.sha256(content).digest()
             total.update(digest)
-            if trained:
-                self._trained.setdefault(digest, f"{_name(images, row)} ({where})")
+            name = f"{_name(images, row)} ({where})"
+            if use == "test":
+                self._tested.append((digest, name))
             else:
-                self._measured.append((digest, f"{_name(images, row)} ({where})"))
+                (self._trained if use == "train" else self._held_out).setdefault(digest, name)
         found: Entry = {"in": images.inside} if images.inside else {}
         found |= {"files": [images.files[row] for row in rows]} if images.files else {"indices": rows.tolist()}
         if labels is not None:
@@ -56,8 +59,10 @@ class Content:
         return found | {"sha256": total.hexdigest()}
 
     def twins(self) -> list[tuple[str, str]]:
-        """Names of images to measure on, each with one to train on that is the same, byte for byte."""
-        return [(name, self._trained[digest]) for digest, name in self._measured if digest in self._trained]
+        """Names of images held out or tested on, each with one of the splits before it that is the same, byte for byte."""
+        held_out = [(name, self._trained[digest]) for digest, name in self._held_out.items() if digest in self._trained]
+        others = self._held_out | self._trained
+        return held_out + [(name, others[digest]) for digest, name in self._tested if digest in others]
 
 
 def _name(images: Images, row: int) -> str:
@@ -65,9 +70,9 @@ def _name(images: Images, row: int) -> str:
 
 
 def digest(manifest: Entry) -> str:
-    """SHA-256 of a manifest, wherever its source lies."""
-    source = {key: value for key, value in manifest["source"].items() if key != "path"}
-    return hashlib.sha256(json.dumps(manifest | {"source": source}, sort_keys=True).encode()).hexdigest()
+    """SHA-256 of a manifest, whatever its source is called and wherever it lies."""
+    without_source = {key: value for key, value in manifest.items() if key != "source"}
+    return hashlib.sha256(json.dumps(without_source, sort_keys=True).encode()).hexdigest()
 
 
 def check_disjoint(manifest: Entry) -> None:

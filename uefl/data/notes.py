@@ -17,16 +17,20 @@ _LONGEST_NAME = 64
 
 
 def check_names(what: str, names: Iterable[str]) -> None:
-    """Names stand in messages, tables, plots and file names: they must be short and printable.
+    """Names stand in messages, tables, plots and file names: they must be short, printable and different.
 
     Raises:
         UserError: the first name that is not.
     """
+    seen: set[str] = set()
     for name in names:
         if not name.strip() or name != name.strip() or not name.isprintable():
             raise UserError(f"{what} {name[:_LONGEST_NAME]!r}: expected printable characters, without blanks around them; rename it")
         if len(name) > _LONGEST_NAME:
             raise UserError(f"{what} {name[:20] + '...'!r} has {len(name)} characters; expected at most {_LONGEST_NAME}, rename it")
+        if name in seen:
+            raise UserError(f"{what} {name!r} is there twice; rename one")
+        seen.add(name)
 
 
 def of_resizing(sources: Iterable[Images], image_size: int) -> list[str]:
@@ -72,7 +76,7 @@ def of_twins(twins: Sequence[tuple[str, str]]) -> list[str]:
     if not twins:
         return []
     measured, trained = twins[0]
-    more = f", and {len(twins) - 1} more such pairs" if len(twins) > 1 else ""
+    more = f", and {len(twins) - 1} more such pair{'s' * (len(twins) > 2)}" if len(twins) > 1 else ""
     return [f"{measured} is the same image as {trained}{more}: what is measured on it says little"]
 
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .settings import Data
 
 
+_USE: dict[str, record.Use] = {"labeled": "train", "validation": "holdout"}
+"""of the images of the server"""
+
+
 @dataclass(frozen=True)
 class LabeledRows:
     """Images of a source that have labels."""
@@ -158,7 +162,7 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int) -
         "silos": entries,
         "unseen": {},
         "server": {
-            part: content.entry(rows.images, rows.rows, rows.labels, f"server/{part}", trained=part == "labeled", classes=classes)
+            part: content.entry(rows.images, rows.rows, rows.labels, f"server/{part}", _USE[part], classes)
             for part, rows in server.items()
             if rows is not None
         },
@@ -272,8 +276,8 @@ def _load(prepare: Preparation, client: ClientSets, table: Matrix, weights: Matr
 
 def _entry(client: ClientSets, table: Matrix, test: LabeledRows | None, content: record.Content, classes: int) -> record.Entry:
     """The record of one client."""
-    train = content.entry(client.images, client.rows, client.labels, f"{client.name}/train", trained=True, classes=classes)
+    train = content.entry(client.images, client.rows, client.labels, f"{client.name}/train", "train", classes)
     entry: record.Entry = {"train": train | {"sets": client.sets.tolist(), "priors": table.tolist()}}
     if test is not None:
-        entry["test"] = content.entry(test.images, test.rows, test.labels, f"{client.name}/test", trained=False, classes=classes)
+        entry["test"] = content.entry(test.images, test.rows, test.labels, f"{client.name}/test", "test", classes)
     return entry

@@ -72,7 +72,9 @@ def test_a_new_iteration_starts_in_every_silo_from_the_last_silo_s_copy():
 def test_k_means_overwrites_the_shared_block_of_silos_that_were_not_uncertain():
     algorithm, room, _ = start(legacy(rounds=[4, 1], local_epochs=3))
     turns(algorithm, 5)
-    room.context = replace(room.context, training=room.context.training.model_copy(update={"lr": 1e-12}))  # the centroids stay where they are
+    room.context = replace(
+        room.context, training=room.context.training.model_copy(update={"lr": 1e-12})
+    )  # the centroids stay where they are
     certain = [n for n in NAMES if n not in state(algorithm).plain["uncertain"]]
     assert certain
     assert state(algorithm).plain["uncertain"]

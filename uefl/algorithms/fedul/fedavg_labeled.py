@@ -46,4 +46,3 @@ class FedAvgLabeled(OnSets):
         labels = work.sets.labels
         assert labels is not None
         return labels_loss(work, batch.images, labels[batch.positions], self.parameters.loss)
-

@@ -36,7 +36,8 @@ class FedLLPVAT(FedLLP):
         step = work.epoch_step if self.parameters.vat_legacy_ramp else work.round * work.epochs * sets + work.step
         progress = min(1.0, step / (_RAMP * sets))
         weight = self.parameters.vat_weight * math.exp(-5 * (1 - progress) ** 2)
-        return super().loss(work, batch) + weight * self.smoothness(work, batch.images)
+        total: torch.Tensor = super().loss(work, batch) + weight * self.smoothness(work, batch.images)
+        return total
 
     def smoothness(self, work: Work, x: torch.Tensor) -> torch.Tensor:
         """KL(p(x) || p(x + r)), r the direction of length ``vat_epsilon`` in which it grows fastest, by one power step.

@@ -29,12 +29,14 @@ class FedUL(OnSets):
         """Of FedUL."""
 
         server: Literal["none", "finetune", "blend"] = Field(
-            "none", description="the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a model f' of its own (M2)"
+            "none",
+            description="the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a model f' (M2)",
         )
         server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
         h: float = Field(0.5, ge=0, le=1, description="with `blend`: the broadcast model is (1 - h) f + h f'")
         resync: bool = Field(
-            False, description="with `blend`: f' starts every round from the broadcast model with a fresh optimizer, instead of going its own way"
+            False,
+            description="with `blend`: f' starts every round from the broadcast model with a fresh optimizer, instead of going its own way",
         )
         test_prior: tuple[Annotated[float, Field(gt=0)], ...] = Field(
             (), description="class shares under which the model's output is a posterior; `[]`: uniform"

@@ -123,7 +123,9 @@ def needs_labeled(federation: Federation, arm: str) -> None:
     """
     labeled = federation.server.labeled if federation.server is not None else None
     if labeled is None or len(labeled) == 0:
-        raise UserError(f"arm {arm!r} needs labeled images of the server; set data.labeled, or add the folder labeled, or leave out the arm")
+        raise UserError(
+            f"arm {arm!r} needs labeled images of the server; set data.labeled, or add the folder labeled, or leave out the arm"
+        )
     if len(labeled) < 2:
         raise UserError(f"arm {arm!r}: the server has 1 labeled image; batch norm needs two or more in a step")
 

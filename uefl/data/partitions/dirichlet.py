@@ -50,46 +50,43 @@ class Dirichlet(Scheme):
 
     def deal(self, table: Table, data: Data, seed: int) -> Deal:
         """Deal by label, at random by the seed."""
-        rng = generator(seed)
+        rng, classes = generator(seed), len(table.classes)
         clients = wanted_clients(data, len(self.angles) or None)
         angles = angle_of_each(self.angles, clients)
-        rows, tests = _to_deal(table, data, clients, own=self.test == "own", rng=rng)
-        labels = table.labels[rows]
+        supply, wanted, tests = _supply(table, data, clients, own=self.test == "own", rng=rng)
         if self.convention == "over_clients":
-            parts = _over_clients(labels, clients, self.alpha, len(table.classes), rng)
+            supply = supply[:wanted]
+            parts = _over_clients(table.labels[supply], clients, self.alpha, classes, rng)
         else:
-            frequency = np.bincount(labels, minlength=len(table.classes)) / len(labels)
-            by_class = frequency if self.convention == "over_classes_by_frequency" else np.ones(len(table.classes))
-            parts = _over_classes(labels, clients, self.alpha * by_class, rng)
-        names = client_names("silo", clients)
-        return Deal(
-            tuple(Share(name, rows[part], test, angle) for name, part, test, angle in zip(names, parts, tests, angles, strict=True))
-        )
+            frequency = np.bincount(table.labels[supply], minlength=classes) / len(supply)
+            concentration = self.alpha * (frequency if self.convention == "over_classes_by_frequency" else np.ones(classes))
+            parts = _over_classes(table.labels[supply], clients, wanted, concentration, rng)
+        shares = zip(client_names("silo", clients), parts, tests, angles, strict=True)
+        return Deal(tuple(Share(name, supply[part], test, angle) for name, part, test, angle in shares))
 
 
-def _to_deal(table: Table, data: Data, clients: int, *, own: bool, rng: np.random.Generator) -> tuple[Rows, list[Rows | None]]:
-    """The images that are dealt by label, and the test images of each client that are not."""
+def _supply(table: Table, data: Data, clients: int, *, own: bool, rng: np.random.Generator) -> tuple[Rows, int, list[Rows | None]]:
+    """The images that may be dealt by label, how many are wanted, and the test images of each client that are dealt evenly."""
     s, t = clients * data.train_per_client, clients * data.test_per_client
     if own:
         everything = table.train if table.test is None else np.concatenate([table.train, table.test])
         check_enough(table, data, clients, "", s + t, everything)
-        return rng.permutation(everything)[: s + t], [None] * clients
+        return rng.permutation(everything), s + t, [None] * clients
     if table.test is None:
         check_enough(table, data, clients, "", s + t, table.train)
-        rows, tests = np.split(table.train[: s + t], [s])
+        supply, tests = table.train[t:], table.train[:t]
     else:
         check_enough(table, data, clients, "training ", s, table.train)
         check_enough(table, data, clients, "test ", t, table.test)
-        rows, tests = table.train[:s], table.test[:t]
-    return rows, list(np.array_split(rng.permutation(tests), clients))
+        supply, tests = table.train, table.test[:t]
+    return supply, s, list(np.array_split(rng.permutation(tests), clients))
 
 
 def _over_clients(labels: Rows, clients: int, alpha: float, classes: int, rng: np.random.Generator) -> list[Rows]:
     """Positions of the images of each client."""
     if clients * classes > len(labels):
-        raise UserError(
-            f"{len(labels)} images are too few for {clients} clients with {classes} each (one per class); raise train_per_client"
-        )
+        few = f"{len(labels)} images are too few for {clients} clients with {classes} each"
+        raise UserError(f"{few}, as many as there are classes; raise train_per_client")
     for _ in range(_ATTEMPTS):
         parts: list[list[Rows]] = [[] for _ in range(clients)]
         sizes = np.zeros(clients, np.int64)
@@ -110,15 +107,14 @@ def _over_clients(labels: Rows, clients: int, alpha: float, classes: int, rng: n
     )
 
 
-def _over_classes(labels: Rows, clients: int, concentration: Matrix, rng: np.random.Generator) -> list[Rows]:
-    """Positions of the images of each client, all of one number, one image at a time to a random client that still wants one."""
+def _over_classes(labels: Rows, clients: int, wanted: int, concentration: Matrix, rng: np.random.Generator) -> list[Rows]:
+    """Positions of the images of each client, all of one number: ``wanted`` in all, one at a time to a client at random."""
     classes = len(concentration)
     shares = rng.dirichlet(np.maximum(concentration, 1e-12), clients)
     supply = [list(rng.permutation(np.flatnonzero(labels == k))) for k in range(classes)]
     left = np.array([len(of_class) for of_class in supply])
     parts: list[list[int]] = [[] for _ in range(clients)]
-    draws = rng.random(len(labels))
-    for client, draw in zip(rng.permutation(np.arange(len(labels)) % clients), draws, strict=True):
+    for client, draw in zip(rng.permutation(np.arange(wanted) % clients), rng.random(wanted), strict=True):
         weights = (shares[client] * (left > 0)).cumsum()
         if weights[-1] <= 0:  # every class that the client has a share of is used up
             weights = left.cumsum().astype(float)

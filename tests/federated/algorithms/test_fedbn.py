@@ -1,0 +1,103 @@
+"""FedBN: batch norm is never sent, and networks without it train as with FedAvg."""
+
+import torch
+from torch import nn
+
+from tests.federated.tiny import again, arm, federation, finish, settings, values
+from uefl.algorithms.fedavg import FedAvg
+from uefl.algorithms.fedbn import FedBN
+from uefl.models.net import Net
+
+
+class _WithoutNorm:
+    """The usual network, its batch norm replaced by group norm."""
+
+    def build_model(self, spec):
+        net = Net(spec.settings, spec.image_shape, spec.classes)
+        for owner in list(net.modules()):
+            for name, child in list(owner.named_children()):
+                if isinstance(child, nn.BatchNorm2d):
+                    setattr(owner, name, nn.GroupNorm(1, child.num_features))
+        return net
+
+
+class PlainFedBN(_WithoutNorm, FedBN):
+    pass
+
+
+class PlainFedAvg(_WithoutNorm, FedAvg):
+    pass
+
+
+def test_without_batch_norm_it_is_fedavg_bit_for_bit():
+    cfg = settings("fedavg")
+    own, average = (arm(cfg, algorithm=algorithm)[0] for algorithm in (PlainFedBN(), PlainFedAvg()))
+    assert finish(own) == finish(average)
+    assert torch.equal(values(own), values(average))
+
+
+def norms(net):
+    return {name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)}
+
+
+def test_batch_norm_differs_between_clients_and_all_else_is_shared():
+    one, room, _ = arm(settings("fedbn"))
+    one.turn()
+    models = [room.named(one.states[0].tensors, one.private[0][client]) for client in one.context.clients]
+    private = set(room.private_names())
+    assert {name.rpartition(".")[0] for name in private} == norms(room.net)
+    for name in models[0]:
+        assert torch.equal(models[0][name], models[1][name]) == (name not in private)
+
+
+def test_the_server_sends_and_keeps_no_batch_norm():
+    one, room, _ = arm(settings("fedbn"))
+    sent = sum(p.numel() for m in room.net.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters(recurse=False))
+    whole = sum(p.numel() for p in room.net.parameters())
+    assert len(values(one)) == whole - sent
+    assert len(one.states[0].tensors["buffers"]) == 0
+    message = one._messages(list(one._each(False, True, ("silo-0",))), False, ("silo-0",))["silo-0"]
+    assert {name: len(tensor) for name, tensor in message.tensors.items()} == {"values": whole - sent, "buffers": 0}
+    assert {name: expected.shape for name, expected in message.expects.items()} == {"values": (whole - sent,), "buffers": (0,)}
+    assert one.engine._clients["silo-0"](message).tensors.keys() == {"values", "buffers"}
+
+
+def test_layers_are_told_by_their_type():
+    algorithm = FedBN()
+    assert algorithm.is_private("downsample.1.weight", nn.BatchNorm2d(3))
+    assert not algorithm.is_private("bn.weight", nn.Linear(3, 3))
+
+
+def test_unseen_clients_and_the_global_model_take_the_mean_of_the_layers():
+    fed = federation(unseen=1)
+    one, _, _ = arm(settings("fedbn"), fed)
+    one.turn()
+    record = next(r for r in one.turn() if r["client"] == "unseen-0")
+    assert record["unseen"] is True
+    assert "global_accuracy" not in record
+    mean = one._references()[0]
+    for name, tensor in mean.items():
+        assert torch.allclose(tensor, torch.stack([own[name] for own in one.private[0].values()]).mean(0))
+
+
+def test_global_and_personalised_accuracy_stand_side_by_side_and_a_resumed_run_has_the_same():
+    cfg = settings("fedbn", personalised=True)
+    records = finish(arm(cfg)[0])
+    assert all(0 <= r[key] <= 1 for r in records for key in ("accuracy", "global_accuracy", "personalised_accuracy"))
+    assert again(cfg) == records
+
+
+def test_a_refused_client_keeps_its_layers():
+    one, _, _ = arm(settings("fedbn", quorum=0.5))
+    original = one.engine._clients["silo-1"]
+
+    def broken(message):
+        reply = original(message)
+        if reply.tensors:
+            reply.tensors["values"] = reply.tensors["values"] * torch.nan
+        return reply
+
+    one.engine._clients["silo-1"] = broken
+    before = {name: tensor.clone() for name, tensor in one.private[0]["silo-1"].items()}
+    one.turn()
+    assert all(torch.equal(tensor, one.private[0]["silo-1"][name]) for name, tensor in before.items())

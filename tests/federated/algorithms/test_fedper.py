@@ -1,0 +1,62 @@
+"""FedPer: the head stays with the client; with nothing private it is FedAvg, with all of it local training."""
+
+import pytest
+import torch
+
+from tests.federated.tiny import again, arm, finish, settings, values
+
+
+def strip(records):
+    return [
+        {key: value for key, value in record.items() if key not in ("global_accuracy", "bytes_sent", "bytes_received")}
+        for record in records
+    ]
+
+
+def test_nothing_personal_is_fedavg_bit_for_bit():
+    own, average = arm(settings("fedper", personal="none"))[0], arm(settings("fedavg"))[0]
+    assert finish(own) == finish(average)
+    assert torch.equal(values(own), values(average))
+
+
+def test_all_personal_is_training_apart():
+    """Each client goes on from its own model, so that nothing of the others reaches it."""
+    together = arm(settings("fedper", personal="all", rounds=[3]))[0]
+    records = finish(together)
+    alone = arm(settings("fedper", personal="all", rounds=[3], participation=1.0))[0]
+    for client in ("silo-1", "silo-2"):
+        original = alone.engine._clients[client]
+
+        def worse(message, original=original):
+            reply = original(message)
+            reply.private = {name: torch.zeros_like(tensor) for name, tensor in reply.private.items()}
+            return reply
+
+        alone.engine._clients[client] = worse
+    mine = [r for r in finish(alone) if r["client"] == "silo-0"]
+    assert strip(mine) == strip([r for r in records if r["client"] == "silo-0"])
+    assert len(values(together)) == 0
+
+
+@pytest.mark.parametrize(("personal", "names"), [("last", {"fc2"}), ("head", {"fc1", "fc2"})])
+def test_the_head_never_appears_in_the_upload(personal, names):
+    one, room, _ = arm(settings("fedper", personal=personal))
+    assert {name.split(".")[1] for name in room.private_names()} == names
+    hidden = sum(p.numel() for name in names for p in getattr(room.net.head, name).parameters())
+    sizes = []
+    original = one.engine._clients["silo-0"]
+
+    def spy(message):
+        reply = original(message)
+        sizes.append((len(message.tensors["values"]), len(reply.tensors["values"])))
+        return reply
+
+    one.engine._clients["silo-0"] = spy
+    one.turn()
+    whole = sum(p.numel() for p in room.net.parameters())
+    assert sizes == [(whole - hidden, whole - hidden)]
+
+
+def test_it_resumes():
+    cfg = settings("fedper", participation=0.5)
+    assert again(cfg) == finish(arm(cfg)[0])

@@ -1,0 +1,219 @@
+"""An algorithm of a third party: a model, server state and client state of its own, in one class outside of the package."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import Field
+from torch import nn
+
+import uefl
+from uefl.algorithms import base
+from uefl.algorithms.base import Algorithm, Parameters, find, registry
+from uefl.errors import UserError
+
+
+@uefl.register("toy")
+class Toy(Algorithm):
+    """Server momentum; every client adds an offset of its own to its images, which is trained with the model."""
+
+    class Parameters(Parameters):
+        """Of the toy."""
+
+        beta: float = Field(0.5, ge=0, lt=1, description="momentum of the server")
+
+    def build_model(self, spec):
+        size = spec.image_shape[0] * spec.image_shape[1] * spec.image_shape[2]
+        return nn.Sequential(nn.Flatten(), nn.Linear(size, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, spec.classes))
+
+    def server_state(self, values, buffers, net):
+        state = super().server_state(values, buffers, net)
+        state.tensors["velocity"] = torch.zeros_like(values)
+        state.plain["rounds"] = 0
+        return state
+
+    def aggregate(self, state, averages):
+        before = state.tensors["values"]
+        super().aggregate(state, averages)
+        state.tensors["velocity"] = self.parameters.beta * state.tensors["velocity"] + state.tensors["values"] - before
+        state.tensors["values"] = before + state.tensors["velocity"]
+        state.plain["rounds"] += 1
+
+    def record(self, state, client, turn):
+        return {"speed": float(state.tensors["velocity"].norm())}
+
+    def client_state(self, client):
+        return {"offset": torch.zeros(self.context.image_shape), "turns": torch.zeros((), dtype=torch.int64)}
+
+    def before_round(self, work):
+        noise = torch.randn(work.private["offset"].shape, generator=work.generator)
+        work.trained["offset"] = (work.private["offset"] + 1e-3 * noise).requires_grad_()
+
+    def loss(self, work, batch):
+        return nn.functional.cross_entropy(work.logits(batch.images + work.trained["offset"]), batch.labels)
+
+    def update(self, work):
+        work.private = {"offset": work.trained["offset"].detach().clone(), "turns": work.private["turns"] + 1}
+        return super().update(work)
+
+    def predict(self, work, images):
+        return super().predict(work, images + work.private["offset"])
+
+    def infer(self, net, images, tensors):
+        return net(images + tensors["offset"])
+
+
+KEYS = {
+    "run": {"threads": 1, "passes": 3, "precision": "fp32", "participation": 0.7},
+    "data": {"clients": 3, "train_per_client": 48, "test_per_client": 20},
+    "training": {"rounds": [2, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2},
+    "arms": {"toy": {"beta": 0.3}, "fedavg": {}},
+}
+
+
+class Killer:
+    """Stops the process, or this thread, at one client of one round."""
+
+    def __init__(self, when=None, kill=False):
+        self.when, self.kill = when, kill
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+    def client(self, *now):
+        if now == self.when:
+            if self.kill:
+                import os
+
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt
+
+
+def outcome(path: Path):
+    summary = json.loads((path / "summary.json").read_text())
+    for arm in summary["arms"].values():
+        arm.pop("seconds")
+    return summary, (path / "metrics.jsonl").read_text(), [(f.name, f.read_bytes()) for f in sorted(path.glob("model-*"))]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("toy") / "whole"
+    uefl.train(KEYS, out=out)
+    return out
+
+
+def test_it_trains_and_is_reported(finished):
+    run = uefl.load(finished)
+    metrics = run.metrics
+    assert set(metrics.arm) == {"toy", "fedavg"}
+    assert metrics[metrics.arm == "toy"].speed.notna().all()
+    report = (finished / "report.md").read_text()
+    assert "- arm toy: toy, beta 0.3" in report
+    assert "| toy |" in report
+    assert 0 <= run.summary["toy"]["global_accuracy"] <= 1
+
+
+def test_its_saved_model_predicts_as_it_was_measured(finished):
+    run = uefl.load(finished)
+    model = run.model("toy")
+    assert model.clients == ("silo-0", "silo-1", "silo-2")
+    from uefl.data import build
+
+    test = build(run.config.data, kind="labeled", seed=0).silos[1].load().test
+    hits = (model.predict(test.images, "silo-1").argmax(1) == test.labels).double().mean()
+    assert float(hits) == pytest.approx(run.summary["toy"]["clients"]["silo-1"]["accuracy"], abs=0.2)  # dropout off here
+
+
+@pytest.mark.parametrize("when", [("toy", 1, "silo-1"), ("toy", 3, "silo-2"), ("fedavg", 1, "silo-0")], ids=str)
+def test_it_resumes_bit_for_bit(finished, tmp_path, when):
+    with pytest.raises(KeyboardInterrupt):
+        uefl.train(KEYS, out=tmp_path / "run", observer=Killer(when))
+    uefl.resume(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(finished)
+
+
+def test_it_resumes_after_a_kill(finished, tmp_path):
+    out, when = str(tmp_path / "run"), ("toy", 2, "silo-1")
+    code = f"import uefl; from {__name__} import KEYS, Killer; uefl.train(KEYS, out={out!r}, observer=Killer({when!r}, True))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    uefl.resume(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(finished)
+
+
+def test_client_state_is_private_and_counts_its_own_turns():
+    from tests.federated.tiny import arm, settings
+
+    one, _, _ = arm(settings("toy", participation=0.5, rounds=[4]))
+    while not one.finished:
+        one.turn()
+    turns = {client: int(own["turns"]) for client, own in one.private[0].items()}
+    assert sum(turns.values()) == 4 * 2  # two of three clients in each of four rounds
+    assert len(set(turns.values())) > 1
+    assert "offset" not in one.states[0].tensors
+
+
+def test_an_instance_may_be_given_for_an_arm(tmp_path):
+    run = uefl.train(KEYS, out=tmp_path / "run", arms={"mine": Toy(beta=0.1), "other": {"algorithm": "toy", "beta": 0.2}})
+    assert {name: (arm.algorithm, arm.parameters.beta) for name, arm in run.config.arms.items()} == {
+        "mine": ("toy", 0.1),
+        "other": ("toy", 0.2),
+    }
+
+
+def test_names_are_taken_once_and_found_by_likeness():
+    assert registry()["toy"] is Toy
+    with pytest.raises(ValueError, match="has that name; choose another one"):
+        uefl.register("fedavg", Toy)
+    with pytest.raises(TypeError, match=r"expected a subclass of uefl\.Algorithm"):
+        uefl.register("other", object)
+    with pytest.raises(UserError, match=r"no algorithm 'toyy' \(did you mean 'toy'\?\)"):
+        find("toyy")
+
+
+def test_an_installed_package_names_its_algorithms_in_an_entry_point(monkeypatch):
+    class Entry:
+        name = "of-a-package"
+
+        def load(self):
+            return type("Other", (Toy,), {})
+
+    monkeypatch.setattr(base, "_complete", [])
+    monkeypatch.setattr(base, "_registered", dict(base._registered))
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()] if group == "uefl.algorithms" else [])
+    assert "of-a-package" in registry()
+
+
+def test_no_algorithm_is_named_outside_of_its_file():
+    """The frame knows no algorithm by name: neither a list nor a comparison may hold one."""
+    root = Path(base.__file__).parents[1]
+    names = [name for name in registry() if registry()[name].__module__.startswith("uefl.")]
+    assert len(names) >= 12
+    for path in root.rglob("*.py"):
+        if path.is_relative_to(root / "algorithms"):
+            continue
+        text = path.read_text()
+        found = [name for name in names if f'"{name}"' in text.replace("import uefl", "") or f"'{name}'" in text]
+        assert [name for name in found if not (name == "uefl" and path.name in ALLOWED)] == [], path
+
+
+ALLOWED = {"cli.py", "load.py", "doctor.py", "__init__.py"}
+"""files that name the package, whose name is also that of an algorithm"""
+
+
+def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(base.__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+    small = 'arms={"shrink": {"rate": 0.05}, "fedavg": {}}, data={"train_per_client": 40, "test_per_client": 10}, width=4, rounds=[1], threads=1'
+    exec(code.replace('arms={"shrink": {"rate": 0.05}, "fedavg": {}}', small), found := {})
+    assert set(found["run"].summary) == {"shrink", "fedavg"}

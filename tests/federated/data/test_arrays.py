@@ -1,0 +1,162 @@
+"""Federations of the user's own arrays, tensors and Datasets."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, TensorDataset
+
+from uefl.data import Data, Split, from_arrays
+from uefl.errors import UserError
+
+from .common import load, pairs, same, whole
+
+LABELS = np.arange(30) % 3
+PIXELS = np.random.default_rng(0).integers(0, 256, (60, 3, 6, 5), dtype=np.uint8)
+
+
+def parts(form=lambda x, y: (x, y)):
+    """Two clients with 20 training and 10 test images each, in any form."""
+    at = [(0, 20), (20, 30), (30, 50), (50, 60)]
+    a, b, c, d = (form(PIXELS[i:j], LABELS[: j - i]) for i, j in at)
+    return {"north": (a, b), "south": (c, d)}
+
+
+class Pictures(Dataset):
+    """A Dataset of PIL images."""
+
+    def __init__(self, pixels, labels):
+        self.pixels, self.labels = pixels, labels
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def __getitem__(self, i):
+        return Image.fromarray(self.pixels[i].transpose(1, 2, 0)), int(self.labels[i])
+
+
+FORMS = {
+    "arrays": lambda x, y: (x, y),
+    "channels-last": lambda x, y: (x.transpose(0, 2, 3, 1), y.astype(np.uint8)),
+    "tensors": lambda x, y: (torch.from_numpy(x), torch.from_numpy(y)),
+    "floats": lambda x, y: (x.astype(np.float32) / 255, y),
+    "split": lambda x, y: Split(torch.from_numpy(x), torch.from_numpy(y)),
+    "tensor-dataset": lambda x, y: TensorDataset(torch.from_numpy(x), torch.from_numpy(y)),
+    "float-dataset": lambda x, y: TensorDataset(torch.from_numpy(x) / 255, torch.from_numpy(y)),
+    "pictures": Pictures,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_federation(form):
+    expected, federation = from_arrays(parts()), from_arrays(parts(FORMS[form]))
+    assert [silo.name for silo in federation.silos] == ["north", "south"]
+    assert federation.image_shape == (3, 6, 5)
+    assert federation.classes == ("0", "1", "2")
+    for a, b in zip(load(federation), load(expected), strict=True):
+        assert (len(a.train), len(a.holdout), len(a.test)) == (18, 2, 10)
+        assert same(a.train, b.train)
+        assert same(a.test, b.test)
+    assert federation.digest == expected.digest
+    assert federation.notes == (("images of north/train are floats in [0, 1], rounded to 8 bits (and others)",) if "float" in form else ())
+
+
+def test_nothing_is_lost_and_the_test_part_is_kept():
+    north, south = load(from_arrays(parts()))
+    given = [Split(torch.from_numpy(PIXELS[i:j]), torch.from_numpy(LABELS[: j - i])) for i, j in ((0, 20), (20, 30), (30, 50), (50, 60))]
+    assert whole(north) == pairs(given[0], given[1])
+    assert same(south.test, given[3])
+
+
+def test_without_a_test_part_one_is_taken_out():
+    clients = {name: (train, None) for name, (train, _) in parts().items()}
+    federation = from_arrays(clients, data=Data(train_per_client=3, test_per_client=1, holdout=0.2), seed=3)
+    for silo in federation.silos:
+        assert (silo.sizes.train, silo.sizes.holdout, silo.sizes.test) == (12, 3, 5)
+    assert federation.digest != from_arrays(clients, data=Data(train_per_client=3, test_per_client=1, holdout=0.2), seed=4).digest
+
+
+def test_grey_images_and_images_of_different_sizes():
+    grey = {name: tuple((x[:, 0], y) for x, y in split) for name, split in parts().items()}
+    assert from_arrays(grey).image_shape == (1, 6, 5)
+    mixed = {"north": grey["north"], "south": parts()["south"]}
+    federation = from_arrays(mixed)
+    assert federation.image_shape == (3, 6, 5)
+    wide = {"north": parts()["north"], "south": tuple((x[..., :4], y) for x, y in parts()["south"])}
+    assert from_arrays(wide, data=Data(image_size=8)).image_shape == (3, 8, 8)
+    with pytest.raises(UserError, match="south/train/0 is 4x6 and north/train/0 is 5x6; set image_size"):
+        from_arrays(wide)
+
+
+def test_names_of_classes_and_clients_that_are_only_measured():
+    extra = PIXELS[::-1][:9].copy(), LABELS[:9]
+    federation = from_arrays(parts(), classes=["cat", "dog", "emu", "fox"], unseen={"east": extra})
+    assert federation.classes == ("cat", "dog", "emu", "fox")
+    (east,) = federation.unseen
+    assert (east.name, east.sizes.train, east.sizes.test) == ("east", 0, 9)
+    assert torch.equal(east.load().test.images, torch.from_numpy(extra[0]))
+    assert federation.manifest["unseen"]["east"]["test"]["files"][0] == "east/test/0"
+    assert federation.mean == from_arrays(parts()).mean
+
+
+@pytest.mark.parametrize("width", [5, 4], ids=["of-one-size", "of-two-sizes"])
+def test_what_is_handed_over_is_copied(width):
+    images = PIXELS.copy()
+    a = (images[:20, ..., :width], LABELS[:20]), (images[20:30, ..., :width], LABELS[:10])
+    federation = from_arrays({"a": a, "b": parts()["south"]}, data=Data(image_size=0 if width == 5 else 8))
+    before = federation.silos[0].load().test.images.clone()
+    federation.silos[0].load().test.images.zero_()
+    assert np.array_equal(images, PIXELS)
+    images[:] = 0
+    assert torch.equal(federation.silos[0].load().test.images, before)
+
+
+GOOD = (PIXELS[:20], LABELS[:20])
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ({}, "clients is empty; expected a dict"),
+        ({"a": GOOD[0]}, r"client 'a': expected a pair \(train, test\), where test may be None; got ndarray"),
+        (
+            {"a": ((PIXELS[:20].astype(np.int64), LABELS[:20]), None)},
+            "expected images of uint8, or of floats in .*; got torch.int64",
+        ),
+        (
+            {"a": ((PIXELS[:20] * 1.0, LABELS[:20]), None)},
+            r"floats must lie in \[0, 1\], found 0 to 255; do not normalise",
+        ),
+        ({"a": ((np.full((20, 4, 4), np.nan), LABELS[:20]), None)}, r"must lie in \[0, 1\], found nan to nan"),
+        ({"a": ((PIXELS[:20, :2], LABELS[:20]), None)}, r"a/train: cannot tell the channels of images \[20, 2, 6, 5\]"),
+        ({"a": ((PIXELS[:20, :, :, :3], LABELS[:20]), None)}, r"cannot tell the channels of images \[20, 3, 6, 3\]"),
+        ({"a": ((PIXELS[0], LABELS[:3]), None)}, "a silo needs two classes or more|holdout"),
+        ({"a": ((PIXELS[0, 0], LABELS[:6]), None)}, r"expected images \[N, H, W\], .*, got \[6, 5\]"),
+        ({"a": ((PIXELS[:20], LABELS[:19]), None)}, r"a/train: expected labels as 20 integers, got torch.int64 \[19\]"),
+        ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, "expected labels as 20 integers, got torch.float64"),
+        ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, r"label -1 is outside \[0, 2\)"),
+        ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train has no image"),
+        ({"a": ("images", None)}, "a/train: expected a pair of images and labels, or a torch Dataset with a length; got str"),
+        ({"a": ([1, 2, 3], None)}, "a/train: item 0 is int; expected a pair of an image and an integer"),
+        ({"a": ([("x", 1)], None)}, "a/train: image 0 is str; expected a tensor, an array or a PIL image"),
+        ({"a": ([(PIXELS[0], "cat")], None)}, "a/train: expected an integer label with every image"),
+        ({"a": ([(PIXELS[0, :2], 1)], None)}, r"a/train: image 0: expected \[C, H, W\] with C = 1 or 3, got \[2, 6, 5\]"),
+        ({"a\nb": (GOOD, GOOD)}, r"silo 'a\\nb': expected printable characters"),
+    ],
+)
+def test_what_is_refused_in_one_line(clients, message):
+    with pytest.raises(UserError, match=message) as error:
+        from_arrays(clients)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unseen_client_that_is_trained_on_is_refused():
+    with pytest.raises(UserError, match="client 'north' is trained on and cannot be unseen"):
+        from_arrays(parts(), unseen={"north": GOOD})
+    with pytest.raises(UserError, match=r"label 2 is outside \[0, 2\); expected integers counting from 0"):
+        from_arrays(parts(), classes=["cat", "dog"])
+
+
+def test_the_same_image_in_train_and_test_is_noted():
+    note = from_arrays({"a": (GOOD, GOOD), "b": parts()["south"]}).notes[0]
+    assert note.startswith("a/test/0 (a/test) is the same image as a/train/0 (a/train), and 19 more such pairs")

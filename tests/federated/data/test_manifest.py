@@ -1,0 +1,183 @@
+"""The manifest: what it records, that it is the same for the same data wherever they lie, and that no image is in two places."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from uefl.data import Data, build
+from uefl.data.manifest import check_disjoint, digest
+from uefl.data.sources.digits import digits
+from uefl.errors import UserError
+
+from .common import labeled, load, sets
+from .test_own_sets import write
+
+
+def test_it_names_every_image_by_its_position_in_the_file():
+    federation = labeled(angles=[0, 120])
+    table, entry = digits(), federation.manifest["silos"]["silo-1"]
+    rows = np.array(entry["train"]["indices"])
+    silo = load(labeled(clients=2))[1]
+    np.testing.assert_array_equal(table.images.read(rows, 0).numpy(), silo.train.images.numpy())
+    np.testing.assert_array_equal(table.labels[rows], silo.train.labels.numpy())
+    assert entry["angle"] == 120.0
+    assert entry["train"]["images_of_class"] == silo.train.labels.bincount(minlength=10).tolist()
+    assert federation.manifest["partition"] == {"scheme": "rotations", "angles": [0.0, 120.0], "legacy_center": False}
+    assert federation.manifest["source"] == {"name": "digits", "path": "digits", "images": {"train": 5000}}
+    assert json.loads(json.dumps(federation.manifest)) == federation.manifest
+
+
+def test_its_hash_is_that_of_the_images_and_labels():
+    manifest = labeled(angles=[0, 120]).manifest
+    table, entry = digits(), manifest["silos"]["silo-1"]["test"]
+    total = hashlib.sha256()
+    for row in entry["indices"]:
+        total.update(hashlib.sha256(table.images.read(np.array([row]), 0).numpy().tobytes()).digest())
+    total.update(table.labels[entry["indices"]].astype("<i8").tobytes())
+    assert entry["sha256"] == total.hexdigest()
+
+
+def test_files_are_named_below_the_source_wherever_it_lies(make_images, tmp_path):
+    for name in ("a/cat", "a/dog", "b/train/cat", "b/train/dog", "b/test/cat"):
+        make_images(f"silos/{name}")
+    here = labeled(tmp_path / "silos")
+    shutil.copytree(tmp_path / "silos", tmp_path / "elsewhere")
+    there = labeled(tmp_path / "elsewhere")
+    files = here.manifest["silos"]["b"]["test"]["files"]
+    assert files == [f"b/test/cat/{i}.png" for i in range(5)]
+    assert here.manifest["source"] != there.manifest["source"]
+    path = tmp_path / "elsewhere" / files[0]
+    Image.fromarray(255 - np.array(Image.open(path))).save(path)
+    changed = labeled(tmp_path / "elsewhere")
+    assert here.manifest["silos"] == there.manifest["silos"]
+    assert there.digest != changed.digest
+
+
+@pytest.mark.parametrize("keys", [{"holdout": 0.2}, {"image_size": 14}, {"seed": 1}, {"angles": [0, 90]}, {"train_per_client": 21}])
+def test_the_digest_tells_federations_apart(keys):
+    plain = {"clients": 2} if "angles" not in keys else {}
+    assert labeled(**plain, **keys).digest != labeled(clients=2).digest == labeled(clients=2).digest
+
+
+def test_the_digest_does_not_know_where_the_data_lie(make_npz, tmp_path):
+    path = make_npz()
+    shutil.copy(path, tmp_path / "copy.npz")
+    assert labeled(path).digest == labeled(tmp_path / "copy.npz").digest
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (("silo-1", "test"), "partition 'rotations': image {i} of digits is in silo-0/train and in silo-1/test; every image may be in one"),
+        (("silo-0", "holdout"), "image {i} of digits is in silo-0/train and in silo-0/holdout"),
+        (("silo-0", "train"), "image {i} of digits is in silo-0/train twice"),
+    ],
+)
+def test_an_image_in_two_places_is_found(place, message):
+    manifest = labeled(clients=2).manifest
+    check_disjoint(manifest)
+    image = manifest["silos"]["silo-0"]["train"]["indices"][3]
+    manifest["silos"][place[0]][place[1]]["indices"].append(image)
+    with pytest.raises(UserError, match=message.format(i=image)):
+        check_disjoint(manifest)
+
+
+def test_a_partition_that_shares_images_is_refused(monkeypatch):
+    from uefl.data.partitions import rotations
+
+    monkeypatch.setattr(
+        rotations, "slices", lambda table, data, clients: [(table.train[:30], table.train[20 + c : 40]) for c in range(clients)]
+    )
+    with pytest.raises(UserError, match=r"partition 'rotations': image \d+ of digits is in silo-0/(train|holdout) and in silo-0/test"):
+        labeled(clients=2)
+
+
+def test_the_published_holdout_is_the_test_split_and_says_so():
+    manifest = labeled(clients=2, legacy_holdout=True).manifest
+    assert manifest["legacy_holdout"]
+    assert manifest["silos"]["silo-0"]["holdout"]["indices"] == manifest["silos"]["silo-0"]["test"]["indices"]
+
+
+def test_sets_name_the_set_of_every_image_and_their_priors():
+    federation = sets(clients=2, train_per_client=300, test_per_client=20, labeled=30, validation=20)
+    silo, entry = load(federation)[1], federation.manifest["silos"]["client-1"]
+    assert entry["train"]["sets"] == silo.sets.tolist()
+    assert entry["train"]["priors"] == silo.priors.tolist()
+    np.testing.assert_array_equal(digits().images.read(np.array(entry["train"]["indices"]), 0).numpy(), silo.images.numpy())
+    assert set(federation.manifest["server"]) == {"labeled", "validation"}
+    stolen = federation.manifest["server"]["labeled"]["indices"]
+    stolen.append(entry["test"]["indices"][0])
+    with pytest.raises(UserError, match="is in client-1/test and in server/labeled"):
+        check_disjoint(federation.manifest)
+
+
+def test_overlapping_sets_may_repeat_an_image_within_a_client_only():
+    federation = sets(clients=2, train_per_client=300, test_per_client=20, overlap=True)
+    indices = federation.manifest["silos"]["client-0"]["train"]["indices"]
+    assert len(set(indices)) < len(indices)
+    federation.manifest["silos"]["client-1"]["train"]["indices"].append(indices[0])
+    with pytest.raises(UserError, match="is in client-0/train and in client-1/train"):
+        check_disjoint(federation.manifest)
+
+
+def test_own_sets_are_named_by_file_or_by_the_archive_that_holds_them(tmp_path):
+    federation = sets(write(tmp_path / "here"))
+    silos = federation.manifest["silos"]
+    assert silos["berlin"]["train"]["files"][0] == "clients/berlin/a/0.png"
+    assert silos["madrid"]["train"]["in"] == "clients/madrid.npz"
+    assert silos["madrid"]["train"]["indices"] == list(range(32))
+    assert silos["madrid"]["test"]["in"] == "test.npz"
+    assert federation.digest == sets(write(tmp_path / "there")).digest
+    manifest = dict(federation.manifest)
+    assert digest(manifest) == federation.digest
+
+
+@pytest.mark.parametrize(("kind", "make"), [("labeled", labeled), ("sets", sets)])
+def test_the_manifest_says_which_kind_it_is_of(kind, make):
+    manifest = make(clients=2, train_per_client=200, test_per_client=20).manifest
+    assert manifest["kind"] == kind
+    assert manifest["schema"] == 1
+
+
+def test_it_needs_no_environment(monkeypatch):
+    monkeypatch.delenv("UEFL_DATA", raising=False)
+    assert build(Data(clients=2), kind="labeled", seed=0).digest == build(Data(clients=2), kind="labeled", seed=0).digest
+
+
+# --- the same bits -------------------------------------------------------------------------------------------------
+
+# SHA-256 of the manifest's hashes and, for sets, of the set of every image, as the first version of this package dealt them
+KNOWN = {
+    "dealt": "306ba44a86e6bee6ddd70df1b18c8cdb33e51e7ec96588f2df36a27c1826698b",
+    "own-silos": "b07521ed173d902dcacdeddd6e9c9fdbe2cdc2400080c43b95609df5dca24171",
+    "sets-iid": "e6e4c67c91fe7069b5496062c867f141cad56057de5ead2d46870303568da882",
+    "sets-noniid": "076356a9f407c0951247ebee755436fd74e608b782412950ca3711903e8c1dfe",
+    "sets-overlap": "2c13b2007d4a4912ed9c0455fda5a210615b3cf29b12e2dbf750a9088112cc22",
+    "sets-column-norm": "8ccfc482cdeebef3eb8ab3a6c401a065ac16dce05a0abcce2f729a3f080a29be",
+}
+
+
+def fingerprint(federation):
+    silos = federation.manifest["silos"]
+    return {name: {part: (e["sha256"], e.get("sets")) for part, e in silo.items() if isinstance(e, dict)} for name, silo in silos.items()}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_clients_have_the_images_that_they_always_had(name, tmp_path):
+    images = np.arange(90 * 30, dtype=np.int64).reshape(90, 5, 6) % 251
+    np.savez(tmp_path / "own.npz", images=images.astype(np.uint8), labels=np.arange(90) % 4, silo=np.arange(90) * 7 % 3)
+    small = {"clients": 3, "train_per_client": 300, "test_per_client": 50}
+    make = {
+        "dealt": lambda seed: labeled(clients=9, train_per_client=400, test_per_client=100, seed=seed),
+        "own-silos": lambda seed: labeled(tmp_path / "own.npz", seed=seed),
+        "sets-iid": lambda seed: sets(**small, labeled=100, validation=50, seed=seed),
+        "sets-noniid": lambda seed: sets(**small, split="noniid", sets=13, seed=seed),
+        "sets-overlap": lambda seed: sets(**small, overlap=True, seed=seed),
+        "sets-column-norm": lambda seed: sets(**small, overlap=True, legacy_column_norm=True, seed=seed),
+    }[name]
+    everything = json.dumps([fingerprint(make(seed)) for seed in range(4)], sort_keys=True)
+    assert hashlib.sha256(everything.encode()).hexdigest() == KNOWN[name]

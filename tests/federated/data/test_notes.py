@@ -1,0 +1,125 @@
+"""Notes on data that can be trained with, and names that cannot be shown."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from uefl.data import from_arrays
+from uefl.errors import UserError
+
+from .common import labeled, sets
+
+
+def silo(rng, labels, size=(6, 6)):
+    return rng.integers(0, 256, (len(labels), *size), dtype=np.uint8), np.array(labels)
+
+
+def made(*clients, **keys):
+    """A federation of (training labels, test labels) per client."""
+    rng = np.random.default_rng(0)
+    return from_arrays({f"c{i}": (silo(rng, train), silo(rng, test)) for i, (train, test) in enumerate(clients)}, **keys)
+
+
+EVERY = [0, 1, 2] * 10
+
+
+def test_nothing_to_say():
+    assert made((EVERY, [0, 1, 2]), (EVERY, [0, 1])).notes == ()
+
+
+def test_a_class_that_only_the_test_split_has():
+    notes = made((EVERY, [0, 3]), (EVERY, [4])).notes
+    assert notes == ("only test images have class '3', '4': no model can learn it",)
+
+
+def test_a_class_that_nobody_has():
+    assert made((EVERY, [0]), (EVERY, [1]), classes="abcd").notes == ("no image has class 'd'",)
+
+
+def test_silos_that_lack_a_class():
+    assert made((EVERY, [0]), ([0, 2] * 10, [1])).notes == ("silo 'c1' has no training image of class '1'",)
+    notes = made((EVERY, [0]), ([0, 2] * 10, [1]), ([0, 1] * 10, [1]), ([1, 2] * 10, [0])).notes
+    assert notes == ("silo 'c1' has no training image of class '1', and 2 more of 4 silos lack a class",)
+
+
+def test_a_single_silo():
+    assert made((EVERY, [0])).notes == ("one client only: its model is averaged with no other",)
+    assert "one client only" in sets(clients=1, train_per_client=300, test_per_client=20).notes[0]
+
+
+def test_images_that_are_measured_and_trained_on(make_npz):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, 6, 6), dtype=np.uint8)
+    images[20] = images[0]
+    path = make_npz(images=images, silo=np.repeat(["a", "b"], 20), test=np.isin(np.arange(40), (5, 20)))
+    (note,) = labeled(path).notes
+    assert note == "image 20 (b/test) is the same image as image 0 (a/holdout): what is measured on it says little"
+    images[20] = images[21]
+    images[22] = images[23]
+    (note,) = labeled(make_npz(images=images, silo=np.repeat(["a", "b"], 20), test=np.isin(np.arange(40), (5, 20, 22)))).notes
+    assert note == "image 20 (b/test) is the same image as image 21 (b/train), and 1 more such pair: what is measured on it says little"
+
+
+def test_images_that_resizing_distorts(make_images, tmp_path):
+    for name in ("a/cat", "a/dog", "b/cat", "b/dog"):
+        make_images(f"silos/{name}", size=(8, 8))
+    assert labeled(tmp_path / "silos", image_size=4).notes == ()
+    Image.new("L", (40, 10), 3).save(tmp_path / "silos/b/dog/0.png")
+    Image.new("L", (10, 20), 3).save(tmp_path / "silos/b/dog/1.png")
+    (note,) = labeled(tmp_path / "silos", image_size=4).notes
+    assert note == f"2 of 20 images are not square: image_size = 4 distorts them, most of all {tmp_path}/silos/b/dog/0.png of 40x10"
+
+
+def test_images_of_one_shape_that_resizing_distorts(make_npz):
+    images = np.random.default_rng(0).integers(0, 256, (40, 5, 10), dtype=np.uint8)
+    path = make_npz(images=images)
+    assert labeled(path).notes == ()
+    assert labeled(path, image_size=8).notes == (
+        f"40 of 40 images are not square: image_size = 8 distorts them, most of all {path} of 10x5",
+    )
+
+
+def test_class_folders_in_another_case_or_empty(make_images, tmp_path):
+    for name in ("a/cat", "a/dog", "b/Cat", "b/dog"):
+        make_images(f"silos/{name}")
+    (tmp_path / "silos/a/emu").mkdir()
+    notes = labeled(tmp_path / "silos").notes
+    assert notes[0] == f"passed over without an image: {tmp_path}/silos/a/emu"
+    assert notes[1] == "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere"
+    assert notes[2].startswith("silo 'a' has no training image of class 'Cat', and 1 more of 2 silos lack a class")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("clinic\nnorth", r"^silo 'clinic\\nnorth': expected printable characters, without blanks around them; rename it$"),
+        ("n" * 120, r"^silo 'nnnnnnnnnnnnnnnnnnnn\.\.\.' has 120 characters; expected at most 64, rename it$"),
+        (" a", "expected printable characters, without blanks around them"),
+        ("", "expected printable characters"),
+        ("\x1b[31mred", "expected printable characters"),
+        ("a\u202eb", "expected printable characters"),
+    ],
+)
+def test_names_that_cannot_be_shown_are_refused_in_one_line(make_npz, tmp_path, name, message):
+    with pytest.raises(UserError, match=message) as error:
+        labeled(make_npz(silo=np.repeat([name, "other"], 20)))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 200
+
+
+def test_names_that_are_the_same_once_they_are_text(make_npz):
+    with pytest.raises(UserError, match="silo 'K\ufffdln' is there twice; rename one"):
+        labeled(make_npz(silo=np.repeat([b"K\xf6ln", b"K\xfcln"], 20)))
+
+
+def test_names_in_other_scripts_are_fine(make_npz):
+    assert [silo.name for silo in labeled(make_npz(silo=np.repeat(["東京", "Köln ☂"], 20))).silos] == ["Köln ☂", "東京"]
+
+
+def test_a_client_of_sets_with_a_newline(tmp_path):
+    from .test_own_sets import write
+
+    root = write(tmp_path, table="none")
+    (root / "clients" / "berlin").rename(root / "clients" / "ber\nlin")
+    with pytest.raises(UserError, match=r"client 'ber\\nlin': expected printable characters"):
+        sets(root, priors="estimated")

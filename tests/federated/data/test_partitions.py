@@ -1,0 +1,260 @@
+"""Partitions: label skew in its conventions, classes per client, domains as clients and left out."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from uefl.data import PARTITIONS, Data, build
+from uefl.data.images import Images
+from uefl.data.partitions import Scheme, dirichlet, partition
+from uefl.data.partitions import base as p
+from uefl.data.table import Table, numbers
+from uefl.errors import UserError
+
+from .common import labeled, load
+
+
+def table(train=2000, test=500, classes=10, groups=0):
+    """A source of labels alone, random ones."""
+    count = train + test
+    labels = np.random.default_rng(7).integers(0, classes, count)
+    labels[:classes] = range(classes)
+    images = Images(count, 1, np.array([[1, 1]]), SimpleNamespace, SimpleNamespace)
+    rows = np.arange(count)
+    names = tuple(f"domain-{i}" for i in range(groups))
+    of = {"groups": names, "group_of": rows % groups, "undivided": frozenset(names)} if groups else {}
+    return Table("made", images, labels, numbers(classes), rows[:train], rows[train:] if test else None, **of)
+
+
+def dealt(made, scheme, seed=0, **keys):
+    data = Data.model_validate({"train_per_client": 160, "test_per_client": 40, **keys, "partition": scheme})
+    return data.partition.deal(made, data, seed)
+
+
+def matrix(made, deal):
+    """Images ``[clients, classes]``, whatever the split."""
+    rows = [share.train if share.test is None else np.concatenate([share.train, share.test]) for share in deal.clients]
+    assert len(np.unique(np.concatenate(rows))) == sum(map(len, rows))  # nobody shares an image
+    return np.array([np.bincount(made.labels[part], minlength=len(made.classes)) for part in rows])
+
+
+def test_every_module_of_the_folder_is_a_scheme_with_described_parameters():
+    folder = Path(__file__).parents[3] / "uefl" / "data" / "partitions"
+    modules = {path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "base")}
+    assert {PARTITIONS[name].__module__.rsplit(".", 1)[1] for name in PARTITIONS} == modules
+    for name in PARTITIONS:
+        assert PARTITIONS[name].name == name
+        for field in PARTITIONS[name].model_fields.values():
+            assert field.description
+            assert "\n" not in field.description
+
+
+def test_a_scheme_of_your_own(monkeypatch):
+    monkeypatch.setattr(PARTITIONS, "_entries", dict(PARTITIONS._all()))
+
+    @partition("every-second")
+    class EverySecond(Scheme):
+        def deal(self, table, data, seed):
+            return p.Deal(tuple(p.Share(f"half-{i}", table.train[i:100:2], None) for i in range(2)))
+
+    federation = labeled(partition={"scheme": "every-second"})
+    assert [silo.name for silo in federation.silos] == ["half-0", "half-1"]
+    assert federation.manifest["partition"] == {"scheme": "every-second"}
+
+
+# --- Dirichlet -----------------------------------------------------------------------------------------------------
+
+CONVENTIONS = ("over_clients", "over_classes", "over_classes_by_frequency")
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("test", ["own", "even"])
+def test_dirichlet_deals_everything_once_and_repeats_itself(convention, test):
+    made = table()
+    scheme = {"scheme": "dirichlet", "convention": convention, "alpha": 0.5, "test": test}
+    deal = dealt(made, scheme, clients=10)
+    assert matrix(made, deal).sum() == 2000
+
+    assert len(deal.clients) == 10
+    again, other = dealt(made, scheme, clients=10), dealt(made, scheme, seed=1, clients=10)
+    for a, b in zip(deal.clients, again.clients, strict=True):
+        np.testing.assert_array_equal(a.train, b.train)
+    assert any(not np.array_equal(a.train, b.train) for a, b in zip(deal.clients, other.clients, strict=True))
+    if test == "own":
+        assert all(share.test is None for share in deal.clients)
+    else:  # test images are those of the test part, in equal random parts
+        assert [len(share.test) for share in deal.clients] == [40] * 10
+        assert min(share.test.min() for share in deal.clients) == 2000
+        assert max(share.train.max() for share in deal.clients) < 2000
+
+
+def test_over_clients_gives_unequal_sizes_and_every_client_an_image_per_class():
+    counts = matrix(table(), dealt(table(), {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.5}, clients=10))
+    sizes = counts.sum(1)
+    assert sizes.min() >= 10
+    assert sizes.max() > 1.3 * sizes.min()
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS[1:])
+def test_over_classes_gives_equal_sizes(convention):
+    counts = matrix(table(), dealt(table(), {"scheme": "dirichlet", "convention": convention, "alpha": 0.3}, clients=10))
+    assert counts.sum(1).tolist() == [200] * 10
+
+
+def effective(counts):
+    """Classes that a client has, as the exponential of the entropy of its shares."""
+    shares = counts / counts.sum(1, keepdims=True)
+    return np.exp(-(shares * np.log(np.maximum(shares, 1e-300))).sum(1)).mean()
+
+
+def test_frequency_makes_one_alpha_far_more_skewed():
+    made = table(40_000, 0)
+
+    def skew(convention, alpha):
+        scheme = {"scheme": "dirichlet", "convention": convention, "alpha": alpha}
+        return effective(matrix(made, dealt(made, scheme, clients=60, train_per_client=80, test_per_client=20)))
+
+    assert skew("over_classes", 100.0) > 9.0
+    assert skew("over_classes", 0.1) < 0.6 * skew("over_classes", 1.0)
+    for alpha in (0.1, 1.0):
+        assert skew("over_classes_by_frequency", alpha) < 0.75 * skew("over_classes", alpha)
+    # of ten classes alike, alpha by frequency is a tenth of alpha for each class
+    assert skew("over_classes_by_frequency", 1.0) == pytest.approx(skew("over_classes", 0.1), rel=0.1)
+
+
+def test_shares_that_were_drawn_are_those_of_the_clients_where_no_class_runs_short():
+    made = table(100_000, 0)
+    counts = matrix(
+        made, dealt(made, {"scheme": "dirichlet", "convention": "over_classes", "alpha": 5.0}, clients=4, train_per_client=2000)
+    )
+    rng = p.generator(0)
+    rng.permutation(made.train)
+    np.testing.assert_allclose(counts / counts.sum(1, keepdims=True), rng.dirichlet(np.full(10, 5.0), 4), atol=0.04)
+
+
+def test_a_class_that_runs_short_is_replaced():
+    made = table(1000, 0)
+    counts = matrix(made, dealt(made, {"scheme": "dirichlet", "convention": "over_classes", "alpha": 0.01}, clients=5))
+    assert counts.sum(1).tolist() == [200] * 5
+    np.testing.assert_array_equal(counts.sum(0), np.bincount(made.labels))
+
+
+def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
+    monkeypatch.setattr(dirichlet, "_ATTEMPTS", 20)
+    with pytest.raises(UserError, match=r"key 'alpha': 20 draws with alpha = 0.001 left a client with fewer than 10 images; raise alpha"):
+        dealt(
+            table(),
+            {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.001},
+            clients=50,
+            train_per_client=30,
+            test_per_client=10,
+        )
+    with pytest.raises(UserError, match="50 images are too few for 10 clients with 10 each, as many as there are classes"):
+        dealt(table(), {"scheme": "dirichlet", "convention": "over_clients"}, clients=10, train_per_client=4, test_per_client=1)
+    with pytest.raises(UserError, match="need 3000 images, made has 2500; lower one of the three"):
+        dealt(table(), {"scheme": "dirichlet", "convention": "over_classes"}, clients=15)
+
+
+def test_dirichlet_is_turned_and_may_have_clients_of_one_class():
+    scheme = {"scheme": "dirichlet", "convention": "over_classes_by_frequency", "alpha": 0.1, "angles": [0, 15, 30]}
+    federation = labeled(partition=scheme, train_per_client=100, test_per_client=50)
+    entries = federation.manifest["silos"]
+    assert [entry.get("angle", 0.0) for entry in entries.values()] == [0.0, 15.0, 30.0]
+    counts = np.array([entry["train"]["images_of_class"] for entry in entries.values()])  # realised, for the reader
+    labels = [silo.train.labels.bincount(minlength=10).tolist() for silo in load(federation)]
+    assert counts.tolist() == labels
+    assert any("has no training image of class" in note for note in federation.notes)
+    assert (counts > 0).sum(1).min() < 5
+
+
+# --- classes per client --------------------------------------------------------------------------------------------
+
+
+def test_classes_per_client_are_consecutive_and_in_equal_numbers():
+    made = table(4000, 1000)
+    counts = matrix(made, dealt(made, {"scheme": "classes", "per_client": 2}, clients=5, train_per_client=150, test_per_client=51))
+    for c, row in enumerate(counts):
+        assert np.flatnonzero(row).tolist() == [2 * c, 2 * c + 1]
+        assert sorted(row[row > 0]) == [100, 101]
+    wide = matrix(made, dealt(made, {"scheme": "classes", "per_client": 5}, clients=20, train_per_client=80, test_per_client=20))
+    assert ((wide > 0).sum(1) == 5).all()
+    assert ((wide > 0).sum(0) == 10).all()  # every class is with as many clients
+
+
+def test_classes_per_client_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match="key 'per_client': expected at most 10, the classes of made; got 11"):
+        dealt(table(), {"scheme": "classes", "per_client": 11}, clients=2)
+    with pytest.raises(UserError, match=r"1 clients with 1 classes each need 400 images of class '0', made has \d+; lower"):
+        dealt(table(), {"scheme": "classes", "per_client": 1}, clients=1, train_per_client=390, test_per_client=10)
+
+
+def test_one_class_per_client_trains():
+    federation = labeled(clients=10, partition={"scheme": "classes", "per_client": 1})
+    for k, silo in enumerate(load(federation)):
+        assert silo.train.labels.unique().tolist() == [k]
+        assert silo.test.labels.unique().tolist() == [k]
+
+
+# --- domains -------------------------------------------------------------------------------------------------------
+
+
+def test_the_domain_left_out_is_measured_only():
+    made = table(groups=6, test=0)
+    deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-2"})
+    assert [share.name for share in deal.clients] == [f"domain-{i}" for i in (0, 1, 3, 4, 5)]
+    (unseen,) = deal.unseen
+    assert unseen.name == "domain-2"
+    assert len(unseen.train) == 0
+    np.testing.assert_array_equal(np.sort(unseen.test), np.arange(2, 2000, 6))
+
+
+def test_domains_are_spread_over_several_clients():
+    made = table(6000, 0, groups=6)
+    deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0"}, clients=50)
+    assert matrix(made, deal).sum() == 5000
+    assert [share.name for share in deal.clients][:2] == ["domain-1-0", "domain-1-1"]
+    assert {len(share.train) for share in deal.clients} == {100}
+    assert all((made.group_of[share.train] == int(share.name.split("-")[1])).all() for share in deal.clients)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "keys", "message"),
+    [
+        ({"domain": "domain-9"}, {}, r"'domain-9' is no domain of made \(did you mean 'domain-\d'\?\); it has domain-0, domain-1"),
+        ({"domain": "domain-1"}, {"clients": 7}, "key 'clients': expected a multiple of the 5 domains that are trained on; got 7"),
+    ],
+)
+def test_domains_that_are_refused(scheme, keys, message):
+    with pytest.raises(UserError, match=message):
+        dealt(table(groups=6, test=0), {"scheme": "leave_one_out", **scheme}, **keys)
+
+
+def test_a_single_domain_cannot_be_left_out():
+    with pytest.raises(UserError, match="made has one domain, 'domain-0'; leaving it out leaves nothing to train on"):
+        dealt(table(groups=1, test=0), {"scheme": "leave_one_out", "domain": "domain-0"})
+
+
+def test_an_own_silo_is_left_out_with_its_own_test_split(make_npz):
+    path = make_npz(test=np.arange(40) % 5 == 0)
+    federation = build(Data(source=str(path), partition={"scheme": "leave_one_out", "domain": "north"}), kind="labeled", seed=0)
+    assert [silo.name for silo in federation.silos] == ["south"]
+    (north,) = federation.unseen
+    data = north.load()
+    assert (north.sizes.train, north.sizes.holdout, north.sizes.test) == (len(data.train), len(data.holdout), len(data.test)) == (0, 0, 20)
+    assert data.train.images.shape == (0, 1, 6, 6)
+    assert list(federation.manifest["unseen"]) == ["north"]
+    assert list(federation.manifest["unseen"]["north"]) == ["test"]
+    assert "not trained on: north" in federation.describe()
+    plain = build(Data(source=str(path)), kind="labeled", seed=0)
+    assert federation.mean != plain.mean  # the domain that is left out is not looked at
+
+
+@pytest.mark.data
+def test_rotated_mnist_with_one_domain_left_out_on_fifty_clients(data_root):
+    scheme = {"scheme": "leave_one_out", "domain": "rotated-75"}
+    federation = labeled("rotated_mnist", partition=scheme, clients=50, train_per_client=9, test_per_client=1, data_root=data_root)
+    assert len(federation.silos) == 50
+    assert federation.unseen[0].sizes.test == 11666
+    assert all(abs(silo.sizes.train + silo.sizes.holdout - 1050) <= 1 for silo in federation.silos)  # as in the published protocol

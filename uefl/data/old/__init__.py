@@ -1,1 +1,0 @@
-"""The builders of the flat configuration, until their callers have moved to :func:`uefl.data.build`."""
