@@ -131,7 +131,7 @@ def train(
     if network is not None:
         if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
             raise UserError("model: the members of an ensemble begin with different weights; give a function that makes the module")
-        cfg = replace(cfg, model=Model(encoder="given"))
+        cfg = replace(cfg, model=Model.model_validate({"encoder": "given"}))
     federation = _federation(cfg, clients, federation)
     if federation is not None:
         unused = {"source": "arrays", "clients": None, "partition": None, "first_classes": 0}

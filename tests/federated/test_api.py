@@ -104,7 +104,7 @@ def test_own_clients_network_and_algorithm(finished):
     assert set(finished.metrics.client) == {"arrays", "tensors", "dataset"}
     model = finished.model("mine")
     assert isinstance(model.members[0].net, nn.Sequential)
-    images, labels = part(12, 1)
+    images, _ = part(12, 1)
     probs = model.predict(images)
     assert probs.shape == (12, 3)
     torch.testing.assert_close(uefl.load(finished.path, model=network).model("mine").predict(images), probs)
@@ -207,9 +207,9 @@ def test_mistakes_are_one_line_and_write_nothing(tmp_path, monkeypatch, keys, me
 
 
 def test_parameters_of_an_instance_are_checked():
-    with pytest.raises(uefl.UserError, match="key 'Shrunk.penalty': expected greater than or equal to 0; got -1"):
+    with pytest.raises(uefl.UserError, match=r"key 'Shrunk.penalty': expected greater than or equal to 0; got -1"):
         Shrunk(penalty=-1)
-    with pytest.raises(uefl.UserError, match="unknown key 'penalti' in .Shrunk.*did you mean 'penalty'"):
+    with pytest.raises(uefl.UserError, match=r"unknown key 'penalti' in .Shrunk.*did you mean 'penalty'"):
         Shrunk(penalti=1)
 
 
@@ -219,7 +219,7 @@ def test_clients_and_a_federation_are_not_given_together(tmp_path):
 
 
 def test_models_are_asked_for_by_the_arms_that_are_there(finished):
-    with pytest.raises(uefl.UserError, match="no arm 'absent' in .*; it has mine, fedavg"):
+    with pytest.raises(uefl.UserError, match=r"no arm 'absent' in .*; it has mine, fedavg"):
         finished.model("absent")
     with pytest.raises(uefl.UserError, match="holds the models of several arms"):
         finished.model()

@@ -87,7 +87,7 @@ def _counts(probs: torch.Tensor, labels: torch.Tensor) -> Metrics:
     confusion = torch.bincount(labels * classes + predicted, minlength=classes * classes)
     bins = (confidence * _BINS).long().clamp(0, _BINS - 1)
     images, right = (torch.bincount(bins, weight, minlength=_BINS) for weight in (None, (predicted == labels).double()))
-    found = {"reliability": torch.stack([images, right.long()], 1).flatten().tolist()}
+    found: Metrics = {"reliability": torch.stack([images, right.long()], 1).flatten().tolist()}
     if classes <= _MOST_CLASSES:
         found["confusion"] = confusion.tolist()
     return found | {"confidence": torch.bincount(bins, confidence, minlength=_BINS).tolist()}

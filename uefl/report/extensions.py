@@ -99,7 +99,7 @@ def out_of_reach(run: Run) -> dict[str, str]:
     """Arms whose threshold no client could ever exceed, and why."""
     if not run.classes:
         return {}
-    found = {}
+    found: dict[str, str] = {}
     for d in decisions(run):
         reason = beyond_reach(d.threshold, len(run.classes))
         if reason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -95,7 +96,7 @@ def _classes(confusion: dict[str, Matrix], run: Run) -> Figure:
         share = np.divide(100 * table.diagonal(), total, out=np.full(count, np.nan), where=total > 0)
         dodge = 0.6 * ((i + 0.5) / len(confusion) - 0.5)
         marker = _MARKERS[list(run.arms).index(arm) % len(_MARKERS)]
-        style = {"color": color(run, arm), "marker": marker, "linestyle": "", "markersize": 5}
+        style: dict[str, Any] = {"color": color(run, arm), "marker": marker, "linestyle": "", "markersize": 5}
         ax.plot(share, np.arange(count) + dodge, label=arm, **style)
         entries.append(Line2D([], [], label=arm, **style))
     ax.set_yticks(range(count), labels=[_short(name) for name in names])
