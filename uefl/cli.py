@@ -5,9 +5,12 @@ torch, and all that imports it, is imported inside the commands: help and mistak
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import codecs
 import io
 import os
+=======
+>>>>>>> fed
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,7 +27,11 @@ from . import config
 from .errors import RunError, UserError
 
 _GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
+<<<<<<< HEAD
 _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
+=======
+_TERMINATED = 128 + signal.SIGTERM
+>>>>>>> fed
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
 
 
@@ -150,13 +157,18 @@ def train(
     from .run import train as train_run
 
     console = _console()
+<<<<<<< HEAD
     before = signal.signal(signal.SIGTERM, _stop)
+=======
+    signal.signal(signal.SIGTERM, _terminate)
+>>>>>>> fed
     try:
         with watch(console) as observer:
             if resume is not None:
                 resume_run(folder, device=device.value, data_root=data_root, observer=observer)
             else:
                 train_run(cfg, preset=str(source), out=folder, device=device.value, data_root=data_root, observer=observer)
+<<<<<<< HEAD
         run = report.read_run(folder)
         console.print(*(table.rich() for table in report.tables(run)))
         typer.echo(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
@@ -165,6 +177,17 @@ def train(
         raise _ended(end, folder, f"uefl train --resume {folder}{root}") from None
     finally:
         signal.signal(signal.SIGTERM, before)
+=======
+    except (KeyboardInterrupt, BrokenPipeError) as error:
+        begun = (folder / "config.toml").is_file()
+        root = f" --data-root {data_root}" if data_root else ""
+        why = "the output was closed" if isinstance(error, BrokenPipeError) else "interrupted"
+        typer.echo(f"{why}; go on with: uefl train --resume {folder}{root}" if begun else f"{why} before the run began", err=True)
+        raise typer.Exit(_TERMINATED if isinstance(error, _Terminated) else 130) from None
+    run = report.read_run(folder)
+    console.print(*(table.rich() for table in report.tables(run)))
+    typer.echo(f"report:   {folder / 'report.md'}\npictures: {folder / 'plots'}")
+>>>>>>> fed
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
@@ -246,6 +269,14 @@ def doctor() -> None:
     from . import doctor as examination
 
     _console().print(*examination.tables(examination.collect()))
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a run as Ctrl-C does."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
 
 
 def _console() -> Console:

@@ -27,10 +27,13 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from ..aggregation import Mean, WeightedMean
+<<<<<<< HEAD
 from ..config.config import parse
 from ..config.errors import nearest
+=======
+>>>>>>> fed
 from ..engines.base import Expected, Message, Reply, expected_like
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..models.net import Net
 from ..uncertainty import Prediction, of_network
 
