@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=BaseModel)
 SECTIONS = ("run", "data", "model", "training")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-_WITHOUT_WIDTH = ("vgg16_bn", "resnet18", "resnet18_nopool")
-_OWN_HEAD = ("cnn5x5", "resnet18_nopool")
+_PRETRAINED = ("vgg16_bn", "resnet18", "resnet18_nopool")
+_WITHOUT_WIDTH = (*_PRETRAINED, "given")
+_OWN_HEAD = ("cnn5x5", "resnet18_nopool", "given")
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _check(config: Config) -> None:
         _unused("run", run, "members", "it is for uncertainty = 'ensemble'")
     if model.encoder in _WITHOUT_WIDTH:
         _unused("model", model, "width", f"{model.encoder} does not use it")
-    elif model.pretrained:
+    if model.pretrained and model.encoder not in _PRETRAINED:
         raise UserError(f"key 'model.pretrained': {model.encoder} has no pretrained weights; set false, or another encoder")
     if model.encoder in _OWN_HEAD:
         for key in ("hidden", "dropout", "logit_dropout"):
