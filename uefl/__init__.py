@@ -16,10 +16,15 @@ except PackageNotFoundError:  # a source tree on the path, never installed
 if TYPE_CHECKING:
     from .algorithms.base import Algorithm, register
     from .api import Run, load, resume, train
+    from .errors import RunError, UserError
 
-_PLACES = {"train": "api", "resume": "api", "load": "api", "Run": "api", "register": "algorithms.base", "Algorithm": "algorithms.base"}
+_PLACES = {
+    **dict.fromkeys(("train", "resume", "load", "Run"), "api"),
+    **dict.fromkeys(("register", "Algorithm"), "algorithms.base"),
+    **dict.fromkeys(("RunError", "UserError"), "errors"),
+}
 
-__all__ = ["Algorithm", "Run", "__version__", "load", "register", "resume", "train"]
+__all__ = ["Algorithm", "Run", "RunError", "UserError", "__version__", "load", "register", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

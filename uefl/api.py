@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from . import config, report
 from . import run as runs
 from .algorithms.base import Algorithm, register, registry
-from .config import Config
+from .config import Config, Model
+from .data import from_arrays
 from .errors import UserError
-from .models import saved
+from .models import given, saved
 
 if TYPE_CHECKING:
     import pandas
@@ -20,17 +25,25 @@ if TYPE_CHECKING:
     from .data.federation import Federation
     from .run import Observer
 
+Network = nn.Module | Callable[[], nn.Module]
+"""A module, whose weights are those to begin with; or a function that makes a new one, with weights from torch's generator."""
+
 
 class Run:
     """A run folder.
+
+    Args:
+        path: the folder.
+        model: the network of the run, where it was given in Python.
 
     Attributes:
         path: the folder.
         config: what was run.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, model: Network | None = None) -> None:
         self.path = Path(path)
+        self._network = None if model is None else given.factory(model)
         self._read = report.read_run(self.path)
         self.config: Config = self._read.config
 
@@ -45,7 +58,7 @@ class Run:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """A row per arm, round and client, as in metrics.jsonl."""
+        """A row per arm, round and client, as in metrics.jsonl; what was not measured is NaN or None."""
         import pandas
 
         return pandas.DataFrame.from_records(self._read.records)
@@ -54,23 +67,28 @@ class Run:
         """The trained model of an arm; without a name, of the only one.
 
         Raises:
-            UserError: no such arm, or several, or none that has ended.
+            UserError: no such arm, or several, or none that has ended; a network that was given in Python, and is not there.
         """
         if arm is None:
-            return saved.load(self.path)
+            return saved.load(self.path, self._network)
         if arm not in self.config.arms:
             raise UserError(f"no arm {arm!r} in {self.path}; it has {', '.join(self.config.arms)}")
-        return saved.load(self.path / f"model-{arm}.safetensors")
+        file = self.path / f"model-{arm}.safetensors"
+        if not file.exists():
+            raise UserError(f"{file} is not there: arm {arm!r} has not ended; go on with uefl.resume({str(self.path)!r})")
+        return saved.load(file, self._network)
 
 
 def train(
     source: str | Mapping[str, Any] | Config = "demo",
     *,
     out: str | Path,
+    clients: Mapping[str, tuple[Any, Any]] | int | None = None,
+    model: Network | Mapping[str, Any] | None = None,
+    arms: Mapping[str, Any] | Sequence[str] | None = None,
+    federation: Federation | None = None,
     device: str = "auto",
     data_root: str | Path | None = None,
-    federation: Federation | None = None,
-    arms: Mapping[str, Any] | list[str] | None = None,
     observer: Observer | None = None,
     **overrides: Any,
 ) -> Run:
@@ -79,57 +97,103 @@ def train(
     Args:
         source: name of a preset, path of a .toml file, sections as a mapping, or a checked configuration.
         out: the run folder.
+        clients: your own data by the name of each client, ``(train, test)`` as :func:`uefl.data.from_arrays` takes them: pairs of images
+            and labels as arrays or tensors, or torch ``Dataset`` s; they take the place of the data that ``source`` names. A number is
+            the key ``data.clients``.
+        model: your own network from images ``[B, C, H, W]``, normalised, to logits ``[B, classes]``: a module, copied with its weights
+            for every arm, or a function that makes a new one. A mapping is the section ``[model]``.
+        arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names. None: those of ``source``.
+        federation: clients in the place of those that ``source`` names, as :func:`uefl.data.build` and
+            :func:`uefl.data.from_arrays` return them; not together with ``clients``.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
-        federation: clients in the place of those that ``source`` names.
-        arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names. None: those of ``source``.
-        observer: is told how the run goes; None: nobody.
+        observer: is told how the run goes; None: the logger ``uefl``, at level INFO.
         overrides: keys as with ``--set``, bare or a section with a mapping: ``lr=1e-3``, ``run={"seed": 1}``.
 
     Raises:
         UserError: what was asked for cannot be done as asked; nothing was written.
         RunError: the run could not finish honestly; ``uefl.load(out)`` reads what there is.
     """
+    if isinstance(clients, int):
+        overrides["clients"] = clients
+    if isinstance(model, Mapping):
+        overrides["model"] = model
     if isinstance(source, Config):
         if overrides or arms is not None:
             raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
         cfg = source
+    elif isinstance(source, (str, Path, Mapping)):
+        cfg = config.load(source if isinstance(source, Mapping) else str(source), arms=None if arms is None else _tables(arms), **overrides)
     else:
-        cfg = config.load(source, arms=None if arms is None else _tables(arms), **overrides)
-    preset = source if isinstance(source, str) else "python"
-    root = None if data_root is None else Path(data_root)
-    runs.train(cfg, preset=preset, out=Path(out), device=device, data_root=root, observer=observer or Nobody(), federation=federation)
-    return Run(out)
+        raise UserError(f"expected the name of a preset, the path of a .toml file or a mapping of sections, got {type(source).__name__}")
+    preset = str(source) if isinstance(source, (str, Path)) else "python"
+    network = None if model is None or isinstance(model, Mapping) else given.factory(model)
+    if network is not None:
+        if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
+            raise UserError("model: the members of an ensemble begin with different weights; give a function that makes the module")
+        cfg = replace(cfg, model=Model.model_validate({"encoder": "given"}))
+    federation = _federation(cfg, clients, federation)
+    if federation is not None:
+        unused = {"source": "arrays", "clients": None, "partition": None, "first_classes": 0}
+        cfg = replace(cfg, data=cfg.data.model_copy(update=unused))
+    keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer or Logged()}
+    runs.train(cfg, preset=preset, out=Path(out), federation=federation, network=network, **keys)
+    return Run(out, model=network)
 
 
 def resume(
     out: str | Path,
     *,
+    clients: Mapping[str, tuple[Any, Any]] | None = None,
+    model: Network | None = None,
+    arms: Mapping[str, Algorithm] | None = None,
+    federation: Federation | None = None,
     device: str = "auto",
     data_root: str | Path | None = None,
-    federation: Federation | None = None,
     observer: Observer | None = None,
 ) -> Run:
-    """Go on with the run in a folder; arguments as of :func:`train`. The result is the same, bit for bit, as without the interruption."""
-    root = None if data_root is None else Path(data_root)
-    runs.resume(Path(out), device=device, data_root=root, observer=observer or Nobody(), federation=federation)
-    return Run(out)
+    """Go on with the run in a folder. The result is the same, bit for bit, as without the interruption.
+
+    The arguments are those of :func:`train`. What was given to it as an object is given again: the clients, the network, and, in a new
+    process, the algorithms that no package registers. The run refuses clients and networks that are others than before.
+    """
+    for name, arm in (arms or {}).items():
+        if not isinstance(arm, Algorithm):
+            raise UserError(
+                f"arm {name!r}: expected an instance of uefl.Algorithm, got {type(arm).__name__}; parameters are in config.toml"
+            )
+        _table(name, arm)
+    out = Path(out)
+    if clients is not None and (out / "config.toml").is_file():
+        federation = _federation(config.load_whole(out / "config.toml"), clients, federation)
+    network = None if model is None else given.factory(model)
+    keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer or Logged()}
+    runs.resume(out, federation=federation, network=network, **keys)
+    return Run(out, model=network)
 
 
-def load(path: str | Path) -> Run:
+def load(path: str | Path, *, model: Network | None = None) -> Run:
     """Read a run folder, of a finished run or of one that is still going.
+
+    Args:
+        path: the folder.
+        model: the network of the run, where it was given in Python; needed for :meth:`Run.model` alone.
 
     Raises:
         UserError: not a run folder, or a file in it that is damaged or of another version.
     """
-    return Run(path)
+    return Run(path, model=model)
 
 
-class Nobody:
-    """An observer that looks away."""
+class Logged:
+    """An observer that writes to the logger ``uefl``."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("uefl")
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
         """The run begins."""
+        self._logger.info("%s: %s over %s", ", ".join(arms), report.count(rounds, "round"), report.count(clients, "client"))
 
     def arm(self, name: str, done_rounds: int) -> None:
         """An arm begins, or goes on."""
@@ -139,20 +203,45 @@ class Nobody:
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """A round is measured."""
+        self._logger.info("%s round %d  %s", arm, round + 1, report.means(records))
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened."""
+        self._logger.info("%s", message)
 
 
-def _tables(arms: Mapping[str, Any] | list[str]) -> Any:
+def _path(folder: str | Path | None) -> Path | None:
+    return None if folder is None else Path(folder)
+
+
+def _federation(cfg: Config, clients: Any, federation: Federation | None) -> Federation | None:
+    """The clients that were given, if any were."""
+    if clients is None or isinstance(clients, int):
+        return federation
+    if federation is not None:
+        raise UserError("give clients or a federation, not both")
+    if not isinstance(clients, Mapping):
+        raise UserError(f"clients: expected a dict of name: (train, test), or a number; got {type(clients).__name__}")
+    return from_arrays(clients, data=cfg.data, seed=cfg.run.seed)
+
+
+def _tables(arms: Mapping[str, Any] | Sequence[str]) -> Any:
     """Instances of algorithms as the tables that stand for them in a configuration; their classes become known by name."""
     if not isinstance(arms, Mapping):
-        return list(arms)
-    return {name: _table(name, arm) if isinstance(arm, Algorithm) else arm for name, arm in arms.items()}
+        return [arms] if isinstance(arms, str) else list(arms)
+    return {name: _table(name, arm) for name, arm in arms.items()}
 
 
-def _table(arm: str, algorithm: Algorithm) -> dict[str, Any]:
+def _table(arm: str, algorithm: Any) -> dict[str, Any]:
+    if isinstance(algorithm, Mapping):
+        return dict(algorithm)
+    if not isinstance(algorithm, Algorithm):
+        what = "the class; make an instance of it" if isinstance(algorithm, type) else type(algorithm).__name__
+        raise UserError(f"arm {arm!r}: expected an instance of uefl.Algorithm or a dict of parameters, got {what}")
     names = {kind: name for name, kind in registry().items()}
     if type(algorithm) not in names:
-        register(arm, type(algorithm))
+        try:
+            register(arm, type(algorithm))
+        except ValueError as error:
+            raise UserError(f"arm {arm!r}: another algorithm has its name ({error})") from None
     return {"algorithm": names.get(type(algorithm), arm), **json.loads(algorithm.parameters.model_dump_json())}

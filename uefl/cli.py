@@ -5,10 +5,16 @@ torch, and all that imports it, is imported inside the commands: help and mistak
 
 from __future__ import annotations
 
+<<<<<<< HEAD
+import codecs
+import io
+import os
+=======
+>>>>>>> fed
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +27,11 @@ from . import config
 from .errors import RunError, UserError
 
 _GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
+<<<<<<< HEAD
+_PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
+=======
 _TERMINATED = 128 + signal.SIGTERM
+>>>>>>> fed
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
 
 
@@ -72,7 +82,34 @@ class _Device(str, Enum):
 
 def main() -> None:
     """The entry point ``uefl``."""
+    codecs.register_error("uefl", _nearest_character)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="uefl")
     app()
+
+
+def _nearest_character(error: UnicodeError) -> tuple[str, int]:
+    """What a terminal that lacks a character shows in its place."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(character, "?") for character in lacking), error.end
+
+
+class _Stopped(BaseException):
+    """SIGTERM."""
+
+
+def _stop(*_: Any) -> None:
+    raise _Stopped
+
+
+class _Pipe(Console):
+    """A console that says so when nobody reads it any more; rich ends the process without a word."""
+
+    def on_broken_pipe(self) -> None:
+        """Not rich's way."""
+        raise BrokenPipeError
 
 
 def _version(wanted: bool) -> None:
@@ -120,13 +157,27 @@ def train(
     from .run import train as train_run
 
     console = _console()
+<<<<<<< HEAD
+    before = signal.signal(signal.SIGTERM, _stop)
+=======
     signal.signal(signal.SIGTERM, _terminate)
+>>>>>>> fed
     try:
         with watch(console) as observer:
             if resume is not None:
                 resume_run(folder, device=device.value, data_root=data_root, observer=observer)
             else:
                 train_run(cfg, preset=str(source), out=folder, device=device.value, data_root=data_root, observer=observer)
+<<<<<<< HEAD
+        run = report.read_run(folder)
+        console.print(*(table.rich() for table in report.tables(run)))
+        typer.echo(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
+    except (KeyboardInterrupt, _Stopped, BrokenPipeError) as end:
+        root = f" --data-root {data_root}" if data_root else ""
+        raise _ended(end, folder, f"uefl train --resume {folder}{root}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+=======
     except (KeyboardInterrupt, BrokenPipeError) as error:
         begun = (folder / "config.toml").is_file()
         root = f" --data-root {data_root}" if data_root else ""
@@ -136,9 +187,24 @@ def train(
     run = report.read_run(folder)
     console.print(*(table.rich() for table in report.tables(run)))
     typer.echo(f"report:   {folder / 'report.md'}\npictures: {folder / 'plots'}")
+>>>>>>> fed
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
+
+
+def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
+    """Say how to go on after an interruption; the exit codes are those of the signals."""
+    what, code = {KeyboardInterrupt: ("interrupted", 130), _Stopped: ("terminated", 143)}.get(type(end), ("nobody reads the output", 141))
+    if isinstance(end, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes nowhere
+    if (folder / "summary.json").is_file():
+        advice = f"; the run is finished: uefl report {folder}"
+    else:
+        advice = f"; go on with: {resume}" if (folder / "config.toml").is_file() else " before the run began"
+    with suppress(OSError):  # stderr may be the same pipe
+        typer.echo(f"{what}{advice}", err=True)
+    return typer.Exit(code)
 
 
 @app.command()
@@ -155,8 +221,11 @@ def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_de
 
 
 @app.command()
-def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]) -> None:
-    """Write pictures and report.md of runs anew and print their tables; for several, mean and deviation over them."""
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    against: Annotated[str | None, typer.Option(metavar="ARM", help="The arm to compare with; default: the first.")] = None,
+) -> None:
+    """Write pictures, report.md and report.html of runs anew and print their tables; for several, mean and deviation over them."""
     from . import report as reports
 
     once = list({folder.resolve(): folder for folder in runs}.values())  # a run named twice would count twice in the mean
@@ -171,8 +240,19 @@ def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Ru
         return
     again = reports.repeated([run for run in read if run.finished])
     counted = [run for run in read if run.finished and run.path not in again]
-    if len(counted) > 1:
-        console.print(reports.spread_table(counted).rich())
+    if against is not None and not any(against in run.arms for run in read):
+        arms = dict.fromkeys(arm for run in read for arm in run.arms)
+        raise UserError(f"--against {against!r}: no run has such an arm; there are {', '.join(arms)}")
+    groups = reports.by_data(counted)
+    for same in groups:
+        if len(same) > 1:
+            console.print(reports.spread_table(same, str(same[0].config.data.source) if len(groups) > 1 else "").rich())
+            paired = reports.paired_table(same, against)
+            if paired is not None:
+                console.print(paired.rich())
+    if len(groups) > 1:
+        kinds = "; ".join(", ".join(str(run.path) for run in same) for same in groups)
+        typer.echo(f"kept apart, as no mean over different data means anything: {kinds}")
     for path, like in again.items():
         typer.echo(f"left out of the mean: {path} repeats {like}, configuration and seed are the same")
     unfinished = [str(run.path) for run in read if not run.finished]
@@ -201,4 +281,4 @@ def _terminate(number: int, frame: object) -> None:
 
 def _console() -> Console:
     """Tables keep their columns in a file or a pipe, whose width says nothing."""
-    return Console() if sys.stdout.isatty() else Console(width=120)
+    return _Pipe() if sys.stdout.isatty() else _Pipe(width=120)

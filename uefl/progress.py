@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .report.words import count, label, means
 
 
 class PlainProgress:
@@ -22,7 +23,11 @@ class PlainProgress:
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
         """The run begins."""
         self._rounds = rounds
+<<<<<<< HEAD
+        self._print(f"{', '.join(arms)}: {count(rounds, 'round')} over {count(clients, 'client')}")
+=======
         self._print(f"{', '.join(arms)}: {rounds} round{'s' * (rounds != 1)} over {clients} client{'s' * (clients != 1)}")
+>>>>>>> fed
 
     def arm(self, name: str, done_rounds: int) -> None:
         """An arm begins, or goes on."""
@@ -34,7 +39,7 @@ class PlainProgress:
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """A round is measured."""
-        self._print(f"{arm} round {round + 1}/{self._rounds}  {_measured(records)}")
+        self._print(f"{arm} round {round + 1}/{self._rounds}  {means(records)}")
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened."""
@@ -71,14 +76,14 @@ class LiveProgress:
 
     def client(self, arm: str, round: int, client: str) -> None:
         """A client begins; those before it in this round are done. After the last round an exchange follows that only measures."""
-        label = f"round {min(round + 1, self._rounds)}/{self._rounds}"
-        self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == label else 0
+        place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
+        self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
         steps = min(self._steps(arm, round) + min(self._begun, self._clients - 1), self._steps(arm, self._rounds))
-        self._progress.update(self._task, completed=steps, round=label, client=escape(client))
+        self._progress.update(self._task, completed=steps, round=place, client=escape(label(client)))
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """A round is measured; the exchange that measured it has already trained the next."""
-        self._progress.update(self._task, measured=_measured(records))
+        self._progress.update(self._task, measured=means(records))
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened; stays above the bar."""
@@ -104,9 +109,3 @@ def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
     # A client's work may take minutes: the speed needs a long look back.
     with Progress(*columns, console=console, speed_estimate_period=900, transient=True) as progress:
         yield LiveProgress(progress)
-
-
-def _measured(records: list[dict[str, Any]]) -> str:
-    """Means over the clients of what all of them measured; without test images there is no accuracy."""
-    keys = [key for key in ("accuracy", "entropy") if all(r[key] is not None for r in records)]
-    return "  ".join(f"{key} {statistics.fmean(r[key] for r in records):.3f}" for key in keys)

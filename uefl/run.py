@@ -3,7 +3,8 @@
 config.toml        the resolved configuration           metrics.jsonl   one line per arm, round and client
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
 manifest.json      which images each client has         model-*.safetensors  the final model of each arm
-plots/, report.md  what a person looks at               events.*        for TensorBoard, where it is installed
+samples.*       a few images of every client            events.*        for TensorBoard, where it is installed
+plots/, report.md, report.html  what a person looks at
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from uefl_kernels import _library as kernels
 
@@ -32,7 +34,7 @@ from .data import build
 from .data.federation import Federation
 from .engines.local import LocalEngine
 from .errors import UserError
-from .models import saved
+from .models import given, saved
 from .seeds import derive
 from .server.rounds import Arm
 from .server.teacher import Teacher
@@ -66,6 +68,7 @@ def train(
     data_root: Path | None,
     observer: Observer,
     federation: Federation | None = None,
+    network: Callable[[], nn.Module] | None = None,
 ) -> dict[str, Any]:
     """Run every arm of the configuration into a new folder and return the summary.
 
@@ -77,6 +80,7 @@ def train(
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         observer: is told how the run goes.
         federation: in the place of the data that the configuration names.
+        network: makes a new network, where the configuration says that it is ``given``.
 
     Raises:
         UserError: the folder is not free, or the clients cannot be built; nothing was written.
@@ -85,7 +89,7 @@ def train(
     where = _device(device)
     cfg = _absolute(cfg)
     _check_free(out)
-    run = _prepare(cfg, preset, out, where, data_root, observer, federation)
+    run = _prepare(cfg, preset, out, where, data_root, observer, federation, network)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,7 +102,15 @@ def train(
         return run.go({}, _START)
 
 
-def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer, federation: Federation | None = None) -> dict[str, Any]:
+def resume(
+    out: Path,
+    *,
+    device: str,
+    data_root: Path | None,
+    observer: Observer,
+    federation: Federation | None = None,
+    network: Callable[[], nn.Module] | None = None,
+) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
     The result is the same, bit for bit, as without the interruption, given the same device and number of threads. Arguments as of
@@ -114,14 +126,14 @@ def resume(out: Path, *, device: str, data_root: Path | None, observer: Observer
         preset = (out / "config.toml").read_text().splitlines()[0].removeprefix("# ")
         tensors, plain = checkpoint.load(out) or ({}, _START)
         if (out / "summary.json").exists():
-            if not (out / "report.md").exists():
+            if not (out / "report.html").exists():
                 report.write_report(out)
             observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
             summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
             return summary
         if "made_with" in plain:
             cfg = cfg.with_run(threads=plain["made_with"]["threads"])
-        return _prepare(cfg, preset, out, where, data_root, observer, federation).go(tensors, plain)
+        return _prepare(cfg, preset, out, where, data_root, observer, federation, network).go(tensors, plain)
 
 
 def _absolute(cfg: Config) -> Config:
@@ -139,6 +151,9 @@ def _check_free(out: Path) -> None:
     if (out / "config.toml").exists():
         with _lock(out):  # refuses a run that is going on
             raise UserError(f"{out} holds a run that has not finished; choose another folder with --out, or uefl train --resume {out}")
+    for folder in out.resolve().parents:
+        if (folder / "config.toml").is_file() and (folder / "metrics.jsonl").is_file():
+            raise UserError(f"{out} lies inside of the run folder {folder}; choose another folder with --out")
     if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
         raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
 
@@ -147,7 +162,14 @@ _START: dict[str, Any] = {"arm": 0, "seconds": {}, "rejected": {}, "metrics_byte
 
 
 def _prepare(
-    cfg: Config, preset: str, out: Path, where: torch.device, data_root: Path | None, observer: Observer, federation: Federation | None
+    cfg: Config,
+    preset: str,
+    out: Path,
+    where: torch.device,
+    data_root: Path | None,
+    observer: Observer,
+    federation: Federation | None,
+    network: Callable[[], nn.Module] | None,
 ) -> _Run:
     """Everything that can fail because of what was asked for, before anything is written."""
     _settle(cfg, where)
@@ -161,20 +183,31 @@ def _prepare(
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
     elif federation.kind != cfg.kind:
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
-    run = _Run(cfg, preset, out, federation, where, observer)
+    run = _Run(cfg, preset, out, federation, where, observer, network)
     for name in cfg.arms:
         workspace = run.workspace(name)
+        if network is not None:
+            given.check(workspace.net, workspace.normalize, federation)
         workspace.algorithm.check(federation, name, workspace.net)
     return run
 
 
 class _Run:
-    def __init__(self, cfg: Config, preset: str, out: Path, federation: Federation, device: torch.device, observer: Observer) -> None:
+    def __init__(
+        self,
+        cfg: Config,
+        preset: str,
+        out: Path,
+        federation: Federation,
+        device: torch.device,
+        observer: Observer,
+        network: Callable[[], nn.Module] | None,
+    ) -> None:
         self.cfg, self.preset, self.out, self.federation, self.device, self.observer = cfg, preset, out, federation, device, observer
         self.metrics = out / "metrics.jsonl"
         self.clients = Clients((*federation.silos, *federation.unseen), device)
         names = tuple(sorted(silo.name for silo in federation.silos))
-        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names)
+        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names, network)
         self.made_with = {
             "config": hashlib.sha256(cfg.with_run(threads=0).to_toml().encode()).hexdigest(),
             "data": federation.digest,
@@ -182,6 +215,7 @@ class _Run:
             "bf16": self.workspace(next(iter(cfg.arms))).autocast,
             "device": device.type,
             "torch": torch.__version__,
+            **({"network": given.digest(network, cfg.run.seed)} if network is not None else {}),
         }
 
     def workspace(self, name: str) -> Workspace:
@@ -205,6 +239,7 @@ class _Run:
             )
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
+        report.write_samples(self.out, [silo.name for silo in self.federation.silos], self.clients.data)
         with _events(self.out, self.metrics) as events:
             names = list(self.cfg.arms)
             for index in range(plain["arm"], len(names)):
@@ -224,8 +259,13 @@ class _Run:
 
     def _check_origin(self, then: dict[str, Any]) -> None:
         """A checkpoint goes on with its own configuration and data only; elsewhere it goes on, but not bit for bit."""
-        for key, what in (("config", "config.toml has been changed"), ("data", "the clients have other images than those")):
-            if then.get(key) != self.made_with[key]:
+        changes = {
+            "config": "config.toml has been changed",
+            "data": "the clients have other images than those",
+            "network": "the network that was given is another one",
+        }
+        for key, what in changes.items():
+            if then.get(key) != self.made_with.get(key):
                 raise UserError(f"{self.out}: {what} since the checkpoint was written; restore it, or start a new run")
         changed = [f"{key} {then.get(key)} -> {value}" for key, value in self.made_with.items() if then.get(key) != value]
         if changed:

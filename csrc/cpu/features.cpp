@@ -11,15 +11,17 @@
 namespace uefl::cpu {
 namespace {
 
+#if defined(__x86_64__)
 // Linux gives a process the registers of AMX only when asked.
 bool tiles_permitted() {
-#if defined(__linux__) && defined(__x86_64__)
+#if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
 #endif
 }
+#endif
 
 // The first variant that needs the feature; the better ones need it too.
 Isa needed_by(const std::string& feature) {

@@ -84,19 +84,22 @@ double Lloyd::update() {
   std::optional<KMeansTotals> filled;
   if (totals_.empty() > 0) fill_empty(filled.emplace(totals_));
   const KMeansTotals& totals = filled ? *filled : totals_;
-  std::vector<double> mean(d), moves(k_);
-  for (int64_t k = 0; k < k_; ++k) {
-    if (totals.masses[k] == 0) continue;
-    const double mass = static_cast<double>(totals.masses[k]) / units_.mass_scale;
-    for (int64_t j = 0; j < d; ++j) {
-      mean[j] = rounding.middle[j] + static_cast<double>(totals.sums[k * d + j]) / rounding.scale[j] / mass;
+  std::vector<double> moves(k_);
+  data_.parallel()(k_, [&](int64_t lo, int64_t hi) {
+    std::vector<double> mean(d), before(d);
+    for (int64_t k = lo; k < hi; ++k) {
+      if (totals.masses[k] == 0) continue;
+      const double mass = static_cast<double>(totals.masses[k]) / units_.mass_scale;
+      for (int64_t j = 0; j < d; ++j) {
+        mean[j] = rounding.middle[j] + static_cast<double>(totals.sums[k * d + j]) / rounding.scale[j] / mass;
+      }
+      if (spherical_ && !to_unit(mean.data(), d)) continue;
+      std::copy_n(centres_.exact(k), d, before.begin());
+      centres_.set(k, mean.data());
+      for (int64_t j = 0; j < d; ++j) mean[j] = centres_.exact(k)[j] - before[j];
+      moves[k] = square_norm(mean.data(), d);
     }
-    if (spherical_ && !to_unit(mean.data(), d)) continue;
-    const std::vector<double> before(centres_.exact(k), centres_.exact(k) + d);
-    centres_.set(k, mean.data());
-    for (int64_t j = 0; j < d; ++j) mean[j] = centres_.exact(k)[j] - before[j];
-    moves[k] = square_norm(mean.data(), d);
-  }
+  });
   return tree_sum(moves);
 }
 

@@ -32,7 +32,8 @@ struct Segment {
 
 template <class T, class Code>
 inline void backward_rotated(const Segment<T, Code>& segment, double pull) {
-  Doubles xx[kParts] = {}, qq[kParts] = {}, xq[kParts] = {}, xg[kParts] = {}, qg[kParts] = {}, x, q, g;
+  Doubles xx[kParts] = {}, qq[kParts] = {}, xq[kParts] = {}, xg[kParts] = {}, qg[kParts] = {};
+  Doubles x = {}, q = {}, g = {};
   const auto load_all = [&](int64_t j) __attribute__((always_inline)) {
     load(segment.x + j, segment.d - j, x);
     load(segment.code + j, segment.d - j, q);

@@ -381,4 +381,5 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(request, variant):
     """The tests of equality."""
-    variants.run(request, "anything or trials or strides or (equals_the_reference and l2 and not random)", variant)
+    selected = "anything or trials or strides or number_of_threads or (equals_the_reference and l2 and not random)"
+    variants.run(request, selected, variant)

@@ -25,10 +25,8 @@ DATA = np.random.default_rng(0).standard_normal((60, 3))
 FRAME = pd.DataFrame(DATA, columns=["a", "b", "c"])
 
 # Checks of scikit-learn that cannot pass, with the reason.
-EXPECTED = {
-    "check_sample_weight_equivalence_on_dense_data": "rows are drawn by number, so another order or a repeated row draws others; "
-    "scikit-learn excepts its own KMeans from this check, too",
-}
+REASON = "rows are drawn by number, so another order or a repeated row draws others; scikit-learn excepts its own KMeans, too"
+EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": REASON for kind in ("dense", "sparse")}
 
 
 @parametrize_with_checks(

@@ -252,4 +252,4 @@ def test_autocast():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(request, variant):
     """The tests of equality on the CPU."""
-    variants.run(request, "(equals_the_reference or odd_values) and not triton", variant)
+    variants.run(request, "(equals_the_reference or odd_values or number_of_threads) and not triton", variant)

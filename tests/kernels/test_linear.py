@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from uefl_kernels import COMPILED, backend, mc_dropout_mlp
 from uefl_kernels.ops.linear import linear
 
+from . import variants
 from .conftest import normal
+from .variants import VARIANTS
 
 compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 N, D, M = 700, 300, 100  # enough rows for the tiles
@@ -133,3 +135,9 @@ def test_head_under_compile():
     x, weights = normal(N, D), [normal(M, D, seed=1, scale=D**-0.5), normal(5, M, seed=2, scale=0.1)]
     run = torch.compile(lambda x: mc_dropout_mlp(x, weights, p=0.3, seed=1).entropy, fullgraph=True, backend="aot_eager")
     assert torch.equal(run(x), mc_dropout_mlp(x, weights, p=0.3, seed=1).entropy)
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(request, variant):
+    variants.run(request, "not variants and not compile and not opcheck", variant)

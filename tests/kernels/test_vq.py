@@ -10,7 +10,9 @@ from torch.autograd import forward_ad
 
 from uefl_kernels import COMPILED, backend, vq, vq_assign, vq_with_sums
 
+from . import variants
 from .conftest import DTYPES, normal
+from .variants import VARIANTS
 
 BACKENDS = ("auto", "reference")
 RESULTS = ("quantized", "indices", "loss", "counts", "sums")
@@ -358,3 +360,9 @@ def test_forward_mode_is_an_error_and_not_a_zero(position):
         arguments[position] = forward_ad.make_dual(arguments[position], torch.ones_like(arguments[position]))
         with pytest.raises(RuntimeError, match=r"^vq: has no forward-mode derivative; use reverse mode"):
             vq(*arguments)
+
+
+@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(request, variant):
+    variants.run(request, "number_of_threads", variant)

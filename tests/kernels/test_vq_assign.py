@@ -285,4 +285,4 @@ def test_fuzz(data, n, k, d, metric):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(request, variant):
     """All of this file that the search decides."""
-    variants.run(request, "not variants and not compile and not opcheck and not threads", variant)
+    variants.run(request, "not variants and not compile and not opcheck", variant)

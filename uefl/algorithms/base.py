@@ -27,9 +27,13 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from ..aggregation import Mean, WeightedMean
+<<<<<<< HEAD
+from ..config.config import parse
 from ..config.errors import nearest
+=======
+>>>>>>> fed
 from ..engines.base import Expected, Message, Reply, expected_like
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..models.net import Net
 from ..uncertainty import Prediction, of_network
 
@@ -58,6 +62,20 @@ class ModelSpec:
     image_shape: tuple[int, int, int]
     """(C, H, W)"""
     classes: int
+    given: Callable[[], nn.Module] | None = None
+    """makes the network that was given in Python in the place of one that ``settings`` name"""
+
+    def network(self) -> nn.Module:
+        """The network that was given, or the one that ``settings`` name.
+
+        Raises:
+            UserError: ``settings`` name one that had to be given.
+        """
+        if self.given is not None:
+            return self.given()
+        if self.settings.encoder == "given":
+            raise UserError("its network was given in Python; give it again: uefl.resume(out, model=...), uefl.load(out, model=...)")
+        return Net(self.settings, self.image_shape, self.classes)
 
 
 @dataclass(frozen=True)
@@ -73,11 +91,13 @@ class Context:
     image_shape: tuple[int, int, int]
     clients: tuple[str, ...]
     """names of the clients that are trained on, sorted"""
+    network: Callable[[], nn.Module] | None = None
+    """see :attr:`ModelSpec.given`"""
 
     @property
     def spec(self) -> ModelSpec:
         """What the network is built for."""
-        return ModelSpec(self.model, self.image_shape, len(self.classes))
+        return ModelSpec(self.model, self.image_shape, len(self.classes), self.network)
 
 
 @dataclass
@@ -96,7 +116,10 @@ class Algorithm:
     """Federated averaging, and the methods by which an algorithm differs from it.
 
     Args:
-        parameters: an instance of ``Parameters``, or its fields by name.
+        parameters: an instance of ``Parameters``; None: ``keys`` are its fields.
+
+    Raises:
+        UserError: a key that is unknown, of a wrong type, or out of its range.
 
     Source of the defaults: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data".
     """
@@ -114,7 +137,7 @@ class Algorithm:
     context: Context
 
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
-        self.parameters: Any = self.Parameters(**keys) if parameters is None else parameters
+        self.parameters: Any = parse(self.Parameters, type(self).__name__, keys) if parameters is None else parameters
 
     def bound(self, context: Context) -> Algorithm:
         """The same algorithm with the context of a run."""
@@ -133,7 +156,7 @@ class Algorithm:
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """A network from images ``[B, C, H, W]``, normalised, to logits ``[B, classes]``; torch's generator draws the weights."""
-        return Net(spec.settings, spec.image_shape, spec.classes)
+        return spec.network()
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Whether a parameter or buffer of the network stays with its client: it is neither sent nor averaged.
@@ -323,7 +346,8 @@ def find(name: str, place: str = "") -> type[Algorithm]:
     """
     known = registry()
     if not isinstance(name, str) or name not in known:
-        raise UserError(f"{place}no algorithm {name!r}{nearest(str(name), known)}; expected one of {', '.join(known)}")
+        expected = f"one of {', '.join(known)}, or your own after uefl.register"
+        raise UserError(f"{place}no algorithm {name!r}{nearest(str(name), known)}; expected {expected}")
     return known[name]
 
 

@@ -306,7 +306,7 @@ class UEFL(Quantised):
         uncertain = [name for name, e in sorted(entropy.items()) if e > limit]
         state.plain |= {"uncertain": uncertain, "pending": list(uncertain)}
         for record in records:
-            record["threshold"] = limit
+            record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
         shown = f"{limit:.3f} nats{out_of_reach(limit, len(self.context.classes))}"
         clients = above(limit, entropy, uncertain)
         turn.notice(f"after iteration {turn.iteration + 1}, entropy above {shown}: {clients or 'no client'}")

@@ -115,7 +115,7 @@ class PublishedUEFL(Quantised):
         for name in uncertain:
             state.plain["book"][name] = turn.iteration + 1
         for record in records:
-            record["threshold"] = limit
+            record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
         shown = f"{limit:.3f} nats{out_of_reach(limit, len(self.context.classes))}"
         turn.notice(f"after iteration {turn.iteration + 1}, entropy above {shown}: {', '.join(uncertain) or 'no client'}")
         return not uncertain and bool(self.parameters.stop_when_certain)

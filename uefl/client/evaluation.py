@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .work import Work
 
 _BATCH = 500
-Metrics = dict[str, float | list[int]]
+_BINS = 15  # of the confidence, as those of the ECE
+_MOST_CLASSES = 100  # more make a line of metrics.jsonl long, and a picture that nobody reads
+Metrics = dict[str, float | list[int] | list[float]]
 
 
 @torch.no_grad()
@@ -49,6 +51,7 @@ def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Predictio
 def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Prediction]], last: bool) -> Metrics:
     """Metrics of the mean of the members."""
     values: dict[str, torch.Tensor] = {}
+    counts: Metrics = {}
     for name in members[0]:
         prediction = ensemble([said[name] for said in members])
         if name == "holdout":
@@ -64,12 +67,30 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
                 "ece": metrics.ece(prediction.probs, labels),
                 "brier": metrics.brier(prediction.probs, labels),
             }
+            counts = _counts(prediction.probs, labels) if last else {}
         values["entropy"] = prediction.entropy.double().mean()
         values["entropy_deterministic"] = prediction.entropy_deterministic.double().mean()
         values["mutual_info"] = prediction.mutual_info.double().mean()
     result: Metrics = dict(zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True))
     name = "test" if "test" in members[0] else "own"
-    return result | algorithm.measure(work, [dict(said[name].extra) for said in members], last)
+    return result | counts | algorithm.measure(work, [dict(said[name].extra) for said in members], last)
+
+
+def _counts(probs: torch.Tensor, labels: torch.Tensor) -> Metrics:
+    """What a report draws of the predictions, in numbers that do not grow with the images.
+
+    ``confusion`` ``[classes * classes]``, row by row: images of a class, by the class that was predicted. ``reliability``, of each bin of
+    the confidence in turn: images, and how many of them were predicted right. ``confidence``: their sum in each bin.
+    """
+    classes, labels = probs.shape[1], labels.cpu()  # where sums have one order
+    confidence, predicted = probs.double().cpu().max(1)
+    confusion = torch.bincount(labels * classes + predicted, minlength=classes * classes)
+    bins = (confidence * _BINS).long().clamp(0, _BINS - 1)
+    images, right = (torch.bincount(bins, weight, minlength=_BINS) for weight in (None, (predicted == labels).double()))
+    found: Metrics = {"reliability": torch.stack([images, right.long()], 1).flatten().tolist()}
+    if classes <= _MOST_CLASSES:
+        found["confusion"] = confusion.tolist()
+    return found | {"confidence": torch.bincount(bins, confidence, minlength=_BINS).tolist()}
 
 
 def _split(work: Work, name: str) -> Split:

@@ -15,7 +15,8 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from ..errors import UserError
-from .errors import nearest, refused, shown, unknown
+from .errors import refused, shown, unknown
+from .keys import homes
 from .sections import Model, Run, Training
 
 if sys.version_info >= (3, 11):
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=BaseModel)
 SECTIONS = ("run", "data", "model", "training")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-_WITHOUT_WIDTH = ("vgg16_bn", "resnet18", "resnet18_nopool")
-_OWN_HEAD = ("cnn5x5", "resnet18_nopool")
+_PRETRAINED = ("vgg16_bn", "resnet18", "resnet18_nopool")
+_WITHOUT_WIDTH = (*_PRETRAINED, "given")
+_OWN_HEAD = ("cnn5x5", "resnet18_nopool", "given")
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,6 @@ def _section(kind: type[S], name: str, table: dict[str, Any]) -> S:
 
 def _misplaced(key: str) -> UserError:
     """A key outside of a section: where it belongs, or what was meant."""
-    from .load import homes
-
     found = homes(key)
     if found:
         return UserError(f"key {key!r} stands outside of a section; it is a key of {', '.join(found)}")
@@ -172,7 +172,7 @@ def _check(config: Config) -> None:
         _unused("run", run, "members", "it is for uncertainty = 'ensemble'")
     if model.encoder in _WITHOUT_WIDTH:
         _unused("model", model, "width", f"{model.encoder} does not use it")
-    elif model.pretrained:
+    if model.pretrained and model.encoder not in _PRETRAINED:
         raise UserError(f"key 'model.pretrained': {model.encoder} has no pretrained weights; set false, or another encoder")
     if model.encoder in _OWN_HEAD:
         for key in ("hidden", "dropout", "logit_dropout"):
@@ -202,4 +202,4 @@ def _unused(section: str, values: BaseModel, key: str, why: str) -> None:
         raise UserError(f"key '{section}.{key}': expected its default {default!r}, so leave it out: {why}; got {shown(value)}")
 
 
-__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml", "nearest", "parse", "tomllib"]
+__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml", "parse", "tomllib"]

@@ -55,9 +55,10 @@ class Run(Section):
 class Model(Section):
     """The network that algorithms build upon, unless they bring their own."""
 
-    encoder: Literal["cnn", "vgg16_bn", "resnet18", "cnn5x5", "resnet18_nopool"] = Field(
+    encoder: Literal["cnn", "vgg16_bn", "resnet18", "cnn5x5", "resnet18_nopool", "given"] = Field(
         "cnn",
-        description="`cnn` (three residual stages), `vgg16_bn`, `resnet18`; FedUL's: `cnn5x5`, `resnet18_nopool`, with heads of their own",
+        description="`cnn` (three residual stages), `vgg16_bn`, `resnet18`; FedUL's: `cnn5x5`, `resnet18_nopool`, with heads of their own; "
+        "`given`: the network that `uefl.train(model=...)` gets",
     )
     pretrained: bool = Field(False, description="ImageNet weights for `vgg16_bn` and the two resnets, downloaded by torchvision")
     width: int = Field(

@@ -52,7 +52,7 @@ class Reply:
     client: str
     examples: int = 0
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    metrics: dict[str, float | list[int]] = field(default_factory=dict)
+    metrics: dict[str, float | list[int] | list[float]] = field(default_factory=dict)
     error: str | None = None
     """why the client did not do its work; then everything else is empty"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)

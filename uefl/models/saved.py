@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,11 +163,12 @@ def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Se
     checkpoint.save_tensors(path, number(parts) if len(parts) > 1 else parts[0], {_FORMAT: json.dumps(about)})
 
 
-def load(path: str | Path) -> SavedModel:
+def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> SavedModel:
     """Read ``model-<arm>.safetensors`` of a run folder, on the CPU.
 
     Args:
         path: the file; or the run folder, where it holds one model.
+        network: makes the network of a model that was trained with one given in Python.
 
     Raises:
         UserError: no such file, or not a model as a run writes it, with values or weights that do not go together; an algorithm that is not
@@ -183,14 +184,17 @@ def load(path: str | Path) -> SavedModel:
     if _FORMAT not in metadata:
         raise UserError(f"{path} is no model of this version of uefl (expected {_FORMAT!r}, found {', '.join(metadata) or 'nothing'})")
     try:
-        return _model(json.loads(metadata[_FORMAT]), tensors)
+        about = json.loads(metadata[_FORMAT])
+        if network is not None or about["model"]["encoder"] != "given":
+            return _model(about, tensors, network)
     except (UserError, json.JSONDecodeError) as error:
         raise UserError(f"{path}: {error}. The file was changed, or is of another version of uefl; restore it") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: its description is damaged ({error}). The file was changed; restore it") from None
+    raise UserError(f"{path}: its network was given in Python; give it again: uefl.load(out, model=...).model(arm)")
 
 
-def _model(about: dict[str, Any], tensors: Tensors) -> SavedModel:
+def _model(about: dict[str, Any], tensors: Tensors, network: Callable[[], nn.Module] | None) -> SavedModel:
     kind = find(about["algorithm"])
     algorithm = kind(parse(kind.Parameters, "parameters", about["parameters"]))
     settings = parse(Model, "model", about["model"] | {"pretrained": False})
@@ -199,7 +203,7 @@ def _model(about: dict[str, Any], tensors: Tensors) -> SavedModel:
     if sum(map(len, parts)) != len(tensors):
         raise UserError(f"key 'members': the file holds other networks than those of {count} members")
     mean, std = normalization(about["normalize"], about["mean"], about["std"])
-    spec = ModelSpec(settings, shape, len(classes))  # type: ignore[arg-type]
+    spec = ModelSpec(settings, shape, len(classes), network)  # type: ignore[arg-type]
     members = tuple(_member(algorithm, spec, about["clients"], part) for part in parts)
     return SavedModel(members, algorithm, classes, shape, about["image_size"], mean, std)  # type: ignore[arg-type]
 

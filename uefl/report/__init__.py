@@ -1,22 +1,30 @@
-"""What a run has shown: its folder read back, as tables, pictures and ``report.md``; TensorBoard events while it goes on."""
+"""What a run has shown: its folder read back, as tables, pictures and pages; TensorBoard events while it goes on."""
 
+from .compare import by_data, differing_keys, paired_table, repeated, spread_table
 from .events import EventWriter, open_event_writer
 from .folder import Run, read_run, summarize
-from .markdown import write_report
-from .tables import Table, arm_table, client_table, differing_keys, repeated, spread_table, tables
+from .samples import write as write_samples
+from .tables import Table, arm_table, client_table, tables
+from .words import count, means
+from .write import write_report
 
 __all__ = [
     "EventWriter",
     "Run",
     "Table",
     "arm_table",
+    "by_data",
     "client_table",
+    "count",
     "differing_keys",
+    "means",
     "open_event_writer",
+    "paired_table",
     "read_run",
     "repeated",
     "spread_table",
     "summarize",
     "tables",
     "write_report",
+    "write_samples",
 ]

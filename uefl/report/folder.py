@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from .. import config as configuration
 from ..errors import UserError
+from .words import labels
 
 Record = dict[str, Any]
 """One line of metrics.jsonl: an arm, a round and a client, and what was measured there."""
@@ -35,11 +37,29 @@ class Run:
     arms: dict[str, Record]
     """per arm what summary.json says; of an unfinished run what its records say, without seconds and rejected updates"""
     finished: bool
+    manifest: Record = field(default_factory=dict)
+    """as in manifest.json; empty where there is none"""
 
     @property
     def clients(self) -> list[str]:
         """Names of those that are trained on, in the order of the run."""
         return list(dict.fromkeys(r["client"] for r in self.records if not r.get("unseen")))
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """What tables call the clients: short names in one line."""
+        return labels(dict.fromkeys(r["client"] for r in self.records))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty where the folder does not say."""
+        return tuple(labels(self.manifest.get("classes", ())).values())
+
+    def counts(self, arm: str, key: str) -> npt.NDArray[np.float64] | None:
+        """The sum over the clients of a list of numbers that the last measurement of an iteration has; None: it is not there."""
+        lines = [r for r in self.of(arm) if r.get(key) is not None]
+        last = [r[key] for r in lines if r["round"] == lines[-1]["round"]]
+        return np.sum(np.array(last, dtype=np.float64), axis=0) if last else None
 
     def of(self, arm: str) -> list[Record]:
         """The records of one arm, of the clients that are trained on."""
@@ -84,7 +104,7 @@ def read_run(path: Path) -> Run:
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet; continue with `uefl train --resume {path}`")
     config = configuration.load_whole(path / "config.toml")
     arms = _read_summary(path / "summary.json") if finished else summarize(records, config.run.target_accuracy)
-    return Run(path, config, records, arms, finished)
+    return Run(path, config, records, arms, finished, _read_manifest(path / "manifest.json"))
 
 
 def summarize(records: list[Record], target: float = 0.0) -> dict[str, Record]:
@@ -181,6 +201,16 @@ def _read_summary(path: Path) -> dict[str, Record]:
     if schema != _SCHEMA:
         raise UserError(f"{path} has schema {schema}, expected {_SCHEMA}; read it with the version of uefl that wrote it")
     return arms
+
+
+def _read_manifest(path: Path) -> Record:
+    try:
+        manifest = json.loads(_text(path)) if path.exists() else {}
+    except json.JSONDecodeError:
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise UserError(f"{path} is not a manifest of a run; delete it to report without the names of the classes")
+    return manifest
 
 
 def _text(path: Path) -> str:

@@ -1,10 +1,10 @@
-"""The pictures of a report; drawn on figures of their own, so that importing this changes no global state."""
+"""The curves of a report; drawn on figures of their own, so that importing this changes no global state."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -15,57 +15,35 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from . import quality, samples
 from .folder import Run
+from .style import RC, Matrix, canvas, color, drawn, handles, legend, line, lines, replaced
 
-_SOLID, _DASHED, _DASH_DOT, _DOTTED = "-", (0, (7, 4)), (0, (7, 3, 1.5, 3)), (0, (2, 3))  # in points
-# The palette of Okabe and Ito, told apart by colour-blind readers; the dashes tell arms apart in print. By the place of an arm in its run.
-_STYLES: tuple[tuple[str, Any], ...] = (
-    ("#0072B2", _DASHED),
-    ("#D55E00", _SOLID),
-    ("#009E73", _DASH_DOT),
-    ("#CC79A7", _DOTTED),
-    ("#000000", _DASHED),
-    ("#56B4E9", _DASH_DOT),
-    ("#E69F00", _DOTTED),
-)
-_RC: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
-    "xtick.major.size": 2,
-    "ytick.major.size": 2,
-    "lines.scale_dashes": False,
-    "legend.frameon": False,
-    "legend.handlelength": 2.8,
-    "text.parse_math": False,  # a silo may be called anything
-    "savefig.dpi": 150,
-}
-_WIDEST, _THINNEST = 2.6, 1.4  # lines, in points
+_DASHED = (0, (7, 4))
 _THRESHOLD = 0.8
 _MARGIN = 0.03
 _MOST_PANELS = 12
 _LABEL = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
-Matrix = npt.NDArray[np.float64]
 
 
-def write_plots(run: Run) -> list[tuple[str, str, str]]:
-    """Draw every picture of a run into its ``plots`` folder; (file name, short text, caption) of each, in reading order."""
+class Picture(NamedTuple):
+    """A file in the folder ``plots``, and what is said about it."""
+
+    name: str
+    alt: str
+    caption: str
+
+
+def write_plots(run: Run) -> list[Picture]:
+    """Draw every picture of a run into its ``plots`` folder, in reading order."""
     folder = run.path / "plots"
     folder.mkdir(exist_ok=True)
-    with matplotlib.rc_context(_RC):
-        pictures = list(_draw(run))
-        for name, _, _, figure in pictures:
-            figure.savefig(folder / name)
-    return [(name, alt, caption) for name, alt, caption, _ in pictures]
+    pictures = []
+    with matplotlib.rc_context(RC):
+        for name, alt, caption, drawing in (*_draw(run), *quality.draw(run), *samples.draw(run)):
+            drawing.savefig(folder / name)
+            pictures.append(Picture(name, alt, caption))
+    return pictures
 
 
 def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
@@ -83,7 +61,7 @@ def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
         alt = f"{key.capitalize()} per client over the rounds"
         limit = " Thin dashes: the threshold of each decision." if any(_thresholds(run, key, arm) for arm in run.arms) else ""
         if few:
-            yield f"{key}.png", alt, f"One panel per client. {marks}{limit}{starts}", _draw_clients(run, key)
+            yield f"{key}.png", alt, f"One panel per client. {marks}{limit}{starts}{replaced(run)}", _draw_clients(run, key)
         else:
             yield f"{key}.png", alt, f"{band} Thin lines: the clients that were extended. {marks}{limit}", _draw_many_clients(run, key)
     for arm in run.arms:
@@ -93,21 +71,19 @@ def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
             yield f"usage-{arm}.png", f"Codeword usage of arm {arm}", caption, _draw_usage(run, arm)
 
 
-def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
-
-
 def _draw_arms(run: Run) -> Figure:
-    figure = _figure(8.4, 3.2)
+    figure = canvas(8.4, 3.2)
     keys = [key for key in _LABEL if run.measured(key)]
     for ax, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
-        for arm in run.arms:
-            _draw_mean(ax, run, arm, key)
+        series = {arm: run.series(arm, key) for arm in run.arms}
+        styles = lines(run, {arm: np.nanmean(values, axis=1) for arm, values in series.items()})
+        for arm, values in series.items():
+            _draw_mean(ax, values, styles[arm])
         _finish(ax, run)
         _limit(ax, key)
         ax.set_ylabel(_LABEL[key])
         ax.set_xlabel("round")
-    figure.legend(handles=_arm_handles(run), loc="outside upper left", ncols=len(run.arms))
+    legend(figure, handles(run))
     return figure
 
 
@@ -118,14 +94,15 @@ def _draw_clients(run: Run, key: str) -> Figure:
     columns = min(columns, len(names))
     rows = math.ceil(len(names) / columns)
     series = {arm: run.series(arm, key) for arm in run.arms}
-    figure = _figure(max(2.8 * columns, 4.2), 1.75 * rows + 0.7)
+    figure = canvas(max(2.8 * columns, 4.2), 1.75 * rows + 0.7)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for i, ax in enumerate(panels.flat):
         if i >= len(names):
             ax.set_axis_off()
             continue
+        styles = lines(run, {arm: values[:, i] for arm, values in series.items()})
         for arm, values in series.items():
-            ax.plot(_rounds(values), values[:, i], marker=_marker(values), **_style(run, arm))
+            ax.plot(_rounds(values), values[:, i], marker=_marker(values), **styles[arm])
         _finish(ax, run)
         _draw_threshold(ax, run, key)
         for arm in run.arms:
@@ -144,21 +121,27 @@ def _draw_clients(run: Run, key: str) -> Figure:
 
 def _draw_many_clients(run: Run, key: str) -> Figure:
     """A panel per arm: the mean and the band of all clients, and a thin line for each extended one."""
-    figure = _figure(4.4 * len(run.arms), 3.4)
-    panels = figure.subplots(1, len(run.arms), sharey=True, squeeze=False)[0]
-    for ax, arm in zip(panels, run.arms, strict=True):
+    columns = min(3, len(run.arms))
+    rows = math.ceil(len(run.arms) / columns)
+    figure = canvas(max(3.4 * columns, 4.4), 2.7 * rows + 0.7)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for ax in panels.flat[len(run.arms) :]:
+        ax.set_axis_off()
+    for ax, arm in zip(panels.flat, run.arms, strict=False):
         values = run.series(arm, key)
         extended = [r for r in run.of(arm) if r["extended"]]
         who = [i for i, name in enumerate(run.clients) if name in {r["client"] for r in extended}]
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
-        _draw_mean(ax, run, arm, key)
+        _draw_mean(ax, values, line(run, arm))
         _finish(ax, run)
         _draw_threshold(ax, run, key, arm)
         _mark(ax, run, arm, sorted({r["round"] for r in extended}))
         ax.set_title(f"{arm}: {len(who)} of {len(run.clients)} clients extended" if who else arm)
         ax.set_xlabel("round")
-    _limit(panels[0], key)
-    panels[0].set_ylabel(_LABEL[key])
+        ax.tick_params(labelbottom=True)
+    _limit(panels[0, 0], key)
+    for row in panels:
+        row[0].set_ylabel(_LABEL[key])
     _legend(figure, run, key)
     return figure
 
@@ -169,7 +152,7 @@ def _draw_usage(run: Run, arm: str) -> Figure:
     share = np.full((len(names), max(map(len, counts.values()))), np.nan)
     for i, name in enumerate(names):
         share[i, : len(counts[name])] = 100 * counts[name] / max(counts[name].sum(), 1)
-    figure = _figure(8.4, min(1.3 + 0.26 * len(names), 12))
+    figure = canvas(8.4, min(1.3 + 0.26 * len(names), 12))
     ax = figure.subplots()
     ax.set_facecolor("#d9d9d9")
     ax.grid(False)
@@ -187,11 +170,10 @@ def _draw_usage(run: Run, arm: str) -> Figure:
     return figure
 
 
-def _draw_mean(ax: Axes, run: Run, arm: str, key: str) -> None:
-    values = run.series(arm, key)
+def _draw_mean(ax: Axes, values: Matrix, style: dict[str, Any]) -> None:
     low, high = np.nanquantile(values, (0.1, 0.9), axis=1)
-    ax.fill_between(_rounds(values), low, high, color=_color(run, arm), alpha=0.15, linewidth=0)
-    ax.plot(_rounds(values), np.nanmean(values, axis=1), marker=_marker(values), **_style(run, arm))
+    ax.fill_between(_rounds(values), low, high, color=style["color"], alpha=0.15, linewidth=0)
+    ax.plot(_rounds(values), np.nanmean(values, axis=1), marker=_marker(values), **style)
 
 
 def _thresholds(run: Run, key: str, arm: str) -> list[tuple[int, int, float]]:
@@ -206,7 +188,7 @@ def _thresholds(run: Run, key: str, arm: str) -> list[tuple[int, int, float]]:
 def _draw_threshold(ax: Axes, run: Run, key: str, *arms: str) -> None:
     for arm in arms or run.arms:
         for first, last, value in _thresholds(run, key, arm):
-            ax.plot([first - 0.5, last + 0.5], [value, value], color=_color(run, arm), linestyle=_DASHED, linewidth=_THRESHOLD, zorder=1)
+            ax.plot([first - 0.5, last + 0.5], [value, value], color=color(run, arm), linestyle=_DASHED, linewidth=_THRESHOLD, zorder=1)
 
 
 def _finish(ax: Axes, run: Run) -> None:
@@ -238,43 +220,22 @@ def _limit(ax: Axes, key: str) -> None:
 def _mark(ax: Axes, run: Run, arm: str, rounds: list[int]) -> None:
     """A tick between the round before an extension and the first one after it."""
     for round in rounds:
-        ax.axvline(round + 0.5, color=_color(run, arm), linewidth=0.9)
-        ax.plot([round + 0.5], [1], marker="v", color=_color(run, arm), markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
-
-
-def _arm_handles(run: Run) -> list[Line2D]:
-    return [Line2D([], [], label=arm, **_style(run, arm)) for arm in run.arms]
+        ax.axvline(round + 0.5, color=color(run, arm), linewidth=0.9)
+        ax.plot([round + 0.5], [1], marker="v", color=color(run, arm), markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
 
 
 def _legend(figure: Figure, run: Run, key: str) -> None:
     marks = [
-        Line2D([], [], label=f"{arm}: codebook extended", color=_color(run, arm), linestyle="", marker="v")
+        Line2D([], [], label=f"{arm}: codebook extended", color=color(run, arm), linestyle="", marker="v")
         for arm in run.arms
         if any(r["extended"] for r in run.of(arm))
     ]
     limits = [
-        Line2D([], [], label=f"{arm}: threshold", color=_color(run, arm), linestyle=_DASHED, linewidth=_THRESHOLD)
+        Line2D([], [], label=f"{arm}: threshold", color=color(run, arm), linestyle=_DASHED, linewidth=_THRESHOLD)
         for arm in run.arms
         if _thresholds(run, key, arm)
     ]
-    handles = [*_arm_handles(run), *marks, *limits]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
-
-
-def _style(run: Run, arm: str) -> dict[str, Any]:
-    """Solid lines lie below dashed ones, and those that lie above are thinner: where arms agree, all are seen."""
-    from_below = sorted(run.arms, key=lambda name: _line(run, name) != _SOLID)
-    depth = from_below.index(arm)
-    width = _WIDEST + (_THINNEST - _WIDEST) * depth / max(len(from_below) - 1, 1)
-    return {"color": _color(run, arm), "linestyle": _line(run, arm), "linewidth": width, "zorder": 2 + depth / len(from_below)}
-
-
-def _color(run: Run, arm: str) -> str:
-    return _STYLES[list(run.arms).index(arm) % len(_STYLES)][0]
-
-
-def _line(run: Run, arm: str) -> Any:
-    return _STYLES[list(run.arms).index(arm) % len(_STYLES)][1]
+    legend(figure, [*handles(run), *marks, *limits])
 
 
 def _marker(values: Matrix) -> str:
@@ -289,8 +250,8 @@ def _rounds(values: Matrix) -> npt.NDArray[np.int64]:
 
 def _title(run: Run, client: str) -> str:
     """The client's name, with its angle where the data were dealt and turned."""
-    angles = getattr(run.config.data.partition, "angles", ())
+    name, angles = drawn(run)[client], getattr(run.config.data.partition, "angles", ())
     if not angles or len(run.clients) % len(angles):
-        return client
+        return name
     angle = angles[run.clients.index(client) * len(angles) // len(run.clients)]
-    return f"{client} ({f'{angle:g}'.replace('-', '−')}°)"
+    return f"{name} ({f'{angle:g}'.replace('-', '−')}°)"

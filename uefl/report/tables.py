@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Sequence
+import re
 from dataclasses import dataclass
-from pathlib import Path
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from .folder import Run
@@ -29,8 +28,14 @@ class Table:
     def markdown(self) -> str:
         """As a Markdown table, without the title."""
         rule = [":--"] + ["--:" if self.numeric else ":--"] * (len(self.header) - 1)
-        lines = [self.header, rule, *([cell.replace("|", r"\|") for cell in row] for row in self.rows)]
+        lines = [self.header, rule, *([inert(cell) for cell in row] for row in self.rows)]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+    def html(self) -> str:
+        """As an HTML table, without the title."""
+        head = "".join(f"<th scope=col>{escape(name)}</th>" for name in self.header)
+        rows = [f"<tr><th scope=row>{escape(row[0])}</th>{_cells(row[1:])}</tr>\n" for row in self.rows]
+        return f"<div class=scroll><table{' class=numbers' if self.numeric else ''}>\n<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
 
     def rich(self) -> RichTable:
         """For the terminal; text is taken as it is, a silo's name may hold square brackets."""
@@ -100,7 +105,7 @@ def client_table(run: Run) -> Table:
         return number(run.arms[arm]["clients"].get(client, {}).get(key), digits)
 
     rows = [
-        [client]
+        [run.labels[client]]
         + [cell(arm, client, "accuracy", 3) for arm in run.arms]
         + [cell(arm, client, "entropy", 3) for arm in run.arms]
         + [cell(arm, client, "codewords", 0) for arm in with_codebook]
@@ -109,46 +114,13 @@ def client_table(run: Run) -> Table:
     return Table("per client", header, rows)
 
 
-def spread_table(runs: Sequence[Run]) -> Table:
-    """One row per arm over several runs: mean and sample deviation of its accuracy over the last four rounds.
-
-    Unfinished runs are left out: they would pull the mean with rounds that the others have behind them.
-    """
-    finished = [run for run in runs if run.finished]
-    names = dict.fromkeys(name for run in finished for name in run.arms)
-    rows = []
-    for name in names:
-        means = [run.arms[name]["accuracy_last4"]["mean"] for run in finished if name in run.arms]
-        values = [mean for mean in means if mean is not None]
-        spread = number(statistics.stdev(values)) if len(values) > 1 else "-"
-        rows.append([name, str(len(means)), number(statistics.fmean(values) if values else None), spread])
-    return Table("over runs", ["arm", "runs", f"accuracy, {last_rounds(*finished)}" if finished else "accuracy", "sd over runs"], rows)
+def _cells(row: list[str]) -> str:
+    return "".join(f"<td>{escape(cell)}</td>" for cell in row)
 
 
-def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
-    """Runs of the configuration and the seed of one before them, which they say nothing beyond; their folders, and that one's."""
-    first: dict[str, Path] = {}
-    again = {}
-    for run in runs:
-        like = first.setdefault(run.config.with_run(threads=0).to_toml(), run.path)
-        if like != run.path:
-            again[run.path] = like
-    return again
-
-
-def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Configuration keys other than the seed in which the runs differ; their mean then says little."""
-    tables = [dict(_flat(run.config.with_run(seed=0, threads=0).table())) for run in runs]
-    keys = dict.fromkeys(key for table in tables for key in table)
-    return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
-
-
-def _flat(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{place}{key}.")
-        else:
-            yield f"{place}{key}", value
+def inert(cell: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([\\`*\[\]<|$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", cell)
 
 
 def _reached(arm: dict[str, Any]) -> str:

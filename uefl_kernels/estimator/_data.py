@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,24 +13,69 @@ import torch
 
 from .._checks import DTYPES
 from .._kmeans_checks import native
+from ..ops.kmeans.blocks import Blocks
 
 Back = Callable[[torch.Tensor], Any]
 
+_BLOCK_BYTES = 1 << 26  # of rows in float64 that are read or made dense at once
 _COMPLEX = "Complex data not supported: {} needs real numbers."
 
 
-def rows_of(name: str, X: Any) -> tuple[torch.Tensor, Back]:
+def rows_of(name: str, X: Any, *, none_is_legal: bool = False) -> tuple[torch.Tensor, Back]:
     """Rows [n, d] of one of the four dtypes, not copied where that can be, and the way back to the caller's kind."""
-    x, back = (real(name, X.detach()), _keep) if isinstance(X, torch.Tensor) else (_tensor(name, X), _to_numpy)
+    x, back = (real(name, X.detach()), _keep) if isinstance(X, torch.Tensor) else (_tensor(name, X), to_numpy)
     if x.dim() != 2:
         raise ValueError(f"Expected 2D array, got {x.dim()}D array instead. Reshape your data: one row per sample.")
     if x.dtype not in DTYPES:
         x = x.double()
     n, d = x.shape
-    if n == 0 or d == 0:
+    if (n == 0 and not none_is_legal) or d == 0:
         kind = f"{n} sample(s)" if n == 0 else f"{d} feature(s)"
         raise ValueError(f"Found array with {kind} (shape=({n}, {d})) while a minimum of 1 is required by {name}.")
     return x, back
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows [n, d] that are read or made dense in blocks: a file in memory, a sparse matrix."""
+
+    n: int
+    d: int
+    select: Callable[[Any], torch.Tensor]
+    """The rows of a slice, or of an array of numbers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        step = max(1, _BLOCK_BYTES // (8 * self.d))
+        for start in range(0, self.n, step):
+            yield self.select(slice(start, start + step))
+
+    def blocks(self) -> Blocks:
+        """For a fit."""
+        return Blocks(self.__iter__, lambda numbers: self.select(numbers.numpy()))
+
+
+def source_of(name: str, X: Any) -> Source | None:
+    """The rows of a ``numpy.memmap`` or a sparse matrix; None for all else."""
+    if hasattr(X, "tocsr"):
+        X, dense = X.tocsr(), lambda rows: rows.toarray()
+    elif isinstance(X, np.memmap):
+        dense = np.asarray
+    else:
+        return None
+    if X.ndim != 2 or 0 in X.shape:
+        rows_of(name, np.empty(X.shape))  # which says what is wrong
+    n, d = X.shape
+    return Source(n, d, lambda index: rows_of(name, dense(X[index]))[0])
+
+
+def blocks_of(name: str, blocks: Any) -> Blocks:
+    """The blocks that a caller gives: something that can be iterated again and again, or a function that returns an iterator."""
+    if not callable(blocks) and (not hasattr(blocks, "__iter__") or iter(blocks) is blocks):
+        raise TypeError(
+            f"{name}: blocks is {type(blocks).__name__}, which cannot be read more than once; a fit reads it many times: "
+            "give a list of arrays, or a function that returns an iterator"
+        )
+    return Blocks(lambda: (rows_of(name, block, none_is_legal=True)[0] for block in (blocks() if callable(blocks) else blocks)))
 
 
 def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
@@ -120,13 +166,12 @@ def _keep(result: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _to_numpy(result: torch.Tensor) -> Any:
+def to_numpy(result: torch.Tensor) -> Any:
+    """The way back for arrays."""
     return result.numpy()
 
 
 def _tensor(name: str, X: Any) -> torch.Tensor:
-    if hasattr(X, "toarray"):
-        raise TypeError(f"{name}: sparse data are not supported, expected a dense array; use X.toarray()")
     array = native(name, "X", X)
     if array.dtype.kind == "c":
         raise ValueError(_COMPLEX.format(name))

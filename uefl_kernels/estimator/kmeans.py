@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
-from .._kmeans_checks import check_method, check_request, check_shape
+from .._kmeans_checks import check_method, check_request, check_shape, starts
 from ..ops.kmeans import KMeansResult, kmeans
-from ..ops.kmeans.reference import unit_rows
+from ..ops.kmeans.blocks import Blocks, Found, Request, kmeans_of_blocks
+from ..ops.kmeans.reference import Fit, centre_dtype, unit_rows
+from ..ops.kmeans_step import kmeans_step
+from ..ops.kmeans_step.reference import least_power_of_two, mass_bits, require_valid_centres
 from ..ops.vq_assign import vq_assign
 from ._base import ClusteringEstimator, ConvergenceWarning, NotFittedError, constraints
-from ._data import Back, check_names, column_names, numbers, rows_of, seed_of
+from ._data import Back, blocks_of, check_names, column_names, numbers, rows_of, seed_of, source_of, to_numpy
 
 
 class KMeans(ClusteringEstimator):
@@ -37,6 +43,7 @@ class KMeans(ClusteringEstimator):
         labels_: ``[n_samples]`` int64, the nearest of these centres.
         inertia_: weighted sum of the squared distances to them.
         n_iter_: iterations of the start that was kept.
+        counts_: ``[n_clusters]`` float64, the weights of the rows of each cluster, added up; without weights, how many rows.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Raises:
@@ -53,6 +60,12 @@ class KMeans(ClusteringEstimator):
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = constraints(
         "n_clusters", "init", "n_init", "max_iter", "tol", "random_state", "metric"
     )
+
+    cluster_centers_: Any
+    labels_: Any
+    counts_: Any
+    inertia_: float
+    n_iter_: int
 
     def __init__(
         self,
@@ -74,13 +87,75 @@ class KMeans(ClusteringEstimator):
         self.metric = metric
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
-        """Cluster the rows of X ``[n_samples, n_features]``; ``y`` is ignored. Returns self."""
-        if callable(self.init):
-            raise TypeError("KMeans: init must be a name or the centres, got a function; call it and pass what it returns")
-        self._validate_params()
+        """Cluster the rows of X ``[n_samples, n_features]``; ``y`` is ignored. Returns self.
+
+        A ``numpy.memmap`` is read in blocks, a sparse matrix made dense in blocks, for each pass over the rows; the result is that of
+        the same rows in memory, to the bit.
+        """
+        self._check_parameters()
+        source = source_of("KMeans", X)
+        if source is not None:
+            self._check_columns(column_names(X), source.d, fitting=True)
+            weights = self._weights(sample_weight, source.n)
+            self._keep(*self._cluster_blocks(source.blocks(), weights, None), to_numpy)
+            return self
         x, back = self._rows(X, fitting=True)
-        weights = self._weights(sample_weight, x)
-        self._keep(self._cluster(x, weights), back)
+        weights = self._weights(sample_weight, len(x), x.device)
+        found = self._cluster(x, weights)
+        self._keep(found, _counts(found.labels, weights, len(found.centres)), back)
+        return self
+
+    def fit_blocks(self, blocks: Any, *, sample_weight: Any = None, group: Any = None) -> KMeans:
+        """Cluster rows that are not in memory at once, or not in one process: the result of all of them together, to the bit.
+
+        Args:
+            blocks: arrays or tensors ``[n_i, n_features]`` of one dtype, read again for every pass: a list, an object whose
+                iterator begins anew, or a function that returns an iterator. ``"k-means||"`` takes fewer passes than ``"k-means++"``,
+                which takes two for each centre.
+            sample_weight: ``[n_samples]``, of the rows of all blocks.
+            group: a group of ``torch.distributed`` with a backend for the CPU (gloo), each process with blocks of its own; their rows
+                count in the order of the ranks. ``labels_`` are those of the process, all else is the same in each. None: this
+                process alone.
+
+        Returns:
+            self. In memory are one block and about 50 bytes a row, with ``"k-means++"`` 8 (2 + ln n_clusters) more.
+
+        Raises:
+            TypeError, ValueError: as ``fit``; blocks that can be read only once or change between two passes, processes that disagree.
+            RuntimeError: another process raised one of these.
+        """
+        self._check_parameters()
+        read = blocks_of("KMeans", blocks)
+        weights = None if sample_weight is None else self._weights(sample_weight, None)
+        found, counts = self._cluster_blocks(read, weights, group)
+        self._check_columns(None, found.centres.shape[1], fitting=True)
+        self._keep(found, counts, to_numpy)
+        return self
+
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
+        """Move the centres by more rows, which are not kept. The first call is ``fit``, so it needs at least ``n_clusters`` rows.
+
+        A centre becomes the mean of all rows that it was given so far, in this call those which it is nearest to
+        (``metric="cosine"``: scaled to length 1). ``labels_`` and ``inertia_`` are those of X with the new centres.
+
+        Source: MacQueen 1967; Sculley 2010, "Web-scale k-means clustering"; Zhong 2005, "Efficient online spherical k-means clustering".
+        """
+        if not self.__sklearn_is_fitted__():
+            return self.fit(X, sample_weight=sample_weight)
+        self._check_parameters()
+        x, back = self._rows(X, fitting=False)
+        centres, before = (rows_of("KMeans", value)[0].to(x.device) for value in (self.cluster_centers_, self.counts_[:, None]))
+        rows = self._prepared(x).to(centres.dtype)
+        weights = self._weights(sample_weight, len(x), x.device)
+        with _in_words_of_the_estimator():
+            found = kmeans_step(rows, centres, weights=weights)
+            counts = before + found.masses[:, None]
+            means = torch.where(counts > 0, (centres.double() * before + found.sums) / counts, centres.double())
+            centres = (unit_rows(means) if self.metric == "cosine" else means).to(centres.dtype)
+            found = kmeans_step(rows, centres, weights=weights, units=found.units)
+        self.cluster_centers_, self.counts_ = back(centres), back(counts[:, 0])
+        self.labels_, self.inertia_ = back(found.labels), float(found.inertia)
+        self.n_iter_ += 1
         return self
 
     def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -93,8 +168,8 @@ class KMeans(ClusteringEstimator):
 
     def predict(self, X: Any) -> Any:
         """Nearest centre of each row, ``[n_samples]`` int64."""
-        rows, centres, back = self._fitted(X)
-        return back(vq_assign(rows, centres)[:, 0])
+        blocks, centres, back = self._fitted(X)
+        return back(torch.cat([vq_assign(block, centres)[:, 0] for block in blocks]))
 
     def transform(self, X: Any) -> Any:
         """Distance of each row to each centre, ``[n_samples, n_clusters]``."""
@@ -102,13 +177,13 @@ class KMeans(ClusteringEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Minus the inertia of X."""
-        rows, centres, _ = self._fitted(X)
-        weights = self._weights(sample_weight, rows)
-        total = 0.0
-        for start in range(0, len(rows), _BLOCK):
-            block = rows[start : start + _BLOCK]
+        blocks, centres, _ = self._fitted(X)
+        weights = self._weights(sample_weight, X.shape[0] if hasattr(X, "shape") else len(X), centres.device)
+        total, start = 0.0, 0
+        for block in blocks:
             squares = (block.double() - centres[vq_assign(block, centres)[:, 0]].double()).square().sum(1)
-            total += float((squares if weights is None else squares * weights[start : start + _BLOCK]).sum())
+            total += float((squares if weights is None else squares * weights[start : start + len(block)]).sum())
+            start += len(block)
         return -total
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -119,40 +194,58 @@ class KMeans(ClusteringEstimator):
         """How many columns ``transform`` gives."""
         return len(self.cluster_centers_)
 
-    def _cluster(self, x: torch.Tensor, weights: torch.Tensor | None) -> KMeansResult:
-        """The fit itself; what the op says is said of this estimator's names."""
-        (n, d), n_init, tol, metric = x.shape, self.n_init, self.tol, self.metric
-        asked = (self.n_clusters, n_init, self.max_iter, tol, seed_of(self.random_state), metric)
+    def _check_parameters(self) -> None:
+        if callable(self.init):
+            raise TypeError("KMeans: init must be a name or the centres, got a function; call it and pass what it returns")
+        self._validate_params()
+
+    def _request(self, n: int, d: int) -> Request:
+        """What the parameters ask of n rows of d elements; or an error."""
+        asked = (self.n_clusters, self.n_init, self.max_iter, self.tol, seed_of(self.random_state), self.metric)
         k, max_iter, seed = check_request("KMeans", n, d, *asked, k_name="n_clusters", seed_name="random_state")
-        init = self.init if isinstance(self.init, str) else numbers("KMeans", "init", self.init).to(x.device)
-        if isinstance(init, str):
-            check_method("KMeans", init)
-        else:
-            check_shape("KMeans", "init", init.shape, [k, d])
-            if n_init != "auto" and int(n_init) > 1:
-                warnings.warn(
-                    f"Explicit initial center position passed: performing only one init in KMeans instead of n_init={n_init}.",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-        try:
-            found = kmeans(x, k, weights=weights, init=init, n_init=n_init, max_iter=max_iter, tol=tol, seed=seed, metric=metric)
-        except RuntimeError as error:  # the op looks at the values while it works
-            if not str(error).startswith("kmeans: "):
-                raise
-            raise ValueError(str(error).replace("kmeans: x ", "KMeans: X ").replace("kmeans: ", "KMeans: ")) from None
+        if isinstance(self.init, str):
+            check_method("KMeans", self.init)
+            return Request(self.init, None, k, seed, starts(self.n_init, self.init), max_iter, float(self.tol))
+        given = numbers("KMeans", "init", self.init)
+        check_shape("KMeans", "init", given.shape, [k, d])
+        if self.n_init != "auto" and int(self.n_init) > 1:
+            warnings.warn(
+                f"Explicit initial center position passed: performing only one init in KMeans instead of n_init={self.n_init}.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return Request("given", given, k, seed, 1, max_iter, float(self.tol))
+
+    def _cluster(self, x: torch.Tensor, weights: torch.Tensor | None) -> KMeansResult:
+        asked = self._request(*x.shape)
+        init = asked.method if asked.given is None else asked.given.to(x.device)
+        n_init, max_iter, tol, seed, metric = asked.n_init, asked.max_iter, asked.tol, asked.seed, self.metric
+        with _in_words_of_the_estimator():
+            found = kmeans(x, asked.k, weights=weights, init=init, n_init=n_init, max_iter=max_iter, tol=tol, seed=seed, metric=metric)
         if bool(found.inertia.isnan()):  # on a GPU it does not look
             raise ValueError("KMeans: X holds NaN or infinity; remove or replace those rows")
         return found
 
-    def _keep(self, found: KMeansResult, back: Back) -> None:
+    def _cluster_blocks(self, blocks: Blocks, weights: torch.Tensor | None, group: Any) -> Found:
+        def request(n: int, d: int) -> Request:
+            asked = self._request(n, d)
+            if asked.given is None:
+                return asked
+            require_valid_centres("kmeans", "init", asked.given)
+            assert blocks.like is not None
+            return asked._replace(given=asked.given.to(centre_dtype(blocks.like)))
+
+        with _in_words_of_the_estimator():
+            return kmeans_of_blocks(blocks, weights, request, self.metric == "cosine", group)
+
+    def _keep(self, found: KMeansResult | Fit, counts: torch.Tensor, back: Back) -> None:
         """Set the attributes that a fit leaves."""
         self.cluster_centers_ = back(found.centres)
         self.labels_ = back(found.labels)
+        self.counts_ = back(counts)
         self.inertia_ = float(found.inertia)
         self.n_iter_ = int(found.iterations)
-        k = len(found.centres)
-        used = int((torch.bincount(found.labels, minlength=k) > 0).sum())
+        used, k = int((counts > 0).sum()), len(counts)
         if used < k:
             warnings.warn(
                 f"Number of distinct clusters ({used}) found smaller than n_clusters ({k}). Possibly due to duplicate points in X.",
@@ -161,49 +254,85 @@ class KMeans(ClusteringEstimator):
             )
 
     def _transform(self, X: Any) -> Any:
-        rows, centres, back = self._fitted(X)
-        blocks, wide = rows.split(_BLOCK), centres.double()  # squares of float32 may overflow in float32
-        found = [torch.cdist(block.double(), wide, compute_mode="donot_use_mm_for_euclid_dist").to(rows.dtype) for block in blocks]
+        blocks, centres, back = self._fitted(X)
+        wide = centres.double()  # squares of float32 may overflow in float32
+        found = [torch.cdist(block.double(), wide, compute_mode="donot_use_mm_for_euclid_dist").to(centres.dtype) for block in blocks]
         return back(torch.cat(found))
 
-    def _fitted(self, X: Any) -> tuple[torch.Tensor, torch.Tensor, Back]:
-        """Rows as the fit saw them, the centres, and the way back to the caller's kind."""
+    def _fitted(self, X: Any) -> tuple[Iterator[torch.Tensor], torch.Tensor, Back]:
+        """Rows as the fit saw them, in blocks, the centres in their dtype, and the way back to the caller's kind."""
         if not self.__sklearn_is_fitted__():
             raise NotFittedError("This KMeans instance is not fitted yet. Call 'fit' with appropriate arguments before using it.")
-        x, back = self._rows(X, fitting=False)
-        centres = rows_of("KMeans", self.cluster_centers_)[0].to(x.device)
+        source = source_of("KMeans", X)
+        if source is None:
+            x, back = self._rows(X, fitting=False)
+            like, blocks = x, iter(x.split(_BLOCK))
+        else:
+            self._check_columns(column_names(X), source.d, fitting=False)
+            like, blocks, back = source.select(slice(0, 1)), iter(source), to_numpy
+        centres = rows_of("KMeans", self.cluster_centers_)[0].to(
+            like.device, torch.float64 if like.dtype == torch.float64 else torch.float32
+        )
+        return (self._prepared(block) for block in blocks), centres, back
+
+    def _prepared(self, x: torch.Tensor) -> torch.Tensor:
         if not bool(torch.isfinite(x).all()):
             raise ValueError("KMeans: X holds NaN or infinity; remove or replace those rows")
         x = x if x.dtype == torch.float64 else x.float()
-        return unit_rows(x) if self.metric == "cosine" else x, centres.to(x.dtype), back
+        return unit_rows(x) if self.metric == "cosine" else x
 
     def _rows(self, X: Any, *, fitting: bool) -> tuple[torch.Tensor, Back]:
         names = column_names(X)
-        if not fitting:
-            check_names("KMeans", getattr(self, "feature_names_in_", None), names)
         x, back = rows_of("KMeans", X)
-        d = x.shape[1]
+        self._check_columns(names, x.shape[1], fitting=fitting)
+        return x, back
+
+    def _check_columns(self, names: Any, d: int, *, fitting: bool) -> None:
+        """Remember the number and names of the columns of a fit, or compare them with it."""
         if fitting:
             self.n_features_in_ = d
             if names is not None:
                 self.feature_names_in_ = names
             elif hasattr(self, "feature_names_in_"):
                 del self.feature_names_in_
-        elif d != self.n_features_in_:
+            return
+        check_names("KMeans", getattr(self, "feature_names_in_", None), names)
+        if d != self.n_features_in_:
             raise ValueError(f"X has {d} features, but KMeans is expecting {self.n_features_in_} features as input.")
-        return x, back
 
-    def _weights(self, sample_weight: Any, x: torch.Tensor) -> torch.Tensor | None:
+    def _weights(self, sample_weight: Any, n: int | None, device: torch.device | str = "cpu") -> torch.Tensor | None:
         if sample_weight is None:
             return None
         if isinstance(sample_weight, (int, float)):
-            sample_weight = x.new_full((len(x),), float(sample_weight), dtype=torch.float64)
-        weights = numbers("KMeans", "sample_weight", sample_weight).to(x.device)
-        if tuple(weights.shape) != (len(x),):
-            raise ValueError(f"KMeans: sample_weight must have shape [{len(x)}], got {list(weights.shape)}")
-        if not bool((weights >= 0).all() and (weights <= 2.0**1000).all() and (weights > 0).any()):
+            sample_weight = np.full(n or 0, float(sample_weight))
+        weights = numbers("KMeans", "sample_weight", sample_weight).to(device)
+        if n is not None and tuple(weights.shape) != (n,):
+            raise ValueError(f"KMeans: sample_weight must have shape [{n}], got {list(weights.shape)}")
+        if not bool((weights >= 0).all() and (weights <= 2.0**1000).all() and (n is None or bool((weights > 0).any()))):
             raise ValueError("KMeans: sample_weight must be finite (at most 2^1000), not negative and not all zero")
         return weights
+
+
+def _counts(labels: torch.Tensor, weights: torch.Tensor | None, k: int) -> torch.Tensor:
+    """Weights of the rows of each cluster, added up, [k] float64; as whole numbers, so in any order."""
+    if weights is None:
+        return torch.bincount(labels, minlength=k).double()
+    unit, scale = least_power_of_two(weights.max()), 2.0 ** mass_bits(len(labels))
+    masses = (weights / unit * scale).round().long()
+    return torch.zeros_like(masses[:1].expand(k)).index_add_(0, labels, masses).double() / scale * unit
+
+
+@contextlib.contextmanager
+def _in_words_of_the_estimator() -> Iterator[None]:
+    """What the op says of its arguments is said of the estimator's: it looks at the values while it works."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        op, _, rest = str(error).partition(": ")
+        if op not in ("kmeans", "kmeans_step"):
+            raise
+        rest = f"X{rest[1:]}" if rest.startswith("x ") else rest
+        raise ValueError(f"KMeans: {rest}") from None
 
 
 _BLOCK = 1 << 16  # rows whose differences are in memory at a time

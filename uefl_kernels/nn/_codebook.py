@@ -31,6 +31,10 @@ class Codebook(Float32Module):
     steps: torch.Tensor
     pending_counts: torch.Tensor | None
     pending_sums: torch.Tensor | None
+    batch_mean: torch.Tensor | None
+    batch_variance: torch.Tensor
+    codebook_mean: torch.Tensor
+    codebook_variance: torch.Tensor
 
     def __init__(
         self,
@@ -202,8 +206,10 @@ class Codebook(Float32Module):
         if not self.kmeans_init:
             return False
         known = self._known
-        if torch.compiler.is_compiling() or self.initted.is_meta or isinstance(self.initted, FakeTensor):
+        if torch.compiler.is_dynamo_compiling():
             return known is None or known[0] is not self.initted
+        if torch.compiler.is_compiling() or self.initted.is_meta or isinstance(self.initted, FakeTensor):
+            return known is None  # export puts other tensors into the buffers while it traces
         if known is not None and known[0] is self.initted and known[1] == self.initted._version and self.initted.device.type != "cpu":
             return False
         if not bool(self.initted):
@@ -213,12 +219,10 @@ class Codebook(Float32Module):
 
     @torch.no_grad()
     def initialize(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """k-means on the rows ``[..., heads * d]`` of the first batch; later calls do nothing.
+        """k-means on the rows ``[..., heads * d]`` of the first batch, for a codebook that is ``waiting``.
 
         A batch without a single row, over all processes, leaves it to the next one.
         """
-        if not self.waiting:
-            return
         found = _kmeans_init.kmeans(self, x, mask)
         if found is None:
             return
@@ -240,10 +244,10 @@ class Codebook(Float32Module):
         self._known = (self.initted, self.initted._version) if known else None
         return self
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any) -> None:
         if self.affine is not None:
-            _affine.expect(self, state, prefix)
-        super()._load_from_state_dict(state, prefix, *args, **kwargs)
+            _affine.expect(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
         self._known = None
         if self.initted.is_meta or isinstance(self.initted, FakeTensor):
             return

@@ -43,7 +43,7 @@ def kmeans(book: Codebook, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[
 
 def by_book(x: torch.Tensor, books: int, d: int) -> torch.Tensor:
     """``[..., heads * d]`` -> ``[h, n, d]`` in the peer's order (batch, head, position): the same seed draws the same rows."""
-    split = x.unflatten(-1, (x.shape[-1] // d, d))
+    split: torch.Tensor = x.unflatten(-1, (x.shape[-1] // d, d))  # type: ignore[no-untyped-call]
     if books > 1:
         return split.movedim(-2, 0).reshape(books, -1, d)
     return split.movedim(-2, min(1, x.dim() - 1)).reshape(1, -1, d)

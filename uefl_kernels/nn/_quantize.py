@@ -71,7 +71,8 @@ def quantize(layer: VectorQuantize, given: torch.Tensor, call: Call) -> Quantize
     rows = layer._unit(given) if book.cosine else given
     if mask is not None:  # whatever the padding holds, NaN included, nothing below sees it
         rows = rows.masked_fill(~mask.unsqueeze(-1), 0)
-    book.initialize(rows, mask)
+    if book.waiting:
+        book.initialize(rows, mask)
     optimizing = layer.in_place_codebook_optimizer is not None
     changing = layer.training and not call.frozen and call.topk is None and (optimizing or book.tracks(call.ema))
     before = book.memory.recall(rows) if changing else None  # not None: a checkpointed region runs this pass again

@@ -91,7 +91,7 @@ def kmeans(
         max_iter: at most so many iterations.
         tol: stop when the squared movement of the centres, summed, is at most this times the mean variance of the columns; and in
             any case when no label changes.
-        seed: of Philox4x32-10 (counters: ``Grid`` in ``reference.py``).
+        seed: of Philox4x32-10 (counters: ``Grid`` in ``grid.py``).
         metric: ``"l2"``; or ``"cosine"``: rows and centres are scaled to length 1 (spherical k-means), and inertia is that of the
             scaled rows. A row of zeros stays.
 

@@ -11,27 +11,21 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..._library import triton_available
-from ..._philox import uniforms
 from ..kmeans_step import reference as steps
 from ..vq_assign.reference import _sqrt as square_root
+from .grid import Grid
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Step = Callable[..., steps.Step]
 Advance = Callable[["Data", "State", torch.Tensor, steps.Step, bool], None]
 
 _GRID_BITS = 14
-_LANES = 8  # candidates that are compared with the rows at once
-_BLOCK_ELEMENTS = 1 << 22  # of the float64 copies that are in memory at a time
-PARALLEL_ROUNDS = 5  # of k-means||, with 2 k draws each
 _LOOK_EVERY = 16  # iterations between two looks at whether a fit on a GPU has converged
 
 
@@ -98,11 +92,7 @@ def batch(
         mass = None if weights is None else weights[row : row + size]
         given = None if init is None else init[centre : centre + k]
         data = Data(unit_rows(rows.to(centre_dtype(x))) if spherical else rows, mass, parts.grid)
-        tries = []
-        for restart in range(n_init):
-            start = data.rows[data.grid.seeds(method, k, seed, restart)].to(centre_dtype(x)) if given is None else given
-            tries.append(lloyd(parts, data, unit_rows(start) if spherical else start, spherical, max_iter, tol))
-        fits.append(_best(tries))
+        fits.append(fit(parts, data, method, given, k, seed, spherical, n_init, max_iter, tol))
         row, centre = row + size, centre + k
     none = x.new_empty(0, dtype=torch.float64)
     return (
@@ -113,11 +103,38 @@ def batch(
     )
 
 
+def fit(
+    parts: Parts,
+    data: Data,
+    method: str,
+    given: torch.Tensor | None,
+    k: int,
+    seed: int,
+    spherical: bool,
+    n_init: int,
+    max_iter: int,
+    tol: float,
+) -> Fit:
+    """The best of ``n_init`` starts from seeds, or from the centres that are given."""
+    tries = []
+    for restart in range(n_init):
+        start = data.take(data.grid.seeds(method, k, seed, restart)) if given is None else given
+        start = start.to(centre_dtype(start))
+        tries.append(lloyd(parts, data, unit_rows(start) if spherical else start, spherical, max_iter, tol))
+    return _best(tries)
+
+
 class Data:
-    """One problem: rows [n, d], their weights at most 1 or None, the units in which they are added up, and the grid for seeding."""
+    """One problem: rows [n, d], their weights at most 1 or None, the units in which they are added up, and the grid for seeding.
+
+    ``blocks.py`` has one whose rows are not in memory at once.
+    """
+
+    looks_for_empty = False
 
     def __init__(self, rows: torch.Tensor, weights: torch.Tensor | None, grid: type[Grid]) -> None:
         self.rows, self._grid = rows, grid
+        self.n = len(rows)
         self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units(rows, weights)
         self.weights = None if weights is None else weights / self.weight_unit
 
@@ -125,114 +142,71 @@ class Data:
     def grid(self) -> Grid:
         """The rows as whole numbers."""
         n, d = self.rows.shape
-        bits = min(_GRID_BITS, (60 - steps.ceil_log2(n * d)) // 2)
-        # The reach of a column is below 2^exponent, and its scale is 2^(mass_bits - exponent).
-        self.grid_scale = self.scale.amin() * 2.0 ** (bits - steps.mass_bits(n))
         values = torch.empty(n, d, dtype=torch.int16, device=self.rows.device)
         for block in steps.blocks(self.rows):
-            values[block] = ((self.rows[block].double() - self.middle) * self.grid_scale).round().to(torch.int16)
-        return self._grid(values, self.rows.new_ones(n, dtype=torch.float64) if self.weights is None else self.weights, bits)
+            values[block] = self.quantised(self.rows[block])
+        return self._grid(values, self.rows.new_ones(n, dtype=torch.float64) if self.weights is None else self.weights, self.bits)
+
+    @functools.cached_property
+    def bits(self) -> int:
+        """So many bits and a sign has an element on the grid."""
+        return min(_GRID_BITS, (60 - steps.ceil_log2(self.n * len(self.scale))) // 2)
+
+    @functools.cached_property
+    def grid_scale(self) -> torch.Tensor:
+        """Steps of the grid in 1.0: the reach of a column is below 2^exponent, and its scale is 2^(mass_bits - exponent)."""
+        return self.scale.amin() * 2.0 ** (self.bits - steps.mass_bits(self.n))
+
+    def quantised(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows on the grid, int16."""
+        return ((rows.double() - self.middle) * self.grid_scale).round().to(torch.int16)
 
     def variance(self) -> torch.Tensor:
         """Mean over the columns of the variance of the rows, unweighted and on the grid: what ``tol`` is relative to."""
-        n, d = self.rows.shape
         values = self.grid.values
         squares = torch.stack([values[block].long().square().sum(0) for block in steps.blocks(values)]).sum(0)
-        mean = values.sum(0, dtype=torch.int64).double() / n
-        return steps.tree_sum(squares.double() / n - mean * mean) / d / self.grid_scale / self.grid_scale
+        return self._variance(values.sum(0, dtype=torch.int64), squares)
+
+    def _variance(self, sums: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        mean = sums.double() / self.n
+        return steps.tree_sum(squares.double() / self.n - mean * mean) / len(mean) / self.grid_scale / self.grid_scale
 
     def step(self, step: Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
         """``kmeans_step`` of these rows."""
         return step(self.rows, centres, self.weights, self.middle, self.scale, self.mass_scale, with_inertia)
 
+    def take(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The rows of these numbers."""
+        return self.rows[numbers]
 
-class Grid:
-    """Rows as whole numbers of at most ``bits`` bits and a sign, for seeding.
+    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> Far:
+        """The rows that are farthest from their centres, as many as there are centres."""
+        keys = self.keys(self.rows, centres, labels, self.weights, 0)
+        top = keys.topk(min(self.n, len(centres)))
+        row = top.indices
+        return Far(top.values, self.rows[row], None if self.weights is None else self.weights[row], labels[row])
 
-    Draw t of a round uses Philox4x32-10 with counter (t, round, restart, stage) and the seed as key; its number in [0, 1) is made
-    of the upper 27 and 26 bits of the first two words. Stage 0: the rows; for k-means||, 1 its rounds and 2 the rows drawn.
-    """
+    def keys(
+        self, rows: torch.Tensor, centres: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, first: int
+    ) -> torch.Tensor:
+        """Whole numbers in the order of the distances of rows to their centres, -1 for none; ``first`` is the number of the first row.
 
-    def __init__(self, values: torch.Tensor, weights: torch.Tensor, bits: int) -> None:
-        n, d = values.shape
-        self.values, self.bits = values, bits
-        self.weights = weights  # at most 1
-        self.masses = (weights * 2.0 ** steps.mass_bits(n)).round().long()
-        # A squared distance is at most d (2 * 2^bits)^2; n of them stay within 2^62.
-        self.potential_scale = 2.0 ** (60 - 2 * bits - steps.ceil_log2(n * d))
+        A distance in float64 orders like its bits; the last of them give way to the number of the row, lowest first.
+        """
+        distances = steps.distances(rows, centres, labels)
+        spread = (1 << steps.ceil_log2(self.n)) - 1
+        numbers = torch.arange(first, first + len(rows), device=labels.device)
+        keys = (distances.view(torch.int64) & ~spread) | (spread - numbers)
+        return torch.where((distances > 0) & (steps.row_masses(rows, weights, self.mass_scale) > 0), keys, -1)
 
-    def seeds(self, method: str, k: int, seed: int, restart: int) -> torch.Tensor:
-        """Which rows a fit begins with, [k]."""
-        if method == "random":
-            return self.random(k, seed, restart)
-        if method == "k-means++":
-            return self.plus_plus(k, seed, restart, 0)
-        return self.parallel(k, seed, restart)
 
-    def random(self, k: int, seed: int, restart: int) -> torch.Tensor:
-        """k different rows, each with a probability in proportion to its weight among those that are left."""
-        left, chosen = self.masses.clone(), self.masses.new_zeros(k)
-        for i in range(k):
-            chosen[i : i + 1] = sample(left, uniforms(1, i, restart, 0, seed))
-            left.index_fill_(0, chosen[i : i + 1], 0)
-        return chosen
+class Far(NamedTuple):
+    """Rows [m] far from their centres, the farthest first."""
 
-    def plus_plus(self, k: int, seed: int, restart: int, stage: int) -> torch.Tensor:
-        """Greedy k-means++: of 2 + ln k rows drawn by squared distance, the one that lowers the potential most, ties to the first."""
-        left, chosen = self.masses.clone(), self.masses.new_zeros(k)
-        chosen[:1] = sample(left, uniforms(1, 0, restart, stage, seed))
-        left.index_fill_(0, chosen[:1], 0)
-        nearest = self.distances(chosen[:1])[:, 0]
-        for i in range(1, k):
-            potential = self.potential(nearest)
-            potential = torch.where(potential.sum() > 0, potential, left)  # fewer different rows than clusters
-            trials = sample(potential, uniforms(2 + int(math.log(k)), i, restart, stage, seed))
-            closer = torch.minimum(nearest[:, None], self.distances(trials))
-            best = self.potential(closer).sum(0).argmin(0, keepdim=True)  # not a number: an index on a GPU would be waited for
-            chosen[i : i + 1] = trials.index_select(0, best)
-            left.index_fill_(0, chosen[i : i + 1], 0)
-            nearest = closer.index_select(1, best)[:, 0]
-        return chosen
-
-    def parallel(self, k: int, seed: int, restart: int) -> torch.Tensor:
-        """k-means||: five rounds of 2 k draws by squared distance, with replacement; then k-means++ among the rows drawn."""
-        drawn, owner = self.oversampled(k, seed, restart)
-        masses = torch.zeros_like(drawn).index_add_(0, owner, self.masses)
-        few = type(self)(self.values[drawn], masses.double() / steps.least_power_of_two(masses.max().double()), self.bits)
-        return drawn[few.plus_plus(k, seed, restart, 2)]
-
-    def oversampled(self, k: int, seed: int, restart: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows drawn, and for each row of the grid which of them is nearest, the first of equals."""
-        drawn = sample(self.masses, uniforms(1, 0, restart, 1, seed))
-        nearest = self.distances(drawn)[:, 0]
-        owner = torch.zeros_like(nearest)
-        for i in range(1, PARALLEL_ROUNDS + 1):
-            potential = self.potential(nearest)
-            potential = torch.where(potential.sum() > 0, potential, self.masses)
-            fresh = sample(potential, uniforms(2 * k, i, restart, 1, seed))
-            for group in fresh.split(_LANES):
-                distance = self.distances(group)
-                first = distance.argmin(1, keepdim=True)
-                distance = distance.gather(1, first)[:, 0]
-                owner = torch.where(distance < nearest, first[:, 0] + len(drawn), owner)
-                nearest = torch.minimum(nearest, distance)
-                drawn = torch.cat([drawn, group])
-        return drawn, owner
-
-    def distances(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Squared distances [n, len(chosen)] int64: whole numbers below 2^53 all the way, so float64 products are exact."""
-        picked = self.values[chosen].double()
-        norms = picked.square().sum(1)
-        out = []
-        for values in self.values.split(max(1, _BLOCK_ELEMENTS // self.values.shape[1])):
-            wide = values.double()
-            out.append((wide.square().sum(1)[:, None] + norms - 2 * (wide @ picked.T)).long())
-        return torch.cat(out)
-
-    def potential(self, squares: torch.Tensor) -> torch.Tensor:
-        """Weighted squared distances [n, ...] in whole numbers whose sum is at most 2^62."""
-        weights = (self.weights * self.potential_scale).reshape(-1, *[1] * (squares.dim() - 1))
-        return (weights * squares.double()).round().long()
+    keys: torch.Tensor
+    rows: torch.Tensor
+    weights: torch.Tensor | None
+    labels: torch.Tensor
 
 
 class Fit(NamedTuple):
@@ -296,24 +270,17 @@ def update(
     An empty cluster takes the row that is farthest from its centre (the next one the next farthest), which leaves its own cluster.
     A cluster that still has no mass keeps its centre.
     """
-    n, k = len(labels), len(centres)
     empty = masses == 0
-    # A distance in float64 orders like its bits; the last of them give way to the number of the row, lowest first.
-    distances = steps.distances(data.rows, centres, labels)
-    row_masses = steps.row_masses(data.rows, data.weights, data.mass_scale)
-    spread = (1 << steps.ceil_log2(n)) - 1
-    keys = (distances.view(torch.int64) & ~spread) | (spread - torch.arange(n, device=labels.device))
-    keys = torch.where((distances > 0) & (row_masses > 0), keys, -1)
-    top = keys.topk(min(n, k))
-    rank = empty.long().cumsum(0) - 1  # of an empty cluster among the empty ones
-    taken = rank.clamp(0, len(top.indices) - 1)
-    row = top.indices[taken]
-    takes = empty & (rank < len(top.indices)) & (top.values[taken] >= 0)
-    weights = None if data.weights is None else data.weights[row]
-    terms = steps.terms(data.rows[row], weights, data.middle, data.scale) * takes[:, None]
-    mass = row_masses[row] * takes
-    sums = (sums + terms).index_add_(0, labels[row], -terms)
-    masses = (masses + mass).index_add_(0, labels[row], -mass)
+    if not data.looks_for_empty or bool(empty.any()):  # to look may save a pass, but a GPU would have to be waited for
+        far = data.farthest(centres, labels)
+        rank = empty.long().cumsum(0) - 1  # of an empty cluster among the empty ones
+        taken = rank.clamp(0, len(far.keys) - 1)
+        takes = empty & (rank < len(far.keys)) & (far.keys[taken] >= 0)
+        weights = None if far.weights is None else far.weights[taken]
+        terms = steps.terms(far.rows[taken], weights, data.middle, data.scale) * takes[:, None]
+        mass = steps.row_masses(far.rows[taken], weights, data.mass_scale) * takes
+        sums = (sums + terms).index_add_(0, far.labels[taken], -terms)
+        masses = (masses + mass).index_add_(0, far.labels[taken], -mass)
     means = data.middle + (sums.double() / data.scale) / (masses.double() / data.mass_scale)[:, None]
     if spherical:
         means = unit_rows(means)
@@ -343,15 +310,6 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
     wide = rows.double()
     norms = square_root(steps.square_norms(wide))
     return torch.where(norms[:, None] == 0, 0.0, wide / norms[:, None]).to(rows.dtype)  # NaN stays NaN
-
-
-def sample(masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
-    """For each draw in [0, 1) the first row whose running sum of masses [n] int64 exceeds that part of their total; 0 if all are 0."""
-    running = masses.cumsum(0)
-    total = running[-1]
-    # Plain numbers go to a device with the launch; a tensor of them would have to be copied there.
-    targets = torch.stack([(total.double() * draw).long() for draw in draws.tolist()]).minimum(total - 1)
-    return torch.searchsorted(running, targets, right=True)
 
 
 def _best(fits: list[Fit]) -> Fit:

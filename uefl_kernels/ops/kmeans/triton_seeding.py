@@ -1,4 +1,4 @@
-"""Seeding of ``kmeans`` in Triton: the draws of ``reference.Grid``, without a look of the host and with no distances in memory.
+"""Seeding of ``kmeans`` in Triton: the draws of ``grid.Grid``, without a look of the host and with no distances in memory.
 
 A round of greedy k-means++ reads the grid twice, 4 bytes an element: once to find what each of its few candidates would leave of the
 potential, once to keep the distances to the best. Blocks of rows keep their share of the potential, so that a draw reads those and
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..kmeans_step import reference as steps
 from ..vq_assign.triton_tail import _fixed
-from . import reference
+from . import grid
 
 _BLOCK = 1024  # rows whose potential is summed up
 _ROWS, _ELEMENTS = 64, 32  # of a tile; not tuned on a GPU yet
@@ -146,8 +146,8 @@ def _improve(
     tl.store(sums + block, total)
 
 
-class Grid(reference.Grid):
-    """``reference.Grid`` with the rows drawn by the kernels above."""
+class Grid(grid.Grid):
+    """``grid.Grid`` with the rows drawn by the kernels above."""
 
     def random(self, k: int, seed: int, restart: int) -> torch.Tensor:
         """As in the reference."""
@@ -173,9 +173,9 @@ class Grid(reference.Grid):
     def oversampled(self, k: int, seed: int, restart: int) -> tuple[torch.Tensor, torch.Tensor]:
         """As in the reference."""
         search, owner = _Search(self), torch.zeros_like(self.masses)
-        drawn = self.masses.new_empty(1 + reference.PARALLEL_ROUNDS * 2 * k)
+        drawn = self.masses.new_empty(1 + grid.PARALLEL_ROUNDS * 2 * k)
         first = 0
-        for i in range(reference.PARALLEL_ROUNDS + 1):
+        for i in range(grid.PARALLEL_ROUNDS + 1):
             count = 2 * k if i else 1
             search.draw(drawn[first:], count, i, restart, 1, seed)
             search.improve(drawn[first:], count, first, owner)

@@ -37,15 +37,18 @@ def units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
     overflow: they stay within 2^62.
     """
     n, d = x.shape
-    middle = x.new_zeros(d, dtype=torch.float64)
-    one = x.new_ones((), dtype=torch.float64)
-    mass_scale = one * 2.0 ** mass_bits(n)
     if n == 0:
-        return middle, torch.ones_like(middle), mass_scale, one
-    low, high = x.amin(0).double(), x.amax(0).double()
+        middle, one = x.new_zeros(d, dtype=torch.float64), x.new_ones((), dtype=torch.float64)
+        return middle, torch.ones_like(middle), one * 2.0 ** mass_bits(n), one
+    return units_within(n, x.amin(0).double(), x.amax(0).double(), None if weights is None else weights.max())
+
+
+def units_within(n: int, low: torch.Tensor, high: torch.Tensor, heaviest: torch.Tensor | None) -> Units:
+    """The same of n rows of which only the extremes of their columns, [d] float64, and the greatest weight are known."""
+    one = low.new_ones(())
     middle = low / 2 + high / 2
     scale = power_of_two(mass_bits(n) - exponent(torch.maximum(high - middle, middle - low)))
-    return middle, scale, mass_scale, one if weights is None else least_power_of_two(weights.max())
+    return middle, scale, one * 2.0 ** mass_bits(n), one if heaviest is None else least_power_of_two(heaviest)
 
 
 def kmeans_step(

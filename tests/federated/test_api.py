@@ -1,0 +1,258 @@
+"""The Python interface: presets with overrides, and the user's own clients, network and algorithm."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from pydantic import Field
+from torch import nn
+
+import uefl
+from uefl import config, report
+from uefl.algorithms import base
+from uefl.client.work import Batch, Work
+from uefl.data import from_arrays
+
+KEYS = {"threads": 1, "precision": "fp32", "passes": 2, "rounds": [1, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2}
+SMALL = {"width": 4, "hidden": 8}
+
+
+def part(count, seed):
+    """Stripes at the place of their class, with some noise: uint8 [count, 8, 8], and labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 3
+    images = rng.integers(0, 60, (count, 8, 8), dtype=np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[:, 2 * label : 2 * label + 3] += 180
+    return images, labels
+
+
+class Pairs(torch.utils.data.Dataset):
+    """A torch Dataset of images [1, 8, 8] in [0, 1]."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = torch.from_numpy(images).float()[:, None] / 255, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, i):
+        return self.images[i], int(self.labels[i])
+
+
+def clients():
+    """One of arrays, one of tensors, one of a Dataset without a test part."""
+    return {
+        "arrays": (part(30, 0), part(12, 1)),
+        "tensors": tuple(tuple(map(torch.from_numpy, part(n, s))) for n, s in ((30, 2), (12, 3))),
+        "dataset": (Pairs(*part(42, 4)), None),
+    }
+
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+class Shrunk(uefl.Algorithm):
+    """FedAvg with a penalty on the weights of the network."""
+
+    class Parameters(base.Parameters):
+        penalty: float = Field(0.1, ge=0, description="weight of the term")
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        weights = work.workspace.flat.values
+        return super().loss(work, batch) + self.parameters.penalty * weights.square().mean()
+
+
+def own(out, **keys):
+    arms = {"mine": Shrunk(penalty=0.5), "fedavg": {}}
+    return uefl.train(out=out, **{"clients": clients(), "model": network, "arms": arms, **KEYS, **keys})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    torch.set_num_threads(1)
+    return own(tmp_path_factory.mktemp("api") / "run")
+
+
+def test_a_preset_with_overrides_gives_metrics_summary_and_models(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "uefl")
+    keys = {**KEYS, **SMALL, "data": {"train_per_client": 30, "test_per_client": 10, "partition": {"angles": []}}, "clients": 2}
+    run = uefl.train("demo", out=tmp_path / "run", codewords=4, **keys)
+    assert repr(run) == f"Run({str(tmp_path / 'run')!r}, finished: fedavg, uefl)"
+    assert run.config.data.clients == 2
+    frame = run.metrics
+    assert len(frame) == 2 * 2 * 2
+    last = frame[(frame.arm == "uefl") & (frame["round"] == 1)]
+    assert last.accuracy.mean() == pytest.approx(run.summary["uefl"]["accuracy"])
+    images = np.zeros((3, 28, 28), dtype=np.uint8)
+    probs = run.model("uefl").predict(images, client="silo-0")
+    assert probs.shape == (3, 10)
+    torch.testing.assert_close(probs.sum(1), torch.ones(3))
+    assert run.model("fedavg").predict(images).shape == (3, 10)
+    assert "fedavg, uefl: 2 rounds over 2 clients" in caplog.text
+    assert [line.message.split("  ")[0] for line in caplog.records if " round " in line.message] == [
+        f"{arm} round {i}" for arm in ("fedavg", "uefl") for i in (1, 2)
+    ]
+
+
+def test_own_clients_network_and_algorithm(finished):
+    assert list(finished.summary) == ["mine", "fedavg"]
+    assert finished.config.arms["mine"].parameters.penalty == 0.5
+    assert (finished.config.data.source, finished.config.model.encoder) == ("arrays", "given")
+    assert set(finished.metrics.client) == {"arrays", "tensors", "dataset"}
+    model = finished.model("mine")
+    assert isinstance(model.members[0].net, nn.Sequential)
+    images, _ = part(12, 1)
+    probs = model.predict(images)
+    assert probs.shape == (12, 3)
+    torch.testing.assert_close(uefl.load(finished.path, model=network).model("mine").predict(images), probs)
+    for name in ("report.md", "report.html", "plots/confusion.png", "plots/samples.png"):
+        assert (finished.path / name).exists(), name
+
+
+def test_a_run_is_the_same_from_a_module_s_own_weights_and_another_from_others(tmp_path):
+    one = network()
+    before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    keys = {"arms": ["fedavg"], "rounds": [1]}
+    first = own(tmp_path / "a", model=one, **keys)
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, before[name])  # it was copied
+    again = own(tmp_path / "b", model=one, **keys)
+    other = own(tmp_path / "c", model=network(), **keys)
+    assert (first.path / "metrics.jsonl").read_bytes() == (again.path / "metrics.jsonl").read_bytes()
+    assert (first.path / "metrics.jsonl").read_bytes() != (other.path / "metrics.jsonl").read_bytes()
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAfter:
+    """Ends the process, as it were, when an arm has measured a number of rounds."""
+
+    def __init__(self, arm, rounds):
+        self.arm_, self.rounds = arm, rounds
+
+    def start(self, arms, rounds, clients):
+        pass
+
+    def arm(self, name, done_rounds):
+        pass
+
+    def client(self, arm, round, client):
+        pass
+
+    def round(self, arm, round, records):
+        if (arm, round + 1) == (self.arm_, self.rounds):
+            raise Killed
+
+    def notice(self, message):
+        pass
+
+
+def test_a_run_of_own_parts_goes_on_bit_for_bit_with_the_same_parts_alone(tmp_path, finished, monkeypatch):
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        own(out, observer=KillAfter("mine", 2))
+    with pytest.raises(uefl.UserError, match=r"clients of source 'arrays' are given in Python.*uefl.resume\(out, clients=...\)"):
+        uefl.resume(out)
+    with pytest.raises(uefl.UserError, match=r"its network was given in Python; give it again: uefl.resume\(out, model=...\)"):
+        uefl.resume(out, clients=clients())
+    with pytest.raises(uefl.UserError, match="the network that was given is another one since"):
+        uefl.resume(out, clients=clients(), model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
+    others = clients() | {"arrays": (part(30, 9), part(12, 1))}
+    with pytest.raises(uefl.UserError, match="the clients have other images"):
+        uefl.resume(out, clients=others, model=network)
+    monkeypatch.setattr(base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk})
+    with pytest.raises(uefl.UserError, match=r"no algorithm 'mine'.*or your own after uefl.register"):  # as in a new process
+        uefl.resume(out, clients=clients(), model=network)
+    run = uefl.resume(out, clients=clients(), model=network, arms={"mine": Shrunk(penalty=0.5)})
+    assert (run.path / "metrics.jsonl").read_text() == (finished.path / "metrics.jsonl").read_text()
+    assert run.model("fedavg").predict(part(3, 1)[0]).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model": nn.Flatten()}, "model: it has no parameters to train"),
+        ({"model": nn.Linear(64, 3).double()}, r"model: 'weight' is torch.float64; expected float32"),
+        ({"model": nn.LazyLinear(3)}, r"model: 'weight' has no shape yet"),
+        ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))}, r"model: it cannot take normalised images \[2, 1, 8, 8\]"),
+        ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, r"model: expected logits \[2, 3\] .*, got \[2, 4\]"),
+        ({"model": lambda: 3}, "model: the function returned int; expected a torch module"),
+        ({"model": 3}, "model: expected a torch module, a function that makes one, or a dict"),
+        ({"model": network(), "uncertainty": "ensemble", "passes": None}, "model: the members of an ensemble begin with different weights"),
+        ({"arms": ["uefl"]}, "arm 'uefl': a codebook needs encoder"),
+        ({"arms": {"mine": Shrunk}}, "arm 'mine': expected an instance of uefl.Algorithm .*, got the class; make an instance"),
+        ({"arms": {"mine": 3}}, "arm 'mine': expected an instance of uefl.Algorithm or a dict of parameters, got int"),
+        ({"arms": {"fedprox": Shrunk()}}, "arm 'fedprox': another algorithm has its name"),
+        ({"arms": ["fedavg"], "lr": -1}, "key 'training.lr': expected greater than 0"),
+        ({"clients": {}}, "clients is empty"),
+        ({"clients": [1, 2]}, r"clients: expected a dict of name: \(train, test\), or a number; got list"),
+        ({"clients": {"a": (part(9, 0)[0], None)}}, "a/train"),
+        ({"source": 3}, "expected the name of a preset"),
+        ({"source": "demoo"}, r"no preset 'demoo' \(did you mean 'demo'\?\)"),
+        ({"gama": 1}, r"unknown key 'gama' \(did you mean 'gamma'\?\)"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_mistakes_are_one_line_and_write_nothing(tmp_path, monkeypatch, keys, message):
+    monkeypatch.setattr(base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk})
+    with pytest.raises(uefl.UserError, match=message) as error:
+        own(tmp_path / "run", **{"arms": ["fedavg"], **keys})
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_parameters_of_an_instance_are_checked():
+    with pytest.raises(uefl.UserError, match=r"key 'Shrunk.penalty': expected greater than or equal to 0; got -1"):
+        Shrunk(penalty=-1)
+    with pytest.raises(uefl.UserError, match=r"unknown key 'penalti' in .Shrunk.*did you mean 'penalty'"):
+        Shrunk(penalti=1)
+
+
+def test_clients_and_a_federation_are_not_given_together(tmp_path):
+    with pytest.raises(uefl.UserError, match="give clients or a federation, not both"):
+        own(tmp_path / "run", federation=from_arrays(clients()))
+
+
+def test_models_are_asked_for_by_the_arms_that_are_there(finished):
+    with pytest.raises(uefl.UserError, match=r"no arm 'absent' in .*; it has mine, fedavg"):
+        finished.model("absent")
+    with pytest.raises(uefl.UserError, match="holds the models of several arms"):
+        finished.model()
+    with pytest.raises(uefl.UserError, match=r"its network was given in Python; give it again: uefl.load\(out, model=...\)"):
+        uefl.load(finished.path).model("mine")
+
+
+def test_the_counts_of_the_last_round_are_those_of_its_metrics(finished):
+    """Confusion and reliability are of the predictions that accuracy and ECE are of."""
+    for line in (r for r in finished._read.records if r["round"] == 1):
+        confusion = np.reshape(line["confusion"], (3, 3))
+        assert confusion.trace() / confusion.sum() == pytest.approx(line["accuracy"])
+        right = np.reshape(line["reliability"], (-1, 2))
+        assert right.sum(0).tolist() == [confusion.sum(), confusion.trace()]
+        gap = np.abs(right[:, 1] - line["confidence"]).sum() / confusion.sum()
+        assert gap == pytest.approx(line["ece"], abs=1e-6)
+
+
+def test_a_run_inside_of_a_run_is_refused(finished):
+    for inside in (finished.path / "again", finished.path / "plots" / "deep" / "er"):
+        with pytest.raises(uefl.UserError, match="lies inside of the run folder"):
+            own(inside)
+        assert not inside.exists()
+
+
+def test_a_checked_configuration_takes_no_overrides(tmp_path):
+    cfg = config.load("demo")
+    with pytest.raises(uefl.UserError, match="a checked configuration takes no overrides"):
+        uefl.train(cfg, out=tmp_path / "run", lr=1.0)
+
+
+def test_the_report_of_own_parts_is_written_anew(finished):
+    before = (finished.path / "report.html").read_text()
+    (finished.path / "report.html").unlink()
+    report.write_report(finished.path)
+    assert (finished.path / "report.html").read_text() == before

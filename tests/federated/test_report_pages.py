@@ -1,0 +1,338 @@
+"""What the pages of a report say and how: HTML, extensions, names of clients, several runs, terminals that lack characters."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from uefl.cli import app
+from uefl.data.federation import LabeledData, Split
+from uefl.errors import UserError
+from uefl.report import by_data, client_table, paired_table, read_run, samples, write_report
+from uefl.report.words import count, label, labels
+
+from . import run_folder
+
+runner = CliRunner()
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text between them; every tag that is opened has to be closed."""
+
+    EMPTY = ("meta", "img")
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.words = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def decided(threshold, entropies, lines=None):
+    """Records with a decision after each iteration of uefl."""
+    lines = run_folder.records() if lines is None else lines
+    for line in lines:
+        if line["arm"] == "uefl" and line["round"] in (1, 3):
+            line |= {"threshold": threshold, "deciding_entropy": entropies[int(line["client"][-1])]}
+    return lines
+
+
+def with_samples(path):
+    rng = np.random.default_rng(0)
+    data = {
+        f"silo-{i}": LabeledData(*[Split(torch.from_numpy(rng.integers(0, 256, (20, 1, 6, 8), dtype=np.uint8)), torch.arange(20) % 4)] * 3)
+        for i in range(3)
+    }
+    samples.write(path, list(data), data.__getitem__)
+    return data
+
+
+# --- the page ------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_beside_it_and_shows_what_the_markdown_shows(tmp_path):
+    with_samples(run_folder.write(tmp_path))
+    write_report(tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
+    sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert len(sources) == 8
+    assert all(source.startswith("data:image/png;base64,iVBOR") for source in sources)
+    assert all(attributes["alt"] for tag, attributes in page.tags if tag == "img")
+    links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    anchors = ["#" + attributes["id"] for tag, attributes in page.tags if tag == "h2"]
+    assert links == anchors == ["#clients-over-the-rounds", "#extensions", "#predictions", "#images", "#clients"]
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in page.tags}
+    assert "http" not in (tmp_path / "report.html").read_text()
+    markdown = (tmp_path / "report.md").read_text()
+    assert len(re.findall(r"!\[", markdown)) == len(sources)
+    for text in ("0.460 ± 0.129", "silo-2", "Test images of each class", "config.toml"):
+        assert text in page.text
+        assert text in markdown
+
+
+def test_names_cannot_break_the_page(tmp_path):
+    name = '<script>alert("x")</script> & `code` |'
+    lines = [line | {"client": name} for line in run_folder.records(clients=1)]
+    write_report(run_folder.write(tmp_path, lines, classes=["<b>", "b", "c", "d"]))
+    page = Page((tmp_path / "report.html").read_text())
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert label(name) in page.text
+    assert "<script>" not in (tmp_path / "report.md").read_text().replace("\\<", "")
+
+
+def test_a_run_without_predictions_or_manifest_still_has_its_page(tmp_path):
+    lines = [
+        {key: value for key, value in line.items() if key not in ("confusion", "reliability", "confidence")}
+        for line in run_folder.records()
+    ]
+    run_folder.write(tmp_path, lines)
+    (tmp_path / "manifest.json").unlink()
+    write_report(tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
+    assert "Predictions" not in page.text
+    assert "Images" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("file", "message"), [("manifest.json", "is not a manifest"), ("samples.safetensors", "cannot be read")], ids=["manifest", "samples"]
+)
+def test_damaged_files_are_named(tmp_path, file, message):
+    run_folder.write(tmp_path)
+    (tmp_path / file).write_text("{")
+    with pytest.raises(UserError, match=f"{file} {message}"):
+        write_report(tmp_path)
+
+
+def test_samples_are_spread_over_the_classes_and_kept_once(tmp_path):
+    data = with_samples(tmp_path)
+    before = (tmp_path / "samples.safetensors").read_bytes()
+    tensors = samples.load_file(tmp_path / "samples.safetensors")
+    assert tensors["1.labels"].tolist() == sorted(tensors["1.labels"].tolist())
+    assert set(tensors["1.labels"].tolist()) == {0, 1, 2, 3}
+    images = {image.numpy().tobytes() for image in data["silo-1"].train.images}
+    assert all(image.numpy().tobytes() in images for image in tensors["1.images"])
+    samples.write(tmp_path, ["silo-0"], None)  # asks for nothing
+    assert (tmp_path / "samples.safetensors").read_bytes() == before
+
+
+def test_samples_of_unlabeled_sets_and_of_colours_are_shown(tmp_path):
+    save_file({"0.images": torch.zeros(4, 3, 9, 5, dtype=torch.uint8)}, run_folder.write(tmp_path) / "samples.safetensors")
+    write_report(tmp_path)
+    assert "of the first 1 of 3 clients" in (tmp_path / "report.md").read_text()
+
+
+def test_counts_of_the_clients_are_added_up(tmp_path):
+    run = read_run(run_folder.write(tmp_path))
+    assert run.counts("uefl", "confusion").tolist() == [183 if i % 5 == 0 else 39 for i in range(16)]
+    assert run.counts("uefl", "confidence").tolist() == pytest.approx([0, 165, 720])
+    assert run.counts("uefl", "absent") is None
+
+
+# --- extensions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("threshold", "entropies", "said"),
+    [
+        (
+            0.9,
+            (0.5, 0.7, 0.6),
+            "the highest entropy, 0.700 nats of silo-1, is not above the threshold of 0.900 (at most it could be ln 4 = 1.386)",
+        ),
+        (1.5, (0.5, 0.7, 0.6), "is not above the threshold of 1.500; no entropy over 4 classes can exceed ln 4 = 1.386; lower gamma"),
+        (0.55, (0.5, 0.5, 0.6), "after 2 rounds: above the threshold of 0.550 nats: silo-2 (0.600); extended before the next round"),
+    ],
+    ids=["certain", "out-of-reach", "extended"],
+)
+def test_the_report_says_why_clients_were_extended_or_not(tmp_path, threshold, entropies, said):
+    write_report(run_folder.write(tmp_path, decided(threshold, entropies)))
+    markdown, page = (tmp_path / "report.md").read_text(), Page((tmp_path / "report.html").read_text())
+    assert said in markdown
+    assert said in page.text
+    warned = "> **uefl: the threshold of 1.500 nats cannot be reached" in markdown
+    assert warned == (threshold == 1.5)
+    row = ["uefl", "2", f"{threshold:.3f}", f"{min(entropies):.3f} silo-0", f"{max(entropies):.3f} silo-{entropies.index(max(entropies))}"]
+    assert f"| {' | '.join(row)} |" in markdown
+
+
+def test_clients_above_the_last_threshold_have_no_round_left(tmp_path):
+    write_report(run_folder.write(tmp_path, decided(0.55, (0.5, 0.5, 0.6))))
+    assert "after 4 rounds: above the threshold of 0.550 nats: silo-2 (0.600); the arm ended there" in (tmp_path / "report.md").read_text()
+
+
+def test_a_codebook_that_is_never_extended_is_said(tmp_path):
+    write_report(run_folder.write(tmp_path, run_folder.records(("fedavg", "one-codebook"))))
+    text = (tmp_path / "report.md").read_text()
+    assert "one-codebook: its codebook is never extended." in text
+    assert "fedavg: its codebook" not in text
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_short_lines_and_differ():
+    assert label("north\nsouth\t\x1b[31m") == "north south [31m"
+    assert label("x" * 120) == "x" * 21 + "…" + "x" * 10
+    assert label("\n") == repr("\n")
+    assert list(labels(["a" * 60 + "1" + "b" * 60, "a" * 60 + "2" + "b" * 60]).values()) == [
+        label("a" * 60 + "b" * 60),
+        f"{label('a' * 99 + 'b' * 60)} (2)",
+    ]
+
+
+@pytest.mark.parametrize("clients", [3, 13])
+def test_silos_of_any_name_are_drawn(tmp_path, clients):
+    names = ["line\nbreak", "y" * 120, "東京病院", "клиника", "a\u202eb"] + [f"silo-{i}" for i in range(clients)]
+    lines = [line | {"client": names[int(line["client"].split("-")[1])]} for line in run_folder.records(clients=clients)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns of letters that it lacks
+        run = write_report(run_folder.write(tmp_path, lines))
+    shown = [row[0] for row in client_table(run).rows]
+    assert shown[:3] == ["line break", "y" * 21 + "…" + "y" * 10, "東京病院"]
+    text = (tmp_path / "report.md").read_text()
+    assert ("client 3: 東京病院." in text) == (clients == 3)  # where pictures name each client
+    assert all(len(line) < 1000 for line in text.splitlines())
+
+
+def test_one_is_one():
+    assert (count(1, "round"), count(2, "round"), count(0, "round")) == ("1 round", "2 rounds", "0 rounds")
+
+
+# --- several runs --------------------------------------------------------------------------------------------------
+
+
+def shifted(by, arm="uefl"):
+    return [line | {"accuracy": line["accuracy"] + by * (line["arm"] == arm)} for line in run_folder.records()]
+
+
+def test_differences_are_taken_run_by_run(tmp_path):
+    runs = [read_run(run_folder.write(tmp_path / str(i), shifted(by), seed=i)) for i, by in enumerate((0.0, 0.1, -0.3))]
+    table = paired_table(runs)
+    assert table.header == ["arm", "accuracy, last 4 rounds, less that of fedavg", "sd over runs", "higher in"]
+    assert table.rows == [["uefl", "+0.133", f"{np.std([0.2, 0.3, -0.1], ddof=1):.3f}", "2 of 3"]]
+    assert paired_table(runs, "uefl").rows == [["fedavg", "-0.133", f"{np.std([0.2, 0.3, -0.1], ddof=1):.3f}", "1 of 3"]]
+    assert paired_table(runs[:1]) is None
+
+
+def test_runs_on_other_data_are_kept_apart(tmp_path):
+    where = {"a": {"seed": 0}, "b": {"seed": 1}, "c": {"seed": 0, "data.source": "mnist"}, "d": {"seed": 1, "data.source": "mnist"}}
+    runs = [read_run(run_folder.write(tmp_path / name, **keys)) for name, keys in where.items()]
+    assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c", "d"]]
+    result = runner.invoke(app, ["report", *(str(run.path) for run in runs)])
+    assert result.exit_code == 0, result.output
+    assert "over 2 runs on digits" in result.output
+    assert "over 2 runs on mnist" in result.output
+    assert "over 4 runs" not in result.output
+    assert "kept apart, as no mean over different data means anything" in result.output
+    assert result.output.count("less fedavg, run by run") == 2
+
+
+def test_given_clients_are_other_data_where_they_have_other_images(tmp_path):
+    counts = {"a": [3, 4], "b": [3, 4], "c": [4, 3]}
+    runs = []
+    for i, (name, of_class) in enumerate(counts.items()):
+        path = run_folder.write(tmp_path / name, seed=i, **{"data.source": "arrays"})
+        silos = {"clinic": {"train": {"images_of_class": of_class}, "angle": 3.0, "test": {"images_of_class": [1, 1]}}}
+        (path / "manifest.json").write_text(json.dumps({"classes": ["0", "1", "2", "3"], "silos": silos}))
+        runs.append(read_run(path))
+    assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c"]]
+
+
+def test_the_arm_to_compare_with_must_exist(tmp_path):
+    paths = [str(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
+    result = runner.invoke(app, ["report", *paths, "--against", "fedag"])
+    assert (result.exit_code, result.stderr) == (2, "error: --against 'fedag': no run has such an arm; there are fedavg, uefl\n")
+    assert "less uefl, run by run" in runner.invoke(app, ["report", *paths, "--against", "uefl"]).output
+
+
+# --- the process ---------------------------------------------------------------------------------------------------
+
+
+def uefl(*arguments, **keys):
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | keys.pop("env", {})
+    return subprocess.Popen(
+        [sys.executable, "-m", "uefl", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=keys.pop("cwd", None),
+    )
+
+
+def test_a_terminal_of_ascii_shows_the_report(tmp_path):
+    lines = [line | {"client": "клиника"} for line in run_folder.records(clients=1)]
+    run_folder.write(tmp_path, lines)
+    process = uefl("report", str(tmp_path), env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    out, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (0, b"")
+    assert b"0.450 +- 0.129" in out
+    assert b"???????" in out
+
+
+LONG = (
+    "demo",
+    "--set",
+    "threads=1",
+    "--set",
+    "model.width=2",
+    "--set",
+    "rounds=[400]",
+    "--set",
+    "train_per_client=20",
+    "--set",
+    "local_epochs=1",
+)
+
+
+def begun(process, out: Path):
+    """Wait until a round is in the metrics."""
+    for _ in range(600):
+        if (out / "checkpoint.json").exists():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.2)
+    raise AssertionError("no round within two minutes")
+
+
+def test_a_run_that_is_terminated_says_how_to_go_on(tmp_path):
+    process = uefl("train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    begun(process, tmp_path / "run")
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error.decode()) == (143, "terminated; go on with: uefl train --resume run\n")
+
+
+def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
+    process = uefl("train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    begun(process, tmp_path / "run")
+    process.stdout.close()
+    error = process.stderr.read()
+    process.wait(timeout=60)
+    assert (process.returncode, error.decode()) == (141, "nobody reads the output; go on with: uefl train --resume run\n")

@@ -1,0 +1,253 @@
+"""Fits of rows that are read in blocks, or by several processes: the bits of a fit in memory; and centres moved by later rows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uefl_kernels import KMeans, backend
+
+from .conftest import normal
+
+ATTRIBUTES = ("cluster_centers_", "labels_", "counts_", "inertia_", "n_iter_")
+DATA = np.random.default_rng(0).standard_normal((500, 6)).astype(np.float32)
+WEIGHTS = np.random.default_rng(1).random(500) * (np.arange(500) % 7 > 0)
+
+OPTIONS = {
+    "k-means++": {},
+    "k-means||": {"init": "k-means||"},
+    "random": {"init": "random", "n_init": 3},
+    "given": {"init": DATA[:9]},
+    "cosine": {"metric": "cosine"},
+    "cosine, k-means||": {"metric": "cosine", "init": "k-means||", "n_init": 2},
+    "no tol": {"tol": 0.0, "max_iter": 7},
+    "empty clusters": {"init": np.concatenate([DATA[:4], np.full((5, 6), 50.0) + np.arange(5)[:, None]])},
+}
+
+
+def equal(one, other, labels=slice(None)):
+    for name in ATTRIBUTES:
+        a, b = getattr(one, name), getattr(other, name)
+        if name == "labels_":
+            b = b[labels]
+        assert np.array_equal(np.asarray(a), np.asarray(b)), name
+        assert np.asarray(a).dtype == np.asarray(b).dtype, name
+
+
+def cut(x, *where):
+    return [x[a:b] for a, b in zip((0, *where), (*where, len(x)), strict=True)]
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weights"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("case", OPTIONS)
+def test_blocks_give_the_bits_of_memory(case, dtype, weights):
+    x = DATA.astype(dtype)
+    model = KMeans(9, random_state=3, **OPTIONS[case])
+    expected = KMeans(9, random_state=3, **OPTIONS[case]).fit(x, sample_weight=weights)
+    for blocks in (cut(x, 100, 101, 480), [x], lambda: iter(cut(x, 13, 13, 200))):
+        equal(model.fit_blocks(blocks, sample_weight=weights), expected)
+
+
+@settings(max_examples=60)
+@given(
+    n=st.integers(1, 60), d=st.integers(1, 5), k=st.integers(1, 9), seed=st.integers(0, 99),
+    cuts=st.lists(st.integers(0, 60), max_size=3),
+    init=st.sampled_from(["k-means++", "k-means||", "random"]),
+    metric=st.sampled_from(["l2", "cosine"]), spread=st.sampled_from([1.0, 0.3]),
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")
+def test_blocks_of_anything(n, d, k, seed, cuts, init, metric, spread):
+    """With rows that are equal, and clusters that are empty."""
+    x = (normal(n, d, seed=seed) / spread).round().numpy()
+    model = KMeans(min(n, k), init=init, metric=metric, random_state=seed)
+    expected = KMeans(min(n, k), init=init, metric=metric, random_state=seed).fit(x)
+    equal(model.fit_blocks(cut(x, *sorted(min(c, n) for c in cuts))), expected)
+
+
+def test_blocks_on_the_reference():
+    expected = KMeans(5, random_state=0).fit(DATA)
+    with backend("reference"):
+        equal(KMeans(5, random_state=0).fit_blocks(cut(DATA, 99)), expected)
+
+
+def test_tensors_in_blocks():
+    equal(KMeans(5, random_state=0).fit_blocks(list(torch.from_numpy(DATA).split(70))), KMeans(5, random_state=0).fit(DATA))
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "<i2"])
+def test_a_file_is_read_in_blocks(tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr("uefl_kernels.estimator._data._BLOCK_BYTES", 8 * 6 * 64)
+    x = (DATA * 10).astype(dtype)
+    x.tofile(tmp_path / "x")
+    file = np.memmap(tmp_path / "x", dtype, "r", shape=x.shape)
+    expected = KMeans(7, random_state=0).fit(x, sample_weight=WEIGHTS)
+    monkeypatch.setattr("uefl_kernels.estimator.kmeans.kmeans", None)
+    model = KMeans(7, random_state=0).fit(file, sample_weight=WEIGHTS)
+    equal(model, expected)
+    assert np.array_equal(model.predict(file), expected.predict(x))
+    assert np.array_equal(model.transform(file), expected.transform(x))
+    assert model.score(file, sample_weight=WEIGHTS) == pytest.approx(expected.score(x, sample_weight=WEIGHTS))
+    with pytest.raises(ValueError, match="X has 3 features, but KMeans is expecting 6"):
+        model.predict(np.memmap(tmp_path / "x", dtype, "r", shape=(4, 3)))
+
+
+WITH_LITTLE_MEMORY = """
+import resource, sys
+import numpy as np
+import uefl_kernels.estimator._data as data
+from uefl_kernels import KMeans
+file = np.memmap(sys.argv[1], np.float32, "r", shape=(400_000, 128))
+model = KMeans(4, init="random", n_init=1, max_iter=2, random_state=0)
+data._BLOCK_BYTES = 1 << 22
+model.fit(file[:20000])  # whatever is set up once
+taken = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (taken * 1024 + (64 << 20),) * 2)
+rows = file if sys.argv[2] == "file" else np.asarray(file)
+assert len(model.fit(rows).labels_) == 400_000
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_little_of_a_file_is_in_memory(tmp_path):
+    """A file of 205 MB in 64 MB, which is not enough for it as an array, of which a fit makes a grid of half its size."""
+    x = np.memmap(tmp_path / "x", np.float32, "w+", shape=(400_000, 128))
+    x[:, 0] = np.arange(400_000) % 5
+    x.flush()
+    for kind in ("file", "array"):
+        command = [sys.executable, "-c", WITH_LITTLE_MEMORY, tmp_path / "x", kind]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert (done.returncode == 0) == (kind == "file"), done.stderr
+
+
+def test_sparse_rows_are_made_dense_in_blocks(monkeypatch):
+    sparse = pytest.importorskip("scipy.sparse")
+    monkeypatch.setattr("uefl_kernels.estimator._data._BLOCK_BYTES", 8 * 6 * 64)
+    x = DATA * (np.abs(DATA) > 1)
+    expected = KMeans(5, random_state=0).fit(x)
+    for form in (sparse.csr_array, sparse.csc_matrix, sparse.coo_array):
+        model = KMeans(5, random_state=0).fit(form(x))
+        equal(model, expected)
+        assert np.array_equal(model.predict(form(x)), expected.labels_)
+        assert np.array_equal(model.transform(form(x)), expected.transform(x))
+
+
+class Shrinking:
+    """One row less in every pass."""
+
+    left = 40
+
+    def __iter__(self):
+        self.left -= 1
+        return iter([DATA[: self.left]])
+
+
+REFUSED = {
+    "an iterator": (lambda: iter([DATA]), TypeError, "^KMeans: blocks is list_iterator, which cannot be read more than once"),
+    "a number": (lambda: 5, TypeError, "^KMeans: blocks is int, which cannot be read more than once"),
+    "nothing": (lambda: [], ValueError, "^KMeans: the blocks hold no rows"),
+    "widths": (lambda: [DATA, DATA[:, :2]], ValueError, "^KMeans: the blocks must have one width and dtype"),
+    "dtypes": (lambda: [DATA, DATA.astype(float)], ValueError, "^KMeans: the blocks must have one width and dtype"),
+    "changing": (Shrinking, ValueError, r"^KMeans: the blocks had \d+ rows when they were read first, and \d+ now"),
+    "NaN": (lambda: [DATA, DATA * np.nan], ValueError, "^KMeans: X holds NaN or infinity"),
+    "too few": (lambda: [DATA[:1]], ValueError, "^KMeans: 2 clusters need at least 2 rows, got 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    blocks, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        KMeans(2).fit_blocks(blocks())
+    with pytest.raises(ValueError, match=r"^KMeans: weights must have shape \[500\], got \[3\]"):
+        KMeans(2).fit_blocks([DATA], sample_weight=np.ones(3))
+
+
+def _process(rank: int, rendezvous: str, results: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=3)
+    group = torch.distributed.group.WORLD
+    part = (slice(0, 200), slice(200, 210), slice(210, 500))[rank]
+    found = {}
+    for case, options in OPTIONS.items():
+        for weights in (None, WEIGHTS):
+            model = KMeans(9, random_state=3, **options)
+            mass = None if weights is None else weights[part]
+            model.fit_blocks(cut(DATA[part], 4), sample_weight=mass, group=group)
+            found[case, weights is None] = {name: getattr(model, name) for name in ATTRIBUTES}
+    torch.manual_seed(rank)
+    found["drawn"] = KMeans(3).fit_blocks([DATA[part]], group=group).cluster_centers_
+    refused = []
+    for call in (
+        lambda: KMeans(3 + rank).fit_blocks([DATA[part]], group=group),
+        lambda: KMeans(3).fit_blocks([DATA[part, : 4 + rank]], group=group),
+        lambda: KMeans(3).fit_blocks([DATA[part] * (np.nan if rank == 1 else 1)], group=group),
+    ):
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            call()
+        refused.append(f"{error.type.__name__}: {error.value}")
+    torch.save((found, refused), f"{results}/{rank}")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_bits_of_one(tmp_path):
+    torch.multiprocessing.spawn(_process, (str(tmp_path / "rendezvous"), str(tmp_path)), nprocs=3)
+    results = [torch.load(tmp_path / str(rank), weights_only=False) for rank in range(3)]
+    for case, options in OPTIONS.items():
+        for weights in (None, WEIGHTS):
+            expected = KMeans(9, random_state=3, **options).fit(DATA, sample_weight=weights)
+            found = [result[0][case, weights is None] for result in results]
+            assert np.array_equal(np.concatenate([part["labels_"] for part in found]), expected.labels_)
+            for part in found:
+                for name in ATTRIBUTES[:1] + ATTRIBUTES[2:]:
+                    assert np.array_equal(part[name], getattr(expected, name)), (case, name)
+    assert np.array_equal(results[0][0]["drawn"], results[2][0]["drawn"])
+    differ = [
+        "ValueError: KMeans: the processes do not agree on " + what for what in ("what is asked for", "the width or dtype of the rows")
+    ]
+    assert results[1][1] == [*differ, "ValueError: KMeans: X holds NaN or infinity; remove or replace those rows"]
+    assert results[0][1][:2] == differ
+    assert results[0][1][2].endswith("process 1 could not use its rows; its own error says why")
+
+
+def test_partial_fit_keeps_the_mean_of_all_rows():
+    first, *later = np.split(DATA.astype(np.float64), 5)
+    model = KMeans(4, random_state=0).partial_fit(first)
+    expected = KMeans(4, random_state=0).fit(first)
+    equal(model, expected)
+    sums, counts = expected.cluster_centers_ * expected.counts_[:, None], expected.counts_.copy()
+    for rows in later:
+        labels = model.predict(rows)
+        np.add.at(sums, labels, rows)
+        np.add.at(counts, labels, 1)
+        model.partial_fit(rows)
+        np.testing.assert_allclose(model.cluster_centers_, sums / counts[:, None], rtol=1e-12)
+        assert np.array_equal(model.counts_, counts)
+        assert np.array_equal(model.labels_, model.predict(rows))
+        assert model.inertia_ == pytest.approx(-model.score(rows))
+    assert model.counts_.sum() == 500
+
+
+def test_partial_fit_with_weights_dtypes_and_cosine():
+    weights = np.arange(100.0)
+    for metric in ("l2", "cosine"):
+        for x in (DATA, torch.from_numpy(DATA)):
+            model = KMeans(4, random_state=0, metric=metric).partial_fit(x[:100], sample_weight=weights)
+            model.partial_fit(x[100:200], sample_weight=weights)
+            assert float(model.counts_.sum()) == 2 * weights.sum()
+            assert type(model.cluster_centers_) is type(x)
+            assert model.cluster_centers_.dtype == x.dtype
+    np.testing.assert_allclose(np.linalg.norm(model.cluster_centers_.numpy(), axis=1), 1, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"^KMeans: X holds NaN"):
+        model.partial_fit(x * float("nan"))
+    with pytest.raises(ValueError, match="X has 2 features, but KMeans is expecting 6"):
+        model.partial_fit(x[:, :2])

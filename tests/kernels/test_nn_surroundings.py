@@ -1,0 +1,166 @@
+"""The layers where models are kept, shipped and spread: export, AOTInductor, saved files, averages, processes, derivatives."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from uefl_kernels import vq
+from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, VectorQuantize
+
+from .conftest import normal
+from .nn_layers import layer
+
+MODELS = {
+    "averages": lambda: VectorQuantize(8, 10, threshold_ema_dead_code=1),
+    "k-means": lambda: VectorQuantize(8, 10, kmeans_init=True),
+    "learned": lambda: VectorQuantize(8, 10, learnable_codebook=True),
+    "affine": lambda: VectorQuantize(8, 10, affine_param=True),
+    "residual": lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=6, shared_codebook=True),
+    "grouped": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=6),
+    "simple": lambda: ResidualSimVQ(dim=8, num_quantizers=2, codebook_size=6),
+}
+
+
+def trained(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), MODELS[name]())
+    for step in range(2):
+        model(normal(30, 8, seed=step))
+    return model.eval()
+
+
+def same(got, want):
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_export(name):
+    model, x = trained(name), normal(20, 8)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2, max=1000)},))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for rows in (20, 7):
+        same(loaded(normal(rows, 8, seed=3)), model(normal(rows, 8, seed=3)))
+
+
+@pytest.mark.parametrize("name", ["averages"])
+def test_aot_inductor(name, tmp_path):
+    """In a new process, which has to import uefl_kernels for the op."""
+    model, x = trained(name), normal(20, 8)
+    with torch.no_grad():
+        package = torch._inductor.aoti_compile_and_package(torch.export.export(model, (x,)), package_path=str(tmp_path / "model.pt2"))
+        torch.save((x, model(x)), tmp_path / "expected.pt")
+    code = (
+        "import sys, torch, uefl_kernels.nn;"
+        "x, want = torch.load(sys.argv[2]); got = torch._inductor.aoti_load_package(sys.argv[1])(x);"
+        "[torch.testing.assert_close(a, b) for a, b in zip(got, want, strict=True)]"
+    )
+    subprocess.run([sys.executable, "-c", code, package, str(tmp_path / "expected.pt")], check=True)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_without_pickled_code(name):
+    model, file = trained(name), io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    torch.manual_seed(1)
+    other = nn.Sequential(nn.Linear(8, 8), MODELS[name]())
+    assert list(other.load_state_dict(torch.load(file, weights_only=True))) == [[], []]
+    same(other.eval()(normal(20, 8)), model(normal(20, 8)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_averaged_models_decode_as_they_quantise(name):
+    model = trained(name)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=False)
+    average.update_parameters(model)
+    model.train()(normal(30, 8, seed=5))
+    average.update_parameters(model)
+    average.module.load_state_dict({key: value for key, value in model.state_dict().items() if key.startswith("1.")}, strict=False)
+    same(average.eval().module[1](normal(20, 8)), model.eval()[1](normal(20, 8)))
+    copy.deepcopy(average)
+
+
+# --- processes -------------------------------------------------------------------------------------------------------------
+
+
+def work(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=3))
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415  needs a process group on some machines
+
+    found = {}
+    for name in ("averages", "learned", "k-means", "residual"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), MODELS[name]())
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            quantized, _, loss = model(normal(30, 8, seed=10 * step + rank))
+            (quantized.square().sum() + loss.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[name] = {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in model.state_dict().items()}
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_fully_sharded(tmp_path):
+    """FSDP2 on two processes: they hold the same codewords in the end, which have moved."""
+    mp.start_processes(work, (str(tmp_path),), nprocs=2, start_method="spawn")
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    for name, state in first.items():
+        torch.manual_seed(0)
+        start = nn.Sequential(nn.Linear(8, 8), MODELS[name]()).state_dict()
+        for key, value in state.items():
+            assert torch.equal(value, second[name][key]), (name, key)
+        moved = [key for key in state if key.endswith("embed")]
+        assert moved
+        assert not any(torch.equal(state[key], start[key]) for key in moved)
+
+
+# --- derivatives -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_derivative_is_an_error():
+    x = normal(20, 8).requires_grad_()
+    quantized, _, loss = layer()(x)
+    (gradient,) = torch.autograd.grad(quantized.square().sum() + loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="vq: has no second derivative; take the first without create_graph=True"):
+        gradient.sum().backward()
+
+
+def test_forward_mode_is_an_error():
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="vq: has no forward-mode derivative"):
+        layer()(torch.autograd.forward_ad.make_dual(normal(20, 8), normal(20, 8)))
+
+
+def test_functional_gradients_are_an_error():
+    with pytest.raises(RuntimeError, match="vq: torch.func.grad and its relatives do not take this op; use torch.autograd.grad"):
+        torch.func.grad(lambda rows: vq(rows, normal(5, 8, seed=1)).loss)(normal(20, 8))
+    with pytest.raises(RuntimeError, match="do not take this op"):
+        torch.func.grad(lambda rows: layer()(rows)[2])(normal(20, 8))
+
+
+def test_vmap():
+    x, codebook = normal(3, 20, 8), normal(5, 8, seed=1)
+    found = torch.func.vmap(lambda rows: vq(rows, codebook).quantized)(x)
+    assert torch.equal(found, vq(x, codebook).quantized)
+    quantizer = layer().eval()
+    with pytest.raises(RuntimeError, match="vmap"):  # it writes its counts; one call takes any number of leading dimensions
+        torch.func.vmap(lambda rows: quantizer(rows)[0])(x)
+    assert quantizer(x)[0].shape == x.shape

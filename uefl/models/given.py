@@ -1,0 +1,94 @@
+"""A network that was given in Python, in the place of one that the configuration names."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from ..seeds import derive
+
+if TYPE_CHECKING:
+    from ..data.federation import Federation
+
+
+def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """A function that makes a new network: copies of a module, with its weights; a function goes on as it is.
+
+    Raises:
+        UserError: neither of the two.
+    """
+    if isinstance(model, nn.Module):
+        _check_parameters(model)
+        return lambda: copy.deepcopy(model)
+    if not callable(model):
+        raise UserError(
+            f"model: expected a torch module, a function that makes one, or a dict of the section [model]; got {type(model).__name__}"
+        )
+    return lambda: _checked(model())
+
+
+def _checked(net: nn.Module) -> nn.Module:
+    if not isinstance(net, nn.Module):
+        raise UserError(f"model: the function returned {type(net).__name__}; expected a torch module")
+    _check_parameters(net)
+    return net
+
+
+@torch.no_grad()
+def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], federation: Federation) -> None:
+    """Show the network two black images.
+
+    Args:
+        net: to be checked.
+        normalize: from uint8 ``[B, C, H, W]`` to what the network sees.
+        federation: for the shape of the images and the number of classes.
+
+    Raises:
+        UserError: it cannot take images of this shape, or does not return logits ``[B, classes]``.
+    """
+    shape = (2, *federation.image_shape)
+    training = net.training
+    try:
+        logits = net.eval()(normalize(torch.zeros(shape, dtype=torch.uint8, device=next(net.parameters()).device)))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise UserError(f"model: it cannot take normalised images {list(shape)}: {str(error).splitlines()[0]}") from None
+    finally:
+        net.train(training)
+    found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if found != [2, len(federation.classes)]:
+        raise UserError(
+            f"model: expected logits [2, {len(federation.classes)}] for two images and {len(federation.classes)} classes, got {found}"
+        )
+
+
+def _check_parameters(net: nn.Module) -> None:
+    """All parameters of a network travel in one float32 tensor.
+
+    Raises:
+        UserError: it has none, some of another type, or some without a shape.
+    """
+    if not any(True for _ in net.parameters()):
+        raise UserError("model: it has no parameters to train")
+    for name, parameter in net.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise UserError(f"model: {name!r} has no shape yet; show the module an image before you give it")
+        if parameter.dtype != torch.float32:
+            raise UserError(f"model: {name!r} is {parameter.dtype}; expected float32 (the key run.precision decides about bfloat16)")
+
+
+def digest(network: Callable[[], nn.Module], seed: int) -> str:
+    """SHA-256 of a new network under a seed: names, shapes and weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "init"))
+        weights = network().state_dict()
+    total = hashlib.sha256()
+    for name, tensor in weights.items():
+        total.update(f"{name} {list(tensor.shape)} ".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

@@ -1,0 +1,108 @@
+"""Several runs side by side: means over seeds, and differences between arms run by run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .folder import Run
+from .tables import Table, last_rounds, number
+from .words import count
+
+
+def by_data(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs on the same data together, in the order of the first of each; a mean over runs on different data means nothing."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_data(run), []).append(run)
+    return list(groups.values())
+
+
+def _data(run: Run) -> str:
+    """The section of the configuration; of clients given in Python the images of each class that every one has, in all its splits."""
+    silos = run.manifest.get("silos", {}) if run.config.data.source == "arrays" else {}
+    counts = {
+        name: [sum(column) for column in zip(*(part["images_of_class"] for part in silo.values() if isinstance(part, dict)), strict=True)]
+        for name, silo in silos.items()
+    }
+    return json.dumps([run.config.data.table(), counts], sort_keys=True)
+
+
+def spread_table(runs: Sequence[Run], data: str = "") -> Table:
+    """One row per arm over several runs: mean and sample deviation of its accuracy over the last four rounds.
+
+    Unfinished runs are left out: they would pull the mean with rounds that the others have behind them.
+    """
+    finished = [run for run in runs if run.finished]
+    names = dict.fromkeys(name for run in finished for name in run.arms)
+    rows = []
+    for name in names:
+        means = [run.arms[name]["accuracy_last4"]["mean"] for run in finished if name in run.arms]
+        values = [mean for mean in means if mean is not None]
+        spread = number(statistics.stdev(values)) if len(values) > 1 else "-"
+        rows.append([name, str(len(means)), number(statistics.fmean(values) if values else None), spread])
+    title = f"over {count(len(finished), 'run')}{f' on {data}' if data else ''}"
+    return Table(title, ["arm", "runs", f"accuracy, {last_rounds(*finished)}" if finished else "accuracy", "sd over runs"], rows)
+
+
+def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
+    """Runs of the configuration and the seed of one before them, which they say nothing beyond; their folders, and that one's."""
+    first: dict[str, Path] = {}
+    again = {}
+    for run in runs:
+        like = first.setdefault(run.config.with_run(threads=0).to_toml(), run.path)
+        if like != run.path:
+            again[run.path] = like
+    return again
+
+
+def differing_keys(runs: Sequence[Run]) -> list[str]:
+    """Configuration keys other than the seed in which the runs differ; their mean then says little."""
+    tables = [dict(_flat(run.config.with_run(seed=0, threads=0).table())) for run in runs]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
+
+
+def _flat(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", value
+
+
+def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | None:
+    """One row per arm: its accuracy over the last rounds less that of one arm of the same run, over all finished runs that have both.
+
+    Differences within a run leave out what its seed does to all arms alike.
+
+    Args:
+        runs: of one configuration under several seeds.
+        against: the arm that is subtracted; None: the first one.
+
+    Returns:
+        None: fewer than two runs have two arms.
+    """
+    finished = [run for run in runs if run.finished]
+    names = list(dict.fromkeys(name for run in finished for name in run.arms))
+    base = against if against is not None else next(iter(names), "")
+    rows = []
+    for name in names:
+        differences = [
+            run.arms[name]["accuracy_last4"]["mean"] - run.arms[base]["accuracy_last4"]["mean"]
+            for run in finished
+            if name != base and {name, base} <= run.arms.keys() and _known(run, name) and _known(run, base)
+        ]
+        if len(differences) > 1:
+            mean, spread = statistics.fmean(differences), statistics.stdev(differences)
+            higher = sum(difference > 0 for difference in differences)
+            rows.append([name, f"{mean:+.3f}", number(spread), f"{higher} of {len(differences)}"])
+    header = ["arm", f"accuracy, {last_rounds(*finished)}, less that of {base}", "sd over runs", "higher in"] if finished else []
+    return Table(f"less {base}, run by run", header, rows) if rows else None
+
+
+def _known(run: Run, arm: str) -> bool:
+    return run.arms[arm]["accuracy_last4"]["mean"] is not None

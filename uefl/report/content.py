@@ -1,0 +1,116 @@
+"""What a report says, in order; ``report.md`` and ``report.html`` are two ways to write it down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import extensions
+from .folder import Run
+from .plots import Picture
+from .tables import Table, arm_table, client_table
+from .words import count
+
+Block = str | list[str] | Table | Picture
+"""A paragraph, a list, a table or a picture. In text, only `` `code` `` is markup."""
+
+_SILOS_LEGEND = (
+    "Accuracy, entropy (nats, of the mean over the {several}), perplexity, NLL and ECE are means over the clients' test splits at the "
+    "last round; the third column is the mean and the standard deviation of the accuracy over the rounds that it names."
+)
+_SETS_LEGEND = (
+    "Accuracy, entropy (nats), NLL and ECE are of the one model on the test images, which are dealt to the clients, at the last round; "
+    "the third column is the mean and the standard deviation of the accuracy over the rounds that it names.{selected}"
+)
+_SELECTED = " Selected: accuracy of the model that was best on the server's validation images, and its round."
+_NO_TEST_LEGEND = (
+    "There are no test images, hence no accuracy: the entropy (nats) is of the one model's predictions of the clients' own images, at the "
+    "last round."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it."""
+
+    title: str
+    """empty for the first one"""
+    blocks: list[Block]
+
+
+@dataclass(frozen=True)
+class Content:
+    """A whole report."""
+
+    title: str
+    warnings: list[str]
+    """what a reader must know before the numbers"""
+    sections: list[Section]
+
+
+def content(run: Run, pictures: list[Picture]) -> Content:
+    """The report of a run with these pictures; sections that have nothing to show are left out."""
+    by_name = {picture.name: picture for picture in pictures}
+
+    def shown(*names: str) -> list[Block]:
+        return [by_name[name] for name in names if name in by_name]
+
+    usage = [name for name in by_name if name.startswith("usage-")]
+    sections = [
+        Section("", [_facts(run), arm_table(run), _legend(run), *shown("arms.png")]),
+        Section("Clients over the rounds", shown("accuracy.png", "entropy.png")),
+        Section("Extensions", [*_extensions(run), *shown(*usage)]),
+        Section("Predictions", shown("reliability.png", "classes.png", "confusion.png")),
+        Section("Images", shown("samples.png")),
+        Section("Clients", [] if run.on_sets else [client_table(run)]),
+    ]
+    return Content(f"Run {run.path.resolve().name}", _warnings(run), [section for section in sections if section.blocks])
+
+
+def _legend(run: Run) -> str:
+    if not run.on_sets:
+        return _SILOS_LEGEND.format(several="members" if run.config.run.uncertainty == "ensemble" else "passes")
+    if not run.measured("accuracy"):
+        return _NO_TEST_LEGEND
+    return _SETS_LEGEND.format(selected=_SELECTED if "selected" in arm_table(run).header else "")
+
+
+def _warnings(run: Run) -> list[str]:
+    notes = []
+    if not run.finished:
+        notes.append(f"Unfinished: the numbers are those of the rounds so far; `uefl train --resume {run.path}` continues.")
+    for name, arm in run.arms.items():
+        if arm.get("rejected"):
+            notes.append(f"{name}: {count(arm['rejected'], 'rejected update')}. Not finite or out of bounds, left out of the average.")
+    return notes + [f"{arm}: {reason}." for arm, reason in extensions.out_of_reach(run).items()]
+
+
+def _facts(run: Run) -> list[str]:
+    c = run.config
+    partition = c.data.partition.model_dump(mode="json") if c.data.partition is not None else {}
+    voices = "members" if c.run.uncertainty == "ensemble" else "passes"
+    budget = count(c.training.local_steps, "step") if c.training.local_steps else count(c.training.local_epochs, "local epoch")
+    plan = c.training.iterations()
+    rounds = f"{' + '.join(map(str, plan))} round{'' if plan == [1] else 's'}"
+    facts = {
+        "data": f"{c.data.source}, {count(len(run.clients), 'client')}{''.join(f', {key} {value}' for key, value in partition.items())}",
+        "training": f"{rounds} of {budget}, batch {c.training.batch_size}, {c.training.optimizer} with learning rate {c.training.lr:g}",
+        "model": f"{c.model.encoder}{f' of width {c.model.width}' if 'cnn' in c.model.encoder else ''}",
+        **({} if run.on_sets else {"uncertainty": f"{getattr(c.run, voices)} {voices}"}),
+        **{f"arm {name}": _parameters(run, name) for name in run.arms},
+        "seed": f"{c.run.seed}",
+        "every key": "`config.toml`",
+    }
+    return [f"{key}: {value}" for key, value in facts.items()]
+
+
+def _parameters(run: Run, name: str) -> str:
+    """The algorithm of an arm, and the parameters that are not at their defaults."""
+    arm = run.config.arms[name]
+    fields = type(arm.parameters).model_fields
+    own = [f"{key} {getattr(arm.parameters, key)}" for key, field in fields.items() if getattr(arm.parameters, key) != field.default]
+    return ", ".join([arm.algorithm, *own])
+
+
+def _extensions(run: Run) -> list[Block]:
+    lines, table = extensions.sentences(run), extensions.table(run)
+    return [block for block in (lines, table) if block]

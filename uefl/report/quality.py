@@ -1,0 +1,137 @@
+"""Pictures of the predictions at the end: calibration, classes, confusion. Test images of all clients are counted together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from .folder import Run
+from .style import Matrix, canvas, color, legend
+
+_COLUMNS = 3
+_WITH_NUMBERS = 12  # classes; the cells of more are too small
+_MARKERS = "osD^vP*X"
+
+
+def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
+    """File name, short text, caption and figure of each picture that the records are enough for."""
+    bins = {arm: found for arm in run.arms if (found := _bins(run, arm)) is not None}
+    if bins:
+        caption = (
+            "Test images by the confidence of their prediction: bars show how many of them were right, in percent; on the dashed line "
+            "confidence keeps its word, bars below it are overconfident, dots are the means of each bin. Grey: the share of the images. "
+            "The error (ECE) is over the images of all clients together, that of the table is a mean over the clients."
+        )
+        yield "reliability.png", "Reliability of the confidence", caption, _reliability(bins, run)
+    confusion = {
+        arm: found.reshape(2 * [math.isqrt(len(found))]) for arm in run.arms if (found := run.counts(arm, "confusion")) is not None
+    }
+    if confusion:
+        yield "classes.png", "Accuracy by class", "Test images of each class that were predicted right.", _classes(confusion, run)
+        caption = (
+            "Rows: the class of an image; columns: the class that was predicted; in percent of the row. The root of the share is shown."
+        )
+        yield "confusion.png", "Confusion of classes", caption, _confusion(confusion, run)
+
+
+def _bins(run: Run, arm: str) -> Matrix | None:
+    """``[bins, 3]``: images, those predicted right, and the sum of their confidence."""
+    counts, confidence = run.counts(arm, "reliability"), run.counts(arm, "confidence")
+    return None if counts is None or confidence is None else np.column_stack([counts.reshape(-1, 2), confidence])
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    columns = min(_COLUMNS, count)
+    rows = math.ceil(count / columns)
+    figure = canvas(max(width * columns, 4.2), height * rows)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for ax in panels.flat[count:]:
+        ax.set_axis_off()
+    return figure, list(panels.flat[:count])
+
+
+def _reliability(bins: dict[str, Matrix], run: Run) -> Figure:
+    columns = min(_COLUMNS, len(bins))
+    rows = math.ceil(len(bins) / columns)
+    figure = canvas(max(2.9 * columns, 4.2), 3.1 * rows)
+    panels = figure.subplots(2 * rows, columns, squeeze=False, sharex=True, height_ratios=[4, 1] * rows)
+    for ax in panels.flat:
+        ax.set_axis_off()
+    for i, (arm, table) in enumerate(bins.items()):
+        upper, lower = panels[2 * (i // columns), i % columns], panels[2 * (i // columns) + 1, i % columns]
+        images, right, confidence = table.T
+        edges, width, seen = np.arange(len(table)) / len(table), 1 / len(table), images > 0
+        share = 100 * right[seen] / images[seen]
+        error = np.abs(right - confidence).sum() / images.sum()
+        upper.bar(edges[seen], share, 0.9 * width, align="edge", color=color(run, arm), alpha=0.6)
+        upper.plot([0, 1], [0, 100], color="#333333", linestyle=(0, (5, 3)), linewidth=0.9)
+        upper.plot(confidence[seen] / images[seen], share, "o", color="#333333", markersize=2.5)
+        upper.set(xlim=(0, 1), ylim=(0, 102), title=f"{arm}: ECE {error:.3f}")
+        lower.bar(edges, 100 * images / images.sum(), 0.9 * width, align="edge", color="#999999")
+        lower.set(ylim=(0, 100), yticks=(0, 100), xlabel="confidence")
+        lower.tick_params(labelbottom=True)
+        for ax in (upper, lower):
+            ax.set_axis_on()
+        if i % columns == 0:
+            upper.set_ylabel("predicted right (%)")
+            lower.set_ylabel("share (%)")
+    return figure
+
+
+def _classes(confusion: dict[str, Matrix], run: Run) -> Figure:
+    count = len(next(iter(confusion.values())))
+    names = run.classes or tuple(map(str, range(count)))
+    figure = canvas(8.4, min(1.2 + (0.16 + 0.08 * len(confusion)) * count, 30))
+    ax = figure.subplots()
+    entries = []
+    for i, (arm, table) in enumerate(confusion.items()):
+        total = table.sum(1)
+        share = np.divide(100 * table.diagonal(), total, out=np.full(count, np.nan), where=total > 0)
+        dodge = 0.6 * ((i + 0.5) / len(confusion) - 0.5)
+        marker = _MARKERS[list(run.arms).index(arm) % len(_MARKERS)]
+        style: dict[str, Any] = {"color": color(run, arm), "marker": marker, "linestyle": "", "markersize": 5}
+        ax.plot(share, np.arange(count) + dodge, label=arm, **style)
+        entries.append(Line2D([], [], label=arm, **style))
+    ax.set_yticks(range(count), labels=[_short(name) for name in names])
+    ax.set_ylim(count - 0.5, -0.5)
+    ax.set_xlim(right=101)
+    for edge in range(1, count):
+        ax.axhline(edge - 0.5, color="#e6e6e6", linewidth=0.6)
+    ax.grid(False, axis="y")
+    ax.set_xlabel("predicted right (%)")
+    legend(figure, entries)
+    return figure
+
+
+def _confusion(confusion: dict[str, Matrix], run: Run) -> Figure:
+    count = len(next(iter(confusion.values())))
+    size = min(max(2.9, 0.29 * count + 0.6), 6.5)
+    figure, panels = _panels(len(confusion), size, size + 0.45)
+    names = [_short(name) for name in run.classes or map(str, range(count))]
+    turned = 90 if max(map(len, names)) > 2 else 0
+    step = math.ceil(count / 30)
+    for ax, (arm, table) in zip(panels, confusion.items(), strict=True):
+        share = 100 * table / table.sum(1, keepdims=True).clip(1)
+        ax.imshow(share, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100), interpolation="nearest")
+        ax.grid(False)
+        ax.set_xticks(range(0, count, step), labels=names[::step], rotation=turned)
+        ax.set_yticks(range(0, count, step), labels=names[::step])
+        ax.set(title=arm, xlabel="predicted")
+        if count <= _WITH_NUMBERS:
+            for (row, column), value in np.ndenumerate(share):
+                if value >= 0.5:
+                    ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=6, color="white" if value > 40 else "#222222")
+    for ax in panels[::_COLUMNS]:
+        ax.set_ylabel("class")
+    return figure
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 16 else f"{name[:15]}…"

@@ -1,0 +1,130 @@
+"""What all pictures of a report share: fonts, colours, the lines of arms, names of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.lines import Line2D
+
+from .folder import Run
+
+RC: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "xtick.major.size": 2,
+    "ytick.major.size": 2,
+    "lines.scale_dashes": False,
+    "legend.frameon": False,
+    "legend.handlelength": 2.8,
+    "text.parse_math": False,  # a silo may be called anything
+    "savefig.dpi": 150,
+}
+# The palette of Okabe and Ito, told apart by colour-blind readers; dashes (in points) tell arms apart in print. By the place of an arm
+# in its run.
+_STYLES: tuple[tuple[str, Any], ...] = (
+    ("#0072B2", "-"),
+    ("#D55E00", (0, (7, 2))),
+    ("#009E73", (0, (7, 2, 1.5, 2))),
+    ("#CC79A7", (0, (2, 1.5))),
+    ("#777777", (0, (4, 2, 1.5, 2, 1.5, 2))),
+    ("#000000", (0, (12, 2))),
+    ("#56B4E9", (0, (4, 1.5))),
+    ("#E69F00", (0, (12, 2, 1.5, 2))),
+)
+_WIDTH = 1.7  # of lines, in points
+_STRIPE = 4.0
+_EQUAL = 0.004  # of the range of all curves: less than the width of a line
+Matrix = npt.NDArray[np.float64]
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure, in inches."""
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def color(run: Run, arm: str) -> str:
+    """The colour of an arm."""
+    return _STYLES[list(run.arms).index(arm) % len(_STYLES)][0]
+
+
+def line(run: Run, arm: str) -> dict[str, Any]:
+    """The line of an arm that no other one hides."""
+    place = list(run.arms).index(arm)
+    return {
+        "color": color(run, arm),
+        "linestyle": _STYLES[place % len(_STYLES)][1],
+        "linewidth": _WIDTH,
+        "zorder": 2 + place / len(run.arms),
+    }
+
+
+def lines(run: Run, curves: Mapping[str, Matrix]) -> dict[str, dict[str, Any]]:
+    """The lines of curves ``[rounds]`` that are drawn into one panel.
+
+    Arms that agree in two rounds in a row, or in the last one, share their line: each draws every n-th stripe of it.
+    """
+    arms = list(curves)
+    known = np.concatenate([curve[np.isfinite(curve)] for curve in curves.values()])
+    within = _EQUAL * float(np.ptp(known)) if len(known) else 0.0
+    group = {arm: arm for arm in arms}
+    for i, arm in enumerate(arms):
+        for other in arms[:i]:
+            if _agree(curves[arm], curves[other], within):
+                old, new = group[arm], group[other]
+                group = {name: new if of == old else of for name, of in group.items()}
+    styles = {}
+    for arm in arms:
+        sharing = [name for name in arms if group[name] == group[arm]]
+        offset = -_STRIPE * sharing.index(arm) % (_STRIPE * len(sharing))
+        stripes = {"linestyle": (offset, (_STRIPE, _STRIPE * (len(sharing) - 1))), "dash_capstyle": "butt"}
+        styles[arm] = line(run, arm) | (stripes if len(sharing) > 1 else {})
+    return styles
+
+
+def _agree(one: Matrix, other: Matrix, within: float) -> bool:
+    length = min(len(one), len(other))
+    near = np.abs(one[:length] - other[:length]) <= within
+    return bool((near[1:] & near[:-1]).any() or (length and near[-1]))
+
+
+def handles(run: Run) -> list[Line2D]:
+    """The entries of all arms in a legend."""
+    return [Line2D([], [], label=arm, **line(run, arm)) for arm in run.arms]
+
+
+def legend(figure: Figure, entries: list[Line2D]) -> None:
+    """Above all panels, in as many columns as there is room for."""
+    longest = max(len(str(entry.get_label())) for entry in entries)
+    columns = int(figure.get_figwidth() * 72 / (5.0 * longest + 42))  # in points: letters, and the line before them
+    figure.legend(handles=entries, loc="outside upper left", ncols=max(1, min(columns, len(entries))))
+
+
+def drawn(run: Run) -> dict[str, str]:
+    """Names of the clients as the font can draw them; a client whose name it lacks letters for is named by its place."""
+    font = get_font(findfont(RC["font.family"]))
+    return {
+        client: name if all(font.get_char_index(ord(c)) for c in name) else f"client {place}"
+        for place, (client, name) in enumerate(run.labels.items(), 1)
+    }
+
+
+def replaced(run: Run) -> str:
+    """Which names pictures replace, for a caption; empty where there are none."""
+    other = [f"{name}: {run.labels[client]}" for client, name in drawn(run).items() if name != run.labels[client]]
+    return f" {'; '.join(other)}." if other else ""

@@ -1,0 +1,53 @@
+"""Words that tables, pictures and the terminal share."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+_LONGEST = 32  # characters of a client's name
+
+
+def count(number: int, noun: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def means(records: list[dict[str, Any]]) -> str:
+    """Accuracy and entropy of a round, as far as all clients measured them: means over those that are trained on."""
+    seen = [r for r in records if not r.get("unseen")]
+    keys = [key for key in ("accuracy", "entropy") if all(r[key] is not None for r in seen)]
+    return "  ".join(f"{key} {statistics.fmean(r[key] for r in seen):.3f}" for key in keys)
+
+
+def label(name: str) -> str:
+    """A name in one short line: control characters as spaces, the middle of a long one left out."""
+    plain = " ".join("".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in name).split()) or repr(name)
+    if len(plain) <= _LONGEST:
+        return plain
+    tail = (_LONGEST - 1) // 3
+    return f"{plain[: _LONGEST - 1 - tail]}…{plain[-tail:]}"
+
+
+def labels(names: Iterable[str]) -> dict[str, str]:
+    """A label for every name; equal ones get numbers."""
+    made: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        text, number = label(name), 2
+        while text in taken:
+            text, number = f"{label(name)} ({number})", number + 1
+        taken.add(text)
+        made[name] = text
+    return made
+
+
+def beyond_reach(threshold: float, classes: int) -> str:
+    """Why no entropy can exceed a threshold; empty where one can."""
+    most = math.log(classes)
+    if threshold < most:
+        return ""
+    return f"no entropy over {classes} classes can exceed ln {classes} = {most:.3f}; lower gamma"

@@ -1,0 +1,23 @@
+"""Write the report of a run folder: pictures, ``report.md`` and ``report.html``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import html, markdown
+from .content import content
+from .folder import Run, read_run
+from .plots import write_plots
+
+
+def write_report(path: Path) -> Run:
+    """Read the run folder ``path`` and write its ``plots/*.png``, ``report.md`` and ``report.html``; returns what was read.
+
+    Raises:
+        UserError: see ``read_run``; nothing is written then.
+    """
+    run = read_run(path)
+    found = content(run, write_plots(run))
+    (path / "report.md").write_text(markdown.write(found), encoding="utf-8")
+    (path / "report.html").write_text(html.write(found, path / "plots"), encoding="utf-8")
+    return run

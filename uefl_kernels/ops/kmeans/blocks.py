@@ -1,0 +1,319 @@
+"""``kmeans`` of rows that are not in memory at once, or not in one process: to the bit what it is of all of them together.
+
+Everything that the fit asks of the rows is a sum of whole numbers, an extreme or a draw by such sums, which do not depend on where
+the rows are cut. Only the inertia adds real numbers, by halves of all rows: their squared distances are brought together for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from ..._checks import DTYPES
+from ..._library import resolve
+from ..kmeans_step import reference as steps
+from . import grid, reference
+
+
+class Blocks:
+    """Rows [n, d] that are read in blocks, again for every pass.
+
+    Args:
+        read: gives the blocks, tensors [n_i, d] of one dtype and device, from the first one.
+        take: the rows of given numbers, where that needs no pass.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[torch.Tensor]], take: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        self._read, self._take = read, take
+        self.n: int | None = None  # known after the first pass
+        self.like: torch.Tensor | None = None  # none of the rows, of their width, dtype and device
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The number of the first row of each block, and the block."""
+        start = 0
+        for block in self._read():
+            if self.like is None:
+                self.like = block[:0]
+            if block.shape[1:] != self.like.shape[1:] or block.dtype != self.like.dtype:
+                raise ValueError(
+                    f"kmeans: the blocks must have one width and dtype, got {list(block.shape)} of {block.dtype} "
+                    f"after [*, {self.like.shape[1]}] of {self.like.dtype}"
+                )
+            yield start, block
+            start += len(block)
+        if self.n is not None and start != self.n:
+            raise ValueError(
+                f"kmeans: the blocks had {self.n} rows when they were read first, and {start} now; each pass must give the same"
+            )
+        self.n = start
+
+    def take(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The rows of these numbers."""
+        if self._take is not None:
+            return self._take(numbers)
+        assert self.like is not None
+        rows = self.like.new_zeros(len(numbers), self.like.shape[1])
+        for start, block in self:
+            inside = (numbers >= start) & (numbers < start + len(block))
+            rows[inside] = block[numbers[inside] - start]
+        return rows
+
+
+class Processes:
+    """The processes of a group, each with its part of the rows, in the order of their ranks; or one alone."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank, self.count = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """Sum of whole numbers."""
+        if self.group is not None:
+            part = part.clone()
+            dist.all_reduce(part, group=self.group)
+        return part
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """The parts [n_p, ...] of all processes, one after the other."""
+        if self.group is None:
+            return part
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        dist.all_gather(sizes, torch.tensor([len(part)]), group=self.group)
+        longest = max(int(size) for size in sizes)
+        padded = part.new_zeros(longest, *part.shape[1:])
+        padded[: len(part)] = part
+        found = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(found, padded, group=self.group)
+        return torch.cat([rows[: int(size)] for rows, size in zip(found, sizes, strict=True)])
+
+    def agree(self, what: str, values: list[int]) -> None:
+        """Raise ValueError in every process when these numbers are not the same in all."""
+        if len(self.gather(torch.tensor([values])).unique(dim=0)) > 1:
+            raise ValueError(f"kmeans: the processes do not agree on {what}")
+
+    def together(self, work: Callable[[], None]) -> None:
+        """Work that may fail in one process: then no other one waits for it."""
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as caught:
+            error = caught
+        failed = self.gather(torch.tensor([error is not None])).nonzero()[:, 0].tolist()
+        if error is not None:
+            raise error
+        if failed:
+            raise RuntimeError(f"kmeans: process {failed[0]} could not use its rows; its own error says why")
+
+
+class BlockData(reference.Data):
+    """``reference.Data`` of the rows of all processes, of which this one reads its own in blocks."""
+
+    looks_for_empty = True
+
+    def __init__(self, blocks: Blocks, weights: torch.Tensor | None, spherical: bool, processes: Processes) -> None:
+        self.blocks, self.spherical, self.processes = blocks, spherical, processes
+        self._low = self._high = torch.empty(0)
+        processes.together(lambda: self._look(weights))
+        assert blocks.like is not None
+        assert blocks.n is not None
+        processes.agree("the width or dtype of the rows", [self._low.shape[0], DTYPES.index(blocks.like.dtype)])
+        processes.agree("whether rows have weights", [weights is not None])
+        counts = processes.gather(torch.tensor([blocks.n]))
+        self.n, self.first = int(counts.sum()), int(counts[: processes.rank].sum())
+        low, high = processes.gather(self._low[None]).amin(0), processes.gather(self._high[None]).amax(0)
+        heaviest = None if weights is None else processes.gather(weights.max()[None]).max()
+        if heaviest is not None and not heaviest > 0:
+            raise RuntimeError("kmeans: weights must be finite (at most 2^1000), not negative and not all zero")
+        self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units_within(self.n, low, high, heaviest)
+        self.weights = None if weights is None else weights / self.weight_unit
+
+    def _look(self, weights: torch.Tensor | None) -> None:
+        """The first pass: how many rows, whether they can be clustered, and their extremes."""
+        extremes = []
+        for _, block in self.blocks:
+            steps.require_valid("kmeans", block, None)
+            if len(block) > 0:
+                rows = self._unit(block)
+                extremes.append((rows.amin(0).double(), rows.amax(0).double()))
+        if not extremes:
+            raise ValueError("kmeans: the blocks hold no rows; each process needs at least one")
+        self._low, self._high = torch.stack([low for low, _ in extremes]).amin(0), torch.stack([high for _, high in extremes]).amax(0)
+        if weights is not None and len(weights) != self.blocks.n:
+            raise ValueError(f"kmeans: weights must have shape [{self.blocks.n}], got {list(weights.shape)}")
+
+    def _unit(self, rows: torch.Tensor) -> torch.Tensor:
+        return reference.unit_rows(rows.to(reference.centre_dtype(rows))) if self.spherical else rows
+
+    def parts(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None]]:
+        """Where the rows of each block are, the rows as they are clustered, and their weights."""
+        for start, block in self.blocks:
+            where = slice(start, start + len(block))
+            if len(block) > 0:
+                yield where, self._unit(block), None if self.weights is None else self.weights[where]
+
+    @property
+    def grid(self) -> grid.Grid:
+        """The rows as whole numbers, made anew from the blocks in every pass."""
+        return BlockGrid(self)
+
+    def variance(self) -> torch.Tensor:
+        """As there."""
+        sums = torch.zeros_like(self.middle, dtype=torch.int64)
+        squares = torch.zeros_like(sums)
+        for _, rows, _ in self.parts():
+            values = self.quantised(rows).long()
+            sums += values.sum(0)
+            squares += values.square().sum(0)
+        return self._variance(self.processes.sum(sums), self.processes.sum(squares))
+
+    def step(self, step: reference.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
+        """As there; labels are those of this process."""
+        labels, squares = [], []
+        sums = torch.zeros(centres.shape, dtype=torch.int64)
+        masses = torch.zeros(len(centres), dtype=torch.int64)
+        for _, rows, weights in self.parts():
+            found = step(rows, centres, weights, self.middle, self.scale, self.mass_scale, False)
+            labels.append(found[0])
+            sums += found[1]
+            masses += found[2]
+            if with_inertia:
+                square = steps.distances(rows, centres, found[0])
+                squares.append(square if weights is None else weights * square)
+        inertia = self.middle.new_zeros(())
+        if with_inertia:
+            inertia = steps.tree_sum(self.processes.gather(torch.cat(squares)))
+        return torch.cat(labels), self.processes.sum(sums), self.processes.sum(masses), inertia
+
+    def take(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The rows of these numbers among those of all processes."""
+        own = numbers - self.first
+        inside = (own >= 0) & (own < len(self))
+        rows = self._unit(self.blocks.take(own[inside]))
+        # Whichever process has a row adds its bits to the zeros of the others.
+        bits = torch.zeros(len(numbers), rows.shape[1], dtype=torch.int64)
+        bits[inside] = rows.double().view(torch.int64)
+        return self.processes.sum(bits).view(torch.float64).to(rows.dtype)
+
+    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> reference.Far:
+        """As there."""
+        count = min(self.n, len(centres))
+        keys, numbers = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+        for where, rows, weights in self.parts():
+            keys = torch.cat([keys, self.keys(rows, centres, labels[where], weights, self.first + where.start)])
+            numbers = torch.cat([numbers, torch.arange(where.start, where.stop)])
+            top = keys.topk(min(count, len(keys)))
+            keys, numbers = top.values, numbers[top.indices]
+        mass = torch.ones(len(keys), dtype=torch.float64) if self.weights is None else self.weights[numbers]
+        keys, label, mass = (self.processes.gather(part) for part in (keys, labels[numbers], mass))
+        numbers = self.processes.gather(numbers + self.first)
+        top = keys.topk(count)
+        mass = mass[top.indices]
+        return reference.Far(top.values, self.take(numbers[top.indices]), None if self.weights is None else mass, label[top.indices])
+
+    def counts(self, labels: torch.Tensor, k: int) -> torch.Tensor:
+        """Weights of the rows of each cluster, added up."""
+        ones = torch.empty(len(self), 0)
+        masses = steps.row_masses(ones, self.weights, self.mass_scale)
+        masses = self.processes.sum(torch.zeros(k, dtype=torch.int64).index_add_(0, labels, masses))
+        return masses.double() / self.mass_scale * self.weight_unit
+
+    def __len__(self) -> int:
+        """How many rows this process has."""
+        return self.blocks.n or 0
+
+
+class BlockGrid(grid.Grid):
+    """``grid.Grid`` of such rows; masses, potentials and what is nearest are kept for the rows of this process."""
+
+    def __init__(self, data: BlockData) -> None:
+        self.data, self.bits = data, data.bits
+        self.weights = torch.ones(len(data), dtype=torch.float64) if data.weights is None else data.weights
+        self.masses = (self.weights * 2.0 ** steps.mass_bits(data.n)).round().long()
+        self.potential_scale = 2.0 ** (60 - 2 * self.bits - steps.ceil_log2(data.n * len(data.middle)))
+
+    def nearer(self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As there."""
+        picked, nearest, owner = self.take(fresh), nearest.clone(), owner.clone()
+        for where, rows, _ in self.data.parts():
+            nearest[where], owner[where] = grid.nearer(self.data.quantised(rows), picked, nearest[where], owner[where], count)
+        return nearest, owner
+
+    def distances(self, chosen: torch.Tensor) -> torch.Tensor:
+        """As there."""
+        picked = self.take(chosen)
+        found = torch.empty(len(self.data), len(chosen), dtype=torch.int64)
+        for where, rows, _ in self.data.parts():
+            found[where] = grid.squared_distances(self.data.quantised(rows), picked)
+        return found
+
+    def take(self, numbers: torch.Tensor) -> torch.Tensor:
+        """As there."""
+        return self.data.quantised(self.data.take(numbers))
+
+    def few(self, values: torch.Tensor, weights: torch.Tensor) -> grid.Grid:
+        """As there: few enough for memory."""
+        return grid.Grid(values, weights, self.bits)
+
+    def sample(self, masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
+        """As there: of the rows before the one that is drawn, every process counts its own."""
+        totals = self.data.processes.gather(masses.sum()[None])
+        running = masses.cumsum(0) + totals[: self.data.processes.rank].sum()
+        return self.data.processes.sum(grid.sample(totals.sum(), running, draws))
+
+    def remove(self, left: torch.Tensor, chosen: torch.Tensor) -> None:
+        """As there."""
+        own = chosen - self.data.first
+        left[own[(own >= 0) & (own < len(left))]] = 0
+
+    def everywhere(self, part: torch.Tensor) -> torch.Tensor:
+        """As there."""
+        return self.data.processes.sum(part)
+
+
+class Request(NamedTuple):
+    """What is asked of a fit, as ``reference.fit`` takes it."""
+
+    method: str
+    given: torch.Tensor | None
+    k: int
+    seed: int
+    n_init: int
+    max_iter: int
+    tol: float
+
+
+class Found(NamedTuple):
+    """A fit, and the weight of each cluster, [k] float64."""
+
+    fit: reference.Fit
+    counts: torch.Tensor
+
+
+def kmeans_of_blocks(
+    blocks: Blocks, weights: torch.Tensor | None, request: Callable[[int, int], Request], spherical: bool, group: Any = None
+) -> Found:
+    """``kmeans`` of the rows of all processes of a group; labels are those of this one.
+
+    Args:
+        blocks: the rows of this process, at least one.
+        weights: ``[n]`` of these rows, float64, or None in all processes.
+        request: what is asked, or an error, when there are so many rows and columns in all.
+        spherical: the metric is "cosine".
+        group: of torch.distributed, its backend one for tensors on the CPU; None: this process alone.
+    """
+    processes = Processes(group)
+    data = BlockData(blocks, weights, spherical, processes)
+    assert blocks.like is not None
+    asked = request(data.n, len(data.middle))
+    numbers = (asked.k, asked.n_init, asked.max_iter, int(spherical), int(np.float64(asked.tol).view(np.int64)))
+    bits = 0 if asked.given is None else int(asked.given.double().view(torch.int64).sum())
+    processes.agree("what is asked for", [*numbers, *asked.method.encode().ljust(10), bits])
+    asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))  # drawn anew in each, unless it is given
+    parts = reference.Parts(resolve("kmeans_step", blocks.like), grid.Grid, reference.advance)
+    fit = reference.fit(parts, data, **asked._asdict(), spherical=spherical)
+    return Found(fit, data.counts(fit.labels, asked.k))
