@@ -16,8 +16,8 @@ def patch_once_a_launch() -> None:
     from triton import language as tl
     from triton.runtime import interpreter
 
-    patch = getattr(interpreter, "_patch_lang", None)
-    if patch is None or not hasattr(interpreter, "_LangPatchScope"):
+    patch, scope_type = getattr(interpreter, "_patch_lang", None), getattr(interpreter, "_LangPatchScope", None)
+    if patch is None or scope_type is None or not hasattr(scope_type(), "_changes"):
         return
     patched: set[frozenset[int]] = set()
 
@@ -25,7 +25,7 @@ def patch_once_a_launch() -> None:
     def modules(function: Callable[..., Any]) -> frozenset[int]:
         return frozenset(id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
 
-    class Launch(interpreter._LangPatchScope):  # what the outermost call gets; device functions drop theirs
+    class Launch(scope_type):  # what the outermost call gets; device functions drop theirs
         def restore(self) -> None:
             super().restore()
             patched.clear()

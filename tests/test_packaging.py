@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,3 +85,23 @@ def test_a_broken_wheel_is_not_passed(tmp_path):
         "tests/test_x.py is not part",
     ):
         assert fault in said
+
+
+def test_workflows_and_continuous_integration_call_what_there_is():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    texts = [path.read_text() for path in [ROOT / ".ci" / "run", *sorted((ROOT / ".github" / "workflows").glob("*.yml"))]]
+    called = {target for text in texts for target in re.findall(r"^(?:\s*- run: )?make ([a-z-]+)$", text, re.MULTILINE)}
+    assert {"setup", "lint", "test", "test-slow", "docs", "ctest", "bench-smoke"} <= called <= targets
+    for script in {script for text in texts for script in re.findall(r"\b(?:tools|benchmarks)/\w+\.\w+", text)}:
+        assert (ROOT / script).exists(), script
+    assert texts[0].rstrip().endswith("make test")  # whose last line is pytest's
+
+
+def test_pinned_tools_are_those_of_pre_commit():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if re.fullmatch(r"[\w-]+==[\w.]+", line))
+    hooks = re.findall(r"repo: \S+/(\S+)\n    rev: v(\S+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    for repository, version in hooks:
+        name = {"ruff-pre-commit": "ruff", "mirrors-clang-format": "clang-format"}.get(repository)
+        assert name is None or pinned[name] == version
+    assert {"ruff-pre-commit", "mirrors-clang-format"} <= {repository for repository, _ in hooks}

