@@ -1,5 +1,10 @@
 """The ways in which a run ends early; the command line turns each into one line and an exit code."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """What was asked for cannot be done as asked; the message says what to change. Exit code 2, nothing was written."""
@@ -11,3 +16,9 @@ class RunError(Exception):
 
 class InvalidPriors(UserError, ValueError):
     """Class priors or sets that no client can be trained with; the message names the client, and the set where there is one."""
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)``, or nothing."""
+    close = difflib.get_close_matches(word, list(words), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

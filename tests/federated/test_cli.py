@@ -1,4 +1,5 @@
 import io
+import signal
 import subprocess
 import sys
 import types
@@ -9,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from uefl import config, progress
-from uefl.cli import app
+from uefl.cli import _Terminated, app
 from uefl.errors import RunError, UserError
 
 from . import run_folder
@@ -139,6 +140,16 @@ def test_ctrl_c_says_how_to_go_on(fake_run, tmp_path, begun):
     assert ("uefl train --resume runs/demo" in result.stderr) == begun
 
 
+def test_sigterm_and_a_closed_pipe_say_how_to_go_on(fake_run, tmp_path):
+    run_folder.write(tmp_path / "runs/demo", finished=False)
+    for error, code, why in ((_Terminated(), 143, "interrupted"), (BrokenPipeError(), 130, "the output was closed")):
+        fake_run.fails = error
+        result = runner.invoke(app, ["train", "demo"])
+        assert (result.exit_code, result.stderr) == (code, f"{why}; go on with: uefl train --resume runs/demo\n")
+    with pytest.raises(_Terminated):
+        signal.raise_signal(signal.SIGTERM)  # the handler that the command has set
+
+
 def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
     console = Console(force_terminal=True, width=120, record=True, file=io.StringIO())
     with progress.watch(console) as observer:
@@ -224,3 +235,10 @@ def test_the_command_line_itself_imports_neither_torch_nor_matplotlib():
     check = "import uefl.cli; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", f"{stub}; {check}"], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.fixture(autouse=True)
+def _signals():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)

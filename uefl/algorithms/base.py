@@ -27,10 +27,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from ..aggregation import Mean, WeightedMean
-from ..config.config import parse
-from ..config.errors import nearest
 from ..engines.base import Expected, Message, Reply, expected_like
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..models.net import Net
 from ..uncertainty import Prediction, of_network
 
@@ -134,6 +132,8 @@ class Algorithm:
     context: Context
 
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
+        from ..config.config import parse  # it looks algorithms up
+
         self.parameters: Any = parse(self.Parameters, type(self).__name__, keys) if parameters is None else parameters
 
     def bound(self, context: Context) -> Algorithm:

@@ -15,7 +15,8 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from ..errors import UserError
-from .errors import nearest, refused, shown, unknown
+from .errors import refused, shown, unknown
+from .keys import homes
 from .sections import Model, Run, Training
 
 if sys.version_info >= (3, 11):
@@ -152,8 +153,6 @@ def _section(kind: type[S], name: str, table: dict[str, Any]) -> S:
 
 def _misplaced(key: str) -> UserError:
     """A key outside of a section: where it belongs, or what was meant."""
-    from .load import homes
-
     found = homes(key)
     if found:
         return UserError(f"key {key!r} stands outside of a section; it is a key of {', '.join(found)}")
@@ -203,4 +202,4 @@ def _unused(section: str, values: BaseModel, key: str, why: str) -> None:
         raise UserError(f"key '{section}.{key}': expected its default {default!r}, so leave it out: {why}; got {shown(value)}")
 
 
-__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml", "nearest", "parse", "tomllib"]
+__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml", "parse", "tomllib"]

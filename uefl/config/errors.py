@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import UserError
+from ..errors import UserError, nearest
+from .keys import homes
 
 _LONGEST = 80
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or nothing."""
-    close = difflib.get_close_matches(word, list(words), 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def refused(error: ValidationError, place: str, keys: Iterable[str]) -> UserError:
@@ -34,8 +28,6 @@ def refused(error: ValidationError, place: str, keys: Iterable[str]) -> UserErro
 
 def unknown(key: str, place: str, keys: Iterable[str]) -> UserError:
     """A key that a section does not have."""
-    from .load import homes
-
     inside = f" in [{place}]" if place else ""
     found = homes(key)
     hint = f"; it is a key of {', '.join(found)}" if found else nearest(key, [word for word in keys if word != key])

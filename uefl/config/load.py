@@ -14,12 +14,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from ..errors import UserError
+from ..errors import UserError, nearest
 from .config import SECTIONS, Config, from_table, tomllib
-from .errors import nearest, shown, unknown
-from .sections import Model, Run, Training
+from .errors import shown, unknown
+from .keys import all_keys, fields, named, places
 
 _GROUPS = ("start", "codebooks", "sets", "own")
 """folders of presets, in the order in which they are listed"""
@@ -97,35 +95,6 @@ def load_whole(path: Path) -> Config:
     return config
 
 
-def places(key: str, table: dict[str, Any]) -> list[str]:
-    """The sections that have a key of this name, and the arms of ``table`` as ``arms.NAME``."""
-    found = [name for name, fields in _fields(table).items() if key in fields]
-    from ..algorithms.base import registry
-
-    algorithms = registry()
-    arms = _named(table.get("arms", {}))
-    return found + [
-        f"arms.{name}"
-        for name, keys in arms.items()
-        if (kind := algorithms.get(str(keys.get("algorithm", name)))) is not None and key in kind.Parameters.model_fields
-    ]
-
-
-def homes(key: str) -> list[str]:
-    """Where a key of this name is known at all: sections, schemes of partitions, algorithms."""
-    from ..algorithms.base import registry
-    from ..data.partitions.base import PARTITIONS
-
-    sections = [f"[{name}]" for name, fields in _fields({}).items() if key in fields]
-    schemes = [name for name in PARTITIONS if key in PARTITIONS[name].model_fields]
-    algorithms = [name for name, kind in registry().items() if key in kind.Parameters.model_fields]
-    return (
-        sections
-        + ([f"[data.partition] with scheme = {' or '.join(map(repr, schemes))}"] if schemes else [])
-        + ([f"arms with algorithm = {' or '.join(map(repr, algorithms))}"] if algorithms else [])
-    )
-
-
 def _put(table: dict[str, Any], key: str, value: Any) -> None:
     """Set one key of a table, by its whole name or a bare one."""
     section, dot, rest = key.partition(".")
@@ -142,12 +111,12 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
         inner[last] = value
         return
     if key in SECTIONS:
-        raise UserError(f"key {key!r} is a section; set one of its keys, as in {key}.{min(_fields(table)[key])}=VALUE")
+        raise UserError(f"key {key!r} is a section; set one of its keys, as in {key}.{min(fields(table)[key])}=VALUE")
     found = places(key, table)
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]
     if not found:
-        raise unknown(key, "", _all_keys(table))
+        raise unknown(key, "", all_keys(table))
     if len(sections) + bool(arms) > 1:
         listed = ", ".join(f"{place}.{key}" for place in found)
         raise UserError(f"key {key!r} is ambiguous; write one of {listed}")
@@ -156,7 +125,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _put_arm(table: dict[str, Any], rest: str, value: Any) -> None:
-    arms = table["arms"] = _named(table.get("arms", {}))
+    arms = table["arms"] = named(table.get("arms", {}))
     if not rest:
         table["arms"] = _picked(value, arms)
         return
@@ -177,32 +146,6 @@ def _picked(value: Any, arms: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise UserError(f"key 'arms': expected different names of arms, or tables [arms.NAME]; got {shown(value)}")
     return {name: arms.get(name, {}) for name in names}
-
-
-def _named(arms: Any) -> dict[str, Any]:
-    """Arms as tables, where a file names them in a list."""
-    return {name: keys if isinstance(keys, dict) else {} for name, keys in _picked(arms, {}).items()}
-
-
-def _fields(table: dict[str, Any]) -> dict[str, set[str]]:
-    """The keys of every section; of ``[data.partition]`` those of its scheme."""
-    from ..data.partitions.base import PARTITIONS
-    from ..data.settings import Data
-
-    kinds: dict[str, type[BaseModel]] = {"run": Run, "data": Data, "model": Model, "training": Training}
-    fields = {name: set(kind.model_fields) - {"partition"} for name, kind in kinds.items()}
-    partition = table.get("data", {}).get("partition", {})
-    scheme: Any = partition.get("scheme") if isinstance(partition, dict) else None
-    known = isinstance(scheme, str) and scheme in PARTITIONS
-    return fields | {"data.partition": {"scheme", *(PARTITIONS[scheme].model_fields if known else ())}}
-
-
-def _all_keys(table: dict[str, Any]) -> set[str]:
-    from ..algorithms.base import registry
-
-    return {key for keys in _fields(table).values() for key in keys} | {
-        key for kind in registry().values() for key in kind.Parameters.model_fields
-    }
 
 
 def _files(group: str) -> list[Traversable]:
@@ -232,7 +175,7 @@ def _with_base(table: dict[str, Any]) -> dict[str, Any]:
     whole = _with_base(tomllib.loads(preset_text(base)))
     result = whole | {name: _merged(whole.get(name, {}), value) for name, value in table.items() if name != "arms"}
     if "arms" in table:
-        before = _named(whole.get("arms", {}))
+        before = named(whole.get("arms", {}))
         result["arms"] = {name: _merged(before.get(name, {}), keys) for name, keys in _picked(table["arms"], before).items()}
     return result
 

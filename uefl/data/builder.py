@@ -109,6 +109,8 @@ def _refuse(data: Data, key: str, why: str) -> None:
 def _check_scheme(table: Table, scheme: Scheme) -> None:
     """Silos of their own are not dealt, and a data set without them has no domains."""
     if table.groups and not scheme.of_groups:
-        raise UserError(f"partition {scheme.name!r} deals a data set; {table.name} brings silos, which stay as they are: leave it out")
+        raise UserError(
+            f"partition {scheme.name!r} deals a data set; {table.name} brings silos of its own: leave the partition out, or take 'natural'"
+        )
     if scheme.of_groups and not table.groups:
         raise UserError(f"partition {scheme.name!r} takes silos or domains as they are; {table.name} has none, choose another partition")

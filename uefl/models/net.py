@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
 import uefl_kernels
 
-from ..config import Model
 from ..errors import UserError
 from . import encoders
+
+if TYPE_CHECKING:
+    from ..config import Model
 
 
 class Head(nn.Module):

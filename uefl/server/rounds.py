@@ -263,6 +263,7 @@ class Arm:
                 if isinstance(value, float) and not math.isfinite(value):
                     raise RunError(f"diverged: {key} of {record['client']} is {value} after round {self.round}; lower lr")
         losses = [float(left["train_loss"]) for left in self.last.values()]
+        losses = losses or [record["server_loss"] for record in records if record.get("server_loss") is not None]
         if not losses:
             return
         loss = sum(losses) / len(losses)

@@ -191,7 +191,7 @@ def test_keys_of_silos_that_are_dealt_are_refused(make_images, make_npz, tmp_pat
     with pytest.raises(UserError, match=r"key 'clients': .* brings 2 silos, which stay as they are; leave it out, got 5$"):
         labeled(path, clients=5)
     assert len(labeled(path, clients=2).silos) == 2
-    with pytest.raises(UserError, match=r"partition 'rotations' deals a data set; .* brings silos, which stay as they are: leave it out"):
+    with pytest.raises(UserError, match=r"partition 'rotations' deals a data set; .* brings silos of its own: leave the partition out"):
         labeled(path, angles=[90.0, 0.0])
 
 

@@ -32,6 +32,8 @@ class FedLLPVAT(FedLLP):
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """Of one set, plus the weighted smoothness of the predictions around its images."""
+        if self.parameters.vat_weight == 0:  # FedLLP bit for bit
+            return super().loss(work, batch)
         sets = len(work.sets.priors)
         step = work.epoch_step if self.parameters.vat_legacy_ramp else work.round * work.epochs * sets + work.step
         progress = min(1.0, step / (_RAMP * sets))
@@ -48,7 +50,7 @@ class FedLLPVAT(FedLLP):
         with torch.autocast(x.device.type, enabled=False), _FrozenStatistics(net):
             with torch.no_grad():
                 before = _log_probs(net, x).exp()
-            direction = _unit(torch.randn_like(x)).requires_grad_()
+            direction = _unit(torch.randn(x.shape, generator=work.generator).to(x)).requires_grad_()
             distance = _divergence(before, _log_probs(net, x + p.vat_xi * direction))
             (slope,) = torch.autograd.grad(distance, direction)
             return _divergence(before, _log_probs(net, x + p.vat_epsilon * _unit(slope)))

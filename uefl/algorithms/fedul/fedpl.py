@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -36,18 +37,19 @@ class FedPL(OnSets):
         """The labels to begin with."""
         data = work.sets
         work.memory["guess"] = (data.priors if data.drawn is None else data.drawn).argmax(1)[data.sets]
-        work.memory["beta"] = torch.distributions.Beta(_BETA, _BETA)
+        seed = torch.randint(2**62, (), generator=work.generator)
+        work.memory["draws"] = np.random.default_rng(int(seed))
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """Cross-entropy with pseudo-labels."""
         logits = work.logits(batch.images)
         if work.round < _WARM_UP:
             return cross_entropy(logits, work.memory["guess"][batch.positions])
-        return self_labeled(logits, work.memory["beta"])
+        return self_labeled(logits, work.memory["draws"])
 
 
-def self_labeled(logits: torch.Tensor, beta: torch.distributions.Beta) -> torch.Tensor:
-    """Cross-entropy of logits ``[b, K]`` with their own sure predictions, and of these mixed with unsure ones."""
+def self_labeled(logits: torch.Tensor, draws: np.random.Generator) -> torch.Tensor:
+    """Cross-entropy of logits ``[b, K]`` with their own sure predictions, and of these mixed with unsure ones, in shares from Beta."""
     confidence, label = logits.detach().softmax(1).max(1)
     sure, unsure = (logits[mask] for mask in (confidence >= _SURE, confidence < _SURE))
     sure_label, unsure_label = label[confidence >= _SURE], label[confidence < _SURE]
@@ -57,7 +59,7 @@ def self_labeled(logits: torch.Tensor, beta: torch.distributions.Beta) -> torch.
     pairs = min(len(sure), len(unsure))
     if pairs == 0:
         return loss
-    share = float(beta.sample())
+    share = float(draws.beta(_BETA, _BETA))
     mixed = share * sure[:pairs] + (1 - share) * unsure[:pairs]
     both = share * cross_entropy(mixed, sure_label[:pairs]) + (1 - share) * cross_entropy(mixed, unsure_label[:pairs])
     return loss + _MIXED * both

@@ -1,0 +1,166 @@
+"""Who takes part, what is measured beside the global model, and what the summary says of it."""
+
+import pytest
+import torch
+
+from tests.federated import run_folder
+from tests.federated.test_rounds import Meddler
+from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from uefl.config import Config
+from uefl.errors import RunError
+from uefl.report import arm_table, read_run, summarize
+from uefl.server.participants import Participants
+
+NAMES = tuple(f"silo-{i}" for i in range(10))
+
+
+def test_participants_are_drawn_by_seed_and_round():
+    drawn = [Participants(NAMES, 0.3, seed).of(round) for seed in (0, 1) for round in range(20)]
+    assert all(len(set(one)) == 3 and list(one) == sorted(one) for one in drawn)
+    assert [Participants(NAMES, 0.3, 0).of(round) for round in range(20)] == drawn[:20]
+    assert drawn[:20] != drawn[20:]
+    assert set().union(*drawn[:20]) == set(NAMES)
+    assert Participants(NAMES, 1.0, 0).of(3) == NAMES
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 1), (0.3, 3), (0.31, 4), (1.0, 10)])
+def test_a_share_is_rounded_up_to_a_whole_client(share, count):
+    assert len(Participants(NAMES, share, 0).of(0)) == count
+
+
+def test_only_participants_train_and_everybody_is_measured():
+    trained = []
+
+    class Spy(Meddler):
+        def round(self, messages, deadline=None):
+            trained.append({name for name, message in messages.items() if message.options["train"]})
+            return self.inner.round(messages, deadline)
+
+    one, _, _ = arm(settings("fedavg", participation=0.5, rounds=[4]), wrap=lambda e: Spy(e, None))
+    records = finish(one)
+    assert [len(names) for names in trained] == [2, 2, 2, 2, 0]
+    assert trained[:4] == [set(Participants(("silo-0", "silo-1", "silo-2"), 0.5, 0).of(round)) for round in range(4)]
+    for record in records:
+        took_part = record["client"] in trained[record["round"]]
+        assert (record["train_loss"] is not None) == (record["bytes_sent"] > 0) == took_part
+    assert len(records) == 4 * 3
+
+
+def test_the_quorum_is_of_those_who_were_asked():
+    def broken(reply):
+        if "values" in reply.tensors and reply.client != "silo-2":
+            reply.tensors["values"] = reply.tensors["values"] * torch.nan
+        return reply
+
+    one, _, _ = arm(settings("fedavg", participation=0.5, quorum=1.0, seed=3), wrap=lambda e: Meddler(e, broken))
+    with pytest.raises(RunError, match="of 2 clients sent a sound update, the quorum is 2"):
+        one.turn()
+
+
+def test_an_extension_waits_until_its_client_takes_part():
+    one, _, _ = arm(settings("uefl", participation=0.3, rounds=[1, 6], seed=1))
+    one.turn()
+    one.turn()
+    waiting = list(state(one).plain["pending"])
+    assert waiting
+    while not one.finished:
+        one.turn()
+        (client,) = one._participants.of(one.round - 1)
+        assert client not in state(one).plain["pending"]
+
+
+def test_bytes_are_those_of_the_tensors():
+    one, _, _ = arm(settings("uefl", extend="none"))
+    record = finish(one)[-1]
+    model = 4 * (len(values(one)) + len(state(one).tensors["buffers"]))
+    codebook = 4 * state(one).tensors["block.0"].numel()
+    assert record["bytes_sent"] == model + codebook
+    assert record["bytes_received"] == model + codebook + 8 * 4  # and how often each codeword was used
+
+
+def test_an_exchange_of_the_algorithm_s_own_is_counted():
+    plain, asked = (arm(settings("uefl", extend="none", codebook_init=init))[0] for init in ("normal", "kmeans"))
+    sent = [[r["bytes_sent"] for r in finish(one) if r["round"] == 1] for one in (plain, asked)]
+    assert all(more > less for less, more in zip(*sent, strict=True))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "uefl", "fedper", "uefl-published"])
+def test_clients_that_are_not_trained_on_are_measured_and_decide_nothing(name):
+    cfg = settings(name, max_iterations=2)
+    test_is_holdout = name == "uefl-published"
+    alone, _, said = arm(cfg, federation(test_is_holdout=test_is_holdout))
+    beside, _, also = arm(cfg, federation(test_is_holdout=test_is_holdout, unseen=2))
+    records, more = finish(alone), finish(beside)
+    assert [r for r in more if not r.get("unseen")] == records
+    assert said == also
+    unseen = [r for r in more if r.get("unseen")]
+    assert {r["client"] for r in unseen} == {"unseen-0", "unseen-1"}
+    assert len(unseen) == 2 * 3
+    assert all(0 <= r["accuracy"] <= 1 and r["bytes_sent"] == 0 and r["train_loss"] is None for r in unseen)
+    assert torch.equal(values(alone), values(beside))
+    assert again(cfg, federation(test_is_holdout=test_is_holdout, unseen=2)) == more
+
+
+def test_a_participant_s_own_model_is_measured_after_its_training():
+    plain, own = (finish(arm(settings("uefl", personalised=on, dropout=0.0, rounds=[3]))[0]) for on in (False, True))
+    assert [{k: v for k, v in r.items() if k != "personalised_accuracy"} for r in own] == plain
+    assert all(0 <= r["personalised_accuracy"] <= 1 for r in own)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_optimizers_train(optimizer):
+    keys = {"momentum": 0.9, "lr": 5e-2} if optimizer == "sgd" else {}
+    cfg = settings("fedavg", optimizer=optimizer, weight_decay=1e-3, rounds=[5], local_epochs=4, **keys)
+    records = finish(arm(cfg, federation(noise=(0.1, 0.1, 0.1)))[0])
+    assert records[-1]["train_loss"] < 0.7 * records[0]["train_loss"]
+
+
+def test_a_budget_of_steps_is_the_same_for_clients_of_any_size():
+    records = finish(arm(settings("fedavg", local_steps=7, rounds=[2]), federation(sizes=(10, 40, 90)))[0])
+    assert {r["steps"] for r in records} == {7}
+    by_epochs = finish(arm(settings("fedavg", rounds=[2]), federation(sizes=(10, 40, 90)))[0])
+    assert {r["steps"] for r in by_epochs} == {1, 3, 6}
+
+
+def test_three_epochs_are_as_many_steps_as_they_take():
+    epochs, steps = (arm(settings("fedavg", **keys))[0] for keys in ({"local_epochs": 3}, {"local_steps": 9}))
+    assert finish(epochs) == finish(steps)
+    assert torch.equal(values(epochs), values(steps))
+
+
+def lines(accuracies, **more):
+    """Records of as many rounds as there are rows, with an accuracy for each client."""
+    first = run_folder.records(("fedavg",), len(accuracies[0]))[: len(accuracies[0])]
+    return [
+        line | {"round": i, "iteration": 0, "accuracy": value, "bytes_sent": 3, "bytes_received": 2} | more
+        for i, row in enumerate(accuracies)
+        for line, value in zip(first, row, strict=True)
+    ]
+
+
+def test_the_summary_of_a_run():
+    records = lines([[0.1] * 20, [0.9] * 20, [0.9] * 20, [0.5, 0.7] + [0.8] * 18])
+    unseen = [r | {"client": "far", "unseen": True, "accuracy": 0.25} for r in records if r["client"] == "silo-0"]
+    summary = summarize([r for r in records if r["round"] == 0] + unseen[:1] + [r for r in records if r["round"] > 0] + unseen[1:], 0.85)
+    arm = summary["fedavg"]
+    assert arm["best"] == {"round": 2, "accuracy": pytest.approx(0.9)}  # the first of equals
+    assert arm["accuracy"] == pytest.approx((0.5 + 0.7 + 18 * 0.8) / 20)
+    assert arm["worst_tenth"] == pytest.approx(0.6)
+    assert arm["unseen_accuracy"] == 0.25
+    assert (arm["bytes_sent"], arm["bytes_received"]) == (4 * 20 * 3, 4 * 20 * 2)
+    assert arm["rounds_to_target"] == 2
+    assert "far" in arm["clients"]
+    assert summarize(records, 0.95)["fedavg"]["rounds_to_target"] is None
+    assert "rounds_to_target" not in summarize(records)["fedavg"]
+    own = summarize(lines([[0.5, 0.7]], personalised_accuracy=0.75, global_accuracy=0.4))["fedavg"]
+    assert (own["personalised_accuracy"], own["global_accuracy"]) == (pytest.approx(0.75), pytest.approx(0.4))
+
+
+def test_the_table_shows_what_was_measured(tmp_path):
+    records = lines([[0.1, 0.3], [0.9, 0.7]], personalised_accuracy=0.75)
+    run_folder.write(tmp_path, records, target_accuracy=0.95, rounds=[2])
+    table = arm_table(read_run(tmp_path))
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert (row["best"], row["worst 10 %"], row["personalised"]) == ("0.800 @ 2", "0.700", "0.750")
+    assert "global" not in row
+    assert isinstance(read_run(tmp_path).config, Config)

@@ -1,0 +1,67 @@
+"""Where a key stands: the sections, the schemes of partitions and the algorithms that have one of its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from .sections import Model, Run, Training
+
+
+def homes(key: str) -> list[str]:
+    """Where a key of this name is known at all: sections, schemes of partitions, algorithms."""
+    from ..algorithms.base import registry
+    from ..data.partitions.base import PARTITIONS
+
+    sections = [f"[{name}]" for name, known in fields({}).items() if key in known]
+    schemes = [name for name in PARTITIONS if key in PARTITIONS[name].model_fields]
+    algorithms = [name for name, kind in registry().items() if key in kind.Parameters.model_fields]
+    return (
+        sections
+        + ([f"[data.partition] with scheme = {' or '.join(map(repr, schemes))}"] if schemes else [])
+        + ([f"arms with algorithm = {' or '.join(map(repr, algorithms))}"] if algorithms else [])
+    )
+
+
+def places(key: str, table: dict[str, Any]) -> list[str]:
+    """The sections that have a key of this name, and the arms of ``table`` as ``arms.NAME``."""
+    found = [name for name, known in fields(table).items() if key in known]
+    from ..algorithms.base import registry
+
+    algorithms = registry()
+    arms = named(table.get("arms", {}))
+    return found + [
+        f"arms.{name}"
+        for name, keys in arms.items()
+        if (kind := algorithms.get(str(keys.get("algorithm", name)))) is not None and key in kind.Parameters.model_fields
+    ]
+
+
+def named(arms: Any) -> dict[str, Any]:
+    """Arms as tables, also where a file names them in a list; what is neither is left to the check of the arms."""
+    names = [arms] if isinstance(arms, str) else arms
+    table = names if isinstance(names, dict) else {str(name): {} for name in names} if isinstance(names, (list, tuple)) else {}
+    return {str(name): keys if isinstance(keys, dict) else {} for name, keys in table.items()}
+
+
+def fields(table: dict[str, Any]) -> dict[str, set[str]]:
+    """The keys of every section; of ``[data.partition]`` those of its scheme."""
+    from ..data.partitions.base import PARTITIONS
+    from ..data.settings import Data
+
+    kinds: dict[str, type[BaseModel]] = {"run": Run, "data": Data, "model": Model, "training": Training}
+    found = {name: set(kind.model_fields) - {"partition"} for name, kind in kinds.items()}
+    partition = table.get("data", {}).get("partition", {})
+    scheme: Any = partition.get("scheme") if isinstance(partition, dict) else None
+    known = isinstance(scheme, str) and scheme in PARTITIONS
+    return found | {"data.partition": {"scheme", *(PARTITIONS[scheme].model_fields if known else ())}}
+
+
+def all_keys(table: dict[str, Any]) -> set[str]:
+    """Every key of the sections and of all algorithms, to look for what was meant."""
+    from ..algorithms.base import registry
+
+    return {key for keys in fields(table).values() for key in keys} | {
+        key for kind in registry().values() for key in kind.Parameters.model_fields
+    }
