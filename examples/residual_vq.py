@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import torch
 
-from uefl.data.sources import digits
+from uefl.data import SOURCES
 from uefl_kernels.nn import ResidualVQ
 
 
 def main() -> list[float]:
     """Learn codewords by moving averages alone, and return the held-out error after each of the quantisers."""
     torch.manual_seed(0)
-    images = digits().train.images.float() / 255
+    digits = SOURCES["digits"](None)
+    images = digits.images.read(digits.train, 0).float() / 255
     patches = images.unfold(2, 7, 7).unfold(3, 7, 7).reshape(len(images), 16, 49)  # [images, patches, pixels]
     train, held_out = patches[:4000], patches[4000:]
     rvq = ResidualVQ(dim=49, num_quantizers=6, codebook_size=64, decay=0.9, kmeans_init=True, threshold_ema_dead_code=1)

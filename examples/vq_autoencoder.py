@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from uefl.data.sources import digits
+from uefl.data import SOURCES
 from uefl_kernels.nn import VectorQuantize
 
 EPOCHS, BATCH, WIDTH = 4, 100, 32
@@ -40,7 +40,8 @@ class Autoencoder(nn.Module):
 def main() -> dict[str, float]:
     """Train, and return what the held-out digits say."""
     torch.manual_seed(0)
-    images = digits().train.images.float() / 255
+    digits = SOURCES["digits"](None)
+    images = digits.images.read(digits.train, 0).float() / 255
     train, held_out = images[:4000], images[4000:]
     model = Autoencoder()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)

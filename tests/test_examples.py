@@ -2,11 +2,15 @@
 
 import importlib.util
 import itertools
+import json
 import runpy
 from pathlib import Path
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 
+mpl.use("agg")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -36,6 +40,26 @@ def test_swap_from_vector_quantize_pytorch(capsys):
         assert "not installed: nothing to compare with" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_federated(tmp_path, monkeypatch):
+    """The notebook, cell by cell as in a fresh kernel."""
+    cells = [cell for cell in json.loads((EXAMPLES / "federated.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] for cell in cells)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plt, "show", plt.close)
+    names = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    run, own = names["run"], names["own"]
+    assert set(own.summary) == {"fedavg", "near", "nearer"}
+    assert own.metrics.client.unique().tolist() == ["clinic-a", "clinic-b", "clinic-c"]
+    assert len({outcome["accuracy"] for outcome in own.summary.values()}) > 1
+    assert names["curves"].columns.tolist() == ["fedavg", "uefl"]
+    assert names["probabilities"].shape == (60, 10)
+    for folder in (run.path, own.path):
+        assert (folder / "report.html").exists()
+
+
 def test_every_example_is_run():
-    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    names = {path.stem for pattern in ("*.py", "*.ipynb") for path in EXAMPLES.glob(pattern)}
     assert names == {name.removeprefix("test_") for name in globals() if name.removeprefix("test_") in names}

@@ -326,7 +326,7 @@ def test_a_run_that_is_terminated_says_how_to_go_on(tmp_path):
     begun(process, tmp_path / "run")
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=60)
-    assert (process.returncode, error.decode()) == (143, "terminated; go on with: uefl train --resume run\n")
+    assert (process.returncode, error.decode()) == (143, "interrupted; go on with: uefl train --resume run\n")
 
 
 def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
@@ -335,4 +335,4 @@ def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
     process.stdout.close()
     error = process.stderr.read()
     process.wait(timeout=60)
-    assert (process.returncode, error.decode()) == (141, "nobody reads the output; go on with: uefl train --resume run\n")
+    assert (process.returncode, error.decode()) == (130, "the output was closed; go on with: uefl train --resume run\n")
