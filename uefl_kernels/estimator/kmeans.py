@@ -26,7 +26,8 @@ class KMeans(TakesRows, ClusteringEstimator):
     """k-means clustering with exact labels: scikit-learn's ``KMeans`` in its conventions, on :func:`uefl_kernels.kmeans`.
 
     Takes NumPy arrays (or what ``np.asarray`` makes of lists and data frames) or torch tensors on any device, and gives back the same
-    kind. scikit-learn itself is not needed. The seeds are drawn by other random numbers than scikit-learn's: of the same
+    kind; a sparse matrix or a ``numpy.memmap`` is taken in blocks. Where scikit-learn is installed its base classes are those of this
+    one, but it is not needed. The seeds are drawn by other random numbers than scikit-learn's: of the same
     quality, not the same ones.
 
     Args:
@@ -122,8 +123,8 @@ class KMeans(TakesRows, ClusteringEstimator):
             self. In memory are one block and about 50 bytes a row, with ``"k-means++"`` 8 (2 + ln n_clusters) more.
 
         Raises:
-            TypeError, ValueError: as ``fit``; blocks that can be read only once or change between two passes, processes that disagree.
-            RuntimeError: another process raised one of these.
+            TypeError, ValueError: as ``fit``; blocks that can be read only once or change between two passes, processes that disagree,
+                another process that could not use its rows.
         """
         self._check_parameters()
         read = blocks_of("KMeans", blocks)
