@@ -5,12 +5,9 @@ torch, and all that imports it, is imported inside the commands: help and mistak
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import codecs
 import io
 import os
-=======
->>>>>>> fed
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,11 +24,8 @@ from . import config
 from .errors import RunError, UserError
 
 _GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
-<<<<<<< HEAD
-_PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
-=======
 _TERMINATED = 128 + signal.SIGTERM
->>>>>>> fed
+_PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
 
 
@@ -96,14 +90,6 @@ def _nearest_character(error: UnicodeError) -> tuple[str, int]:
     return "".join(_PLAIN.get(character, "?") for character in lacking), error.end
 
 
-class _Stopped(BaseException):
-    """SIGTERM."""
-
-
-def _stop(*_: Any) -> None:
-    raise _Stopped
-
-
 class _Pipe(Console):
     """A console that says so when nobody reads it any more; rich ends the process without a word."""
 
@@ -157,54 +143,38 @@ def train(
     from .run import train as train_run
 
     console = _console()
-<<<<<<< HEAD
-    before = signal.signal(signal.SIGTERM, _stop)
-=======
     signal.signal(signal.SIGTERM, _terminate)
->>>>>>> fed
     try:
         with watch(console) as observer:
             if resume is not None:
                 resume_run(folder, device=device.value, data_root=data_root, observer=observer)
             else:
                 train_run(cfg, preset=str(source), out=folder, device=device.value, data_root=data_root, observer=observer)
-<<<<<<< HEAD
         run = report.read_run(folder)
         console.print(*(table.rich() for table in report.tables(run)))
         typer.echo(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
-    except (KeyboardInterrupt, _Stopped, BrokenPipeError) as end:
+    except (KeyboardInterrupt, BrokenPipeError) as end:
         root = f" --data-root {data_root}" if data_root else ""
         raise _ended(end, folder, f"uefl train --resume {folder}{root}") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-=======
-    except (KeyboardInterrupt, BrokenPipeError) as error:
-        begun = (folder / "config.toml").is_file()
-        root = f" --data-root {data_root}" if data_root else ""
-        why = "the output was closed" if isinstance(error, BrokenPipeError) else "interrupted"
-        typer.echo(f"{why}; go on with: uefl train --resume {folder}{root}" if begun else f"{why} before the run began", err=True)
-        raise typer.Exit(_TERMINATED if isinstance(error, _Terminated) else 130) from None
-    run = report.read_run(folder)
-    console.print(*(table.rich() for table in report.tables(run)))
-    typer.echo(f"report:   {folder / 'report.md'}\npictures: {folder / 'plots'}")
->>>>>>> fed
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
 
 
 def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
-    """Say how to go on after an interruption; the exit codes are those of the signals."""
-    what, code = {KeyboardInterrupt: ("interrupted", 130), _Stopped: ("terminated", 143)}.get(type(end), ("nobody reads the output", 141))
+    """Say how to go on after an interruption."""
+    what = "interrupted"
     if isinstance(end, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes nowhere
+        what = "the output was closed"
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes nowhere
     if (folder / "summary.json").is_file():
         advice = f"; the run is finished: uefl report {folder}"
     else:
         advice = f"; go on with: {resume}" if (folder / "config.toml").is_file() else " before the run began"
     with suppress(OSError):  # stderr may be the same pipe
         typer.echo(f"{what}{advice}", err=True)
-    return typer.Exit(code)
+    return typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130)
 
 
 @app.command()

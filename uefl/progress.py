@@ -23,11 +23,7 @@ class PlainProgress:
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
         """The run begins."""
         self._rounds = rounds
-<<<<<<< HEAD
         self._print(f"{', '.join(arms)}: {count(rounds, 'round')} over {count(clients, 'client')}")
-=======
-        self._print(f"{', '.join(arms)}: {rounds} round{'s' * (rounds != 1)} over {clients} client{'s' * (clients != 1)}")
->>>>>>> fed
 
     def arm(self, name: str, done_rounds: int) -> None:
         """An arm begins, or goes on."""

@@ -18,19 +18,22 @@ from .ops.vq_assign import vq_assign
 from .transition import log_transition_matrix
 
 if TYPE_CHECKING:
-    from .estimator import KMeans
+    from .estimator import CollisionReport, KMeans, ResidualKMeans, collision_report
 
-_ESTIMATORS = ("KMeans",)
+_ESTIMATORS = ("CollisionReport", "KMeans", "ResidualKMeans", "collision_report")
 
 __all__ = [
     "COMPILED",
+    "CollisionReport",
     "KMeans",
     "KMeansResult",
     "KMeansStep",
     "KMeansUnits",
     "MCStats",
+    "ResidualKMeans",
     "VQOutput",
     "backend",
+    "collision_report",
     "kmeans",
     "kmeans_batched",
     "kmeans_step",

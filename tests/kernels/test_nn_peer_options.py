@@ -285,23 +285,24 @@ def test_residual_cross_entropy_is_the_sum_of_those_of_the_layers():
     torch.testing.assert_close(rvq(x, indices=targets)[1], expected)
 
 
-@pytest.mark.parametrize("images", [False, True])
-def test_grouped(images):
+def test_grouped():
     options = {"dim": 16, "groups": 2, "num_quantizers": 3, "codebook_size": 12}
     torch.manual_seed(0)
-    theirs, ours = peer.GroupedResidualVQ(**options), GroupedResidualVQ(**options, accept_image_fmap=images)  # where the peer fails
-    assert list(ours.load_state_dict(theirs.state_dict())) == [[], []]
+    theirs, ours = peer.GroupedResidualVQ(**options), GroupedResidualVQ(**options)
+    images = GroupedResidualVQ(**options, accept_image_fmap=True)  # where the peer fails
+    for layer in (ours, images):
+        assert list(layer.load_state_dict(theirs.state_dict())) == [[], []]
     for step in range(3):
         x = normal(3, 20, 16, seed=step)
-        got = ours(x.mT.unflatten(-1, (4, 5)) if images else x, return_all_codes=True)
-        want = theirs(x, return_all_codes=True)
-        for a, b, last in zip(got, want, (True, False, False, False), strict=True):
-            if images:
-                a = a.flatten(2).mT if last else a if a.dim() == 2 else a.flatten(-3, -2) if a.dim() == 5 else a.flatten(-3, -2)
+        got, want = ours(x, return_all_codes=True), theirs(x, return_all_codes=True)
+        for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, torch.stack(b) if isinstance(b, tuple) else b, rtol=1e-4, atol=1e-5)
         same_state(ours, theirs)
-    output = ours.get_output_from_indices(got[1])
-    assert output.shape == (3, 16, 4, 5) if images else torch.allclose(output, theirs.get_output_from_indices(want[1]), atol=1e-5)
+        quantized, indices, losses = images(x.mT.unflatten(-1, (4, 5)))
+        torch.testing.assert_close((quantized.flatten(2).mT, indices.flatten(2, 3), losses), got[:3])
+    decoded = theirs.get_output_from_indices(want[1])
+    torch.testing.assert_close(ours.get_output_from_indices(got[1]), decoded, **CLOSE)
+    torch.testing.assert_close(images.get_output_from_indices(indices).flatten(2).mT, decoded, **CLOSE)
 
 
 @pytest.mark.parametrize("options", [{}, {"rotation_trick": False}, {"channel_first": True}, {"frozen_codebook_dim": 5}], ids=str)

@@ -126,7 +126,7 @@ def test_constructor_refuses(options, error, message):
 
 def test_forward_refuses():
     rvq = layer(codebook_dim=4)
-    with pytest.raises(ValueError, match="^ResidualVQ: beam_size is 0, expected an int of at least 1"):
+    with pytest.raises(ValueError, match=r"^ResidualVQ: beam_size is 0, expected an int of at least 1"):
         rvq(normal(4, 8), beam_size=0)
     with pytest.raises(ValueError, match=r"^ResidualVQ: x must have shape \[\.\.\., 8\], got \[4, 7\]"):
         rvq(normal(4, 7))

@@ -42,8 +42,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and not (report.when == "setup" and report.outcome != "passed"):
         return
     reason = "" if report.passed else ": " + str(report.longrepr).strip().splitlines()[-1].split("E   ")[-1][:120].replace("|", "/")
-    if report.failed and hasattr(report.longrepr, "reprcrash"):
-        reason = ": " + report.longrepr.reprcrash.message.splitlines()[0][:120].replace("|", "/")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if report.failed and crash is not None:
+        reason = ": " + crash.message.splitlines()[0][:120].replace("|", "/")
     _found[report.nodeid.split("/")[-1]] = report.outcome + reason
 
 

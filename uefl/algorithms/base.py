@@ -27,11 +27,6 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from ..aggregation import Mean, WeightedMean
-<<<<<<< HEAD
-from ..config.config import parse
-from ..config.errors import nearest
-=======
->>>>>>> fed
 from ..engines.base import Expected, Message, Reply, expected_like
 from ..errors import UserError, nearest
 from ..models.net import Net
@@ -137,6 +132,8 @@ class Algorithm:
     context: Context
 
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
+        from ..config.config import parse  # it looks algorithms up
+
         self.parameters: Any = parse(self.Parameters, type(self).__name__, keys) if parameters is None else parameters
 
     def bound(self, context: Context) -> Algorithm:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._alone import ClusteringEstimator, ConvergenceWarning, NotFittedError, constraints
+    from ._alone import ClusteringEstimator, ConvergenceWarning, Estimator, NotFittedError, constraints
 else:
     try:
-        from ._with_sklearn import ClusteringEstimator, ConvergenceWarning, NotFittedError, constraints
+        from ._with_sklearn import ClusteringEstimator, ConvergenceWarning, Estimator, NotFittedError, constraints
     except ImportError:
-        from ._alone import ClusteringEstimator, ConvergenceWarning, NotFittedError, constraints
+        from ._alone import ClusteringEstimator, ConvergenceWarning, Estimator, NotFittedError, constraints
 
-__all__ = ["ClusteringEstimator", "ConvergenceWarning", "NotFittedError", "constraints"]
+__all__ = ["ClusteringEstimator", "ConvergenceWarning", "Estimator", "NotFittedError", "constraints"]

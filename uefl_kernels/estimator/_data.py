@@ -172,7 +172,7 @@ def to_numpy(result: torch.Tensor) -> Any:
 
 
 def _tensor(name: str, X: Any) -> torch.Tensor:
-    array = native(name, "X", X)
+    array = native(name, "X", X.toarray() if hasattr(X, "toarray") else X)
     if array.dtype.kind == "c":
         raise ValueError(_COMPLEX.format(name))
     if array.dtype not in (np.float16, np.float32, np.float64):

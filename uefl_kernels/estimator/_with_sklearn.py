@@ -12,7 +12,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from .._kmeans_checks import INITS, METRICS
 
-__all__ = ["ClusteringEstimator", "ConvergenceWarning", "NotFittedError", "constraints"]
+__all__ = ["ClusteringEstimator", "ConvergenceWarning", "Estimator", "NotFittedError", "constraints"]
 
 _COUNT = Interval(Integral, 1, None, closed="left")
 _CONSTRAINTS: dict[str, list[Any]] = {
@@ -22,6 +22,8 @@ _CONSTRAINTS: dict[str, list[Any]] = {
     "max_iter": [_COUNT],
     "tol": [Interval(Real, 0, None, closed="left")],
     "random_state": [Interval(Integral, -(2**63), 2**63 - 1, closed="both"), np.random.RandomState, np.random.Generator, None],
+    "n_levels": [_COUNT],
+    "balanced": ["boolean"],
     "metric": [StrOptions(set(METRICS))],
 }
 
@@ -31,11 +33,19 @@ def constraints(*names: str) -> dict[str, list[Any]]:
     return {name: _CONSTRAINTS[name] for name in names}
 
 
-class ClusteringEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):  # type: ignore[misc]
-    """A clustering that also transforms."""
+class Estimator(BaseEstimator):  # type: ignore[misc]
+    """An estimator that takes sparse matrices, too."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        return tags
+
+
+class ClusteringEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Estimator):  # type: ignore[misc]
+    """A clustering that also transforms."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags

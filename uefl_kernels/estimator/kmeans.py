@@ -17,11 +17,12 @@ from ..ops.kmeans.reference import Fit, centre_dtype, unit_rows
 from ..ops.kmeans_step import kmeans_step
 from ..ops.kmeans_step.reference import least_power_of_two, mass_bits, require_valid_centres
 from ..ops.vq_assign import vq_assign
-from ._base import ClusteringEstimator, ConvergenceWarning, NotFittedError, constraints
-from ._data import Back, blocks_of, check_names, column_names, numbers, rows_of, seed_of, source_of, to_numpy
+from ._base import ClusteringEstimator, ConvergenceWarning, constraints
+from ._data import Back, blocks_of, column_names, numbers, rows_of, seed_of, source_of, to_numpy
+from ._rows import TakesRows
 
 
-class KMeans(ClusteringEstimator):
+class KMeans(TakesRows, ClusteringEstimator):
     """k-means clustering with exact labels: scikit-learn's ``KMeans`` in its conventions, on :func:`uefl_kernels.kmeans`.
 
     Takes NumPy arrays (or what ``np.asarray`` makes of lists and data frames) or torch tensors on any device, and gives back the same
@@ -187,6 +188,7 @@ class KMeans(ClusteringEstimator):
         return -total
 
     def __sklearn_is_fitted__(self) -> bool:
+        """Whether there are centres."""
         return hasattr(self, "cluster_centers_")
 
     @property
@@ -261,8 +263,7 @@ class KMeans(ClusteringEstimator):
 
     def _fitted(self, X: Any) -> tuple[Iterator[torch.Tensor], torch.Tensor, Back]:
         """Rows as the fit saw them, in blocks, the centres in their dtype, and the way back to the caller's kind."""
-        if not self.__sklearn_is_fitted__():
-            raise NotFittedError("This KMeans instance is not fitted yet. Call 'fit' with appropriate arguments before using it.")
+        self._check_fitted()
         source = source_of("KMeans", X)
         if source is None:
             x, back = self._rows(X, fitting=False)
@@ -280,25 +281,6 @@ class KMeans(ClusteringEstimator):
             raise ValueError("KMeans: X holds NaN or infinity; remove or replace those rows")
         x = x if x.dtype == torch.float64 else x.float()
         return unit_rows(x) if self.metric == "cosine" else x
-
-    def _rows(self, X: Any, *, fitting: bool) -> tuple[torch.Tensor, Back]:
-        names = column_names(X)
-        x, back = rows_of("KMeans", X)
-        self._check_columns(names, x.shape[1], fitting=fitting)
-        return x, back
-
-    def _check_columns(self, names: Any, d: int, *, fitting: bool) -> None:
-        """Remember the number and names of the columns of a fit, or compare them with it."""
-        if fitting:
-            self.n_features_in_ = d
-            if names is not None:
-                self.feature_names_in_ = names
-            elif hasattr(self, "feature_names_in_"):
-                del self.feature_names_in_
-            return
-        check_names("KMeans", getattr(self, "feature_names_in_", None), names)
-        if d != self.n_features_in_:
-            raise ValueError(f"X has {d} features, but KMeans is expecting {self.n_features_in_} features as input.")
 
     def _weights(self, sample_weight: Any, n: int | None, device: torch.device | str = "cpu") -> torch.Tensor | None:
         if sample_weight is None:

@@ -20,7 +20,8 @@ def counts(layer: str, **values: Any) -> tuple[int, ...]:
 def numbers(layer: str, most: float | None, **values: Any) -> None:
     """ValueError for a value that is no finite number from 0 on, or from 0 to ``most``."""
     for name, value in values.items():
-        if not isinstance(value, Real) or not 0 <= value <= (float("inf") if most is None else most) or value == float("inf"):
+        number = float(value) if isinstance(value, Real) else -1.0
+        if not 0 <= number <= (float("inf") if most is None else most) or number == float("inf"):
             expected = "of at least 0" if most is None else f"from 0 to {most}"
             raise ValueError(f"{layer}: {name} is {value!r}, expected a number {expected}")
 

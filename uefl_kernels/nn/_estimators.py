@@ -17,11 +17,13 @@ def rotate(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     u, q = (x / length.clamp(min=1e-6)).detach(), (codes / target.clamp(min=1e-6)).detach()
     w = F.normalize(u + q, dim=-1, eps=1e-6)
     turned = x - 2 * (x * w).sum(-1, keepdim=True) * w + 2 * (x * u).sum(-1, keepdim=True) * q
-    return turned * (target / length.clamp(min=1e-6)).detach()
+    result: torch.Tensor = turned * (target / length.clamp(min=1e-6)).detach()
+    return result
 
 
 def directional(x: torch.Tensor, codes: torch.Tensor, variance: float) -> torch.Tensor:
     """x moved by its distance to the codeword in nearly its direction: both get a gradient (DiVeQ, figure 1)."""
     error = codes - x
     noised = error + variance**0.5 * torch.randn_like(error)
-    return x + F.normalize(noised, dim=-1, eps=1e-6).detach() * error.norm(dim=-1, keepdim=True)
+    result: torch.Tensor = x + F.normalize(noised, dim=-1, eps=1e-6).detach() * error.norm(dim=-1, keepdim=True)
+    return result

@@ -1,0 +1,116 @@
+"""``ResidualKMeans``: each level is the k-means of what is left; a balanced assignment is stable; reports count what they say."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from uefl_kernels import KMeans, ResidualKMeans, collision_report
+from uefl_kernels.estimator.residual import balanced_labels
+
+from .conftest import normal
+
+DATA = np.random.default_rng(0).standard_normal((300, 6)).astype(np.float32)
+checks = pytest.importorskip("sklearn.utils.estimator_checks")
+
+
+EXPECTED = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "rows are drawn by number, so another order or a repeated row draws others"
+    for kind in ("dense", "sparse")
+} | {f"check_estimator_sparse_{kind}": "asks for one label of each row, where predict gives n_levels" for kind in ("array", "matrix")}
+
+
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")
+@checks.parametrize_with_checks(
+    [ResidualKMeans(2, 2, random_state=0), ResidualKMeans(2, 2, balanced=True, random_state=0)],
+    expected_failed_checks=lambda estimator: EXPECTED,
+)
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("weights", [None, np.arange(300.0)], ids=["plain", "weights"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_levels_are_kmeans_of_what_is_left(dtype, weights):
+    x = DATA.astype(dtype)
+    model = ResidualKMeans(3, 5, random_state=7).fit(x, sample_weight=weights)
+    rest = x.astype(np.float64 if dtype == np.float64 else np.float32)
+    total = 0
+    for level in range(3):
+        expected = KMeans(5, random_state=7).fit(rest, sample_weight=weights)
+        assert np.array_equal(model.codebooks_[level], expected.cluster_centers_)
+        assert np.array_equal(model.codes_[:, level], expected.labels_)
+        rest = rest - expected.cluster_centers_[expected.labels_]
+        total = total + expected.cluster_centers_[expected.labels_]
+        squares = (rest.astype(float) ** 2).sum(1)
+        assert model.inertia_[level] == pytest.approx((squares if weights is None else squares * weights).sum())
+    assert np.array_equal(model.predict(x), model.codes_)
+    assert np.array_equal(model.decode(model.codes_), total)
+    assert model.codes_.dtype == np.int64
+
+
+def test_tensors_in_tensors_out():
+    x = torch.from_numpy(DATA)
+    model = ResidualKMeans(2, 4, random_state=0).fit(x)
+    expected = ResidualKMeans(2, 4, random_state=0).fit(DATA)
+    for found in (model.codes_, model.codebooks_, model.predict(x), model.decode(model.codes_)):
+        assert isinstance(found, torch.Tensor)
+    assert np.array_equal(model.codes_.numpy(), expected.codes_)
+    assert np.array_equal(model.codebooks_.numpy(), expected.codebooks_)
+
+
+def test_balanced_codes_of_every_level():
+    model = ResidualKMeans(3, 7, balanced=True, random_state=0).fit(DATA)
+    assert all(np.bincount(level, minlength=7).max() <= 43 for level in model.codes_.T)
+    assert np.bincount(model.predict(DATA)[:, 0]).max() > 43
+    rest = DATA - model.decode(model.codes_)
+    assert model.inertia_[-1] == pytest.approx((rest.astype(float) ** 2).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 5), (7, 3), (40, 9), (200, 8), (200, 300)])
+@pytest.mark.parametrize("kind", ["normal", "integers", "one cluster"])
+def test_a_balanced_assignment_is_stable(kind, n, k):
+    rows, centres = normal(n, 3), normal(k, 3, seed=1)
+    if kind == "integers":
+        rows, centres = rows.round(), centres.round()
+    if kind == "one cluster":
+        centres[1:] += 100
+    labels = balanced_labels(rows, centres)
+    room = -(-n // k)
+    assert torch.bincount(labels, minlength=k).max() <= room
+    distances = torch.cdist(rows.double(), centres.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    for row in range(n):
+        for centre in (distances[row] < distances[row, labels[row]]).nonzero()[:, 0]:
+            holds = labels == centre
+            assert holds.sum() == room, "a nearer centre has room"
+            assert (distances[holds, centre] <= distances[row, centre]).all(), "a nearer centre holds a row that is farther from it"
+
+
+def test_collision_report():
+    codes = np.array([[0, 1], [0, 1], [0, 2], [3, 2], [0, 1], [3, 2]])
+    for given in (codes, torch.from_numpy(codes), codes.tolist()):
+        assert collision_report(given) == (6, 3, 5, 3, (2, 2))
+    with pytest.raises(ValueError, match=r"^collision_report: codes must have shape \[n_samples, n_levels\] .* got \[6\]"):
+        collision_report(codes[:, 0])
+
+
+REFUSED = {
+    "not fitted": (lambda: ResidualKMeans().predict(DATA), AttributeError, "^This ResidualKMeans instance is not fitted yet"),
+    "init": (lambda: ResidualKMeans(2, 3, init=DATA[:3]).fit(DATA), TypeError, "^ResidualKMeans: init must be the name of a seeding"),
+    "levels": (lambda: ResidualKMeans(0, 3).fit(DATA), ValueError, "^The 'n_levels' parameter of ResidualKMeans must be .* Got 0"),
+    "too few rows": (lambda: ResidualKMeans(2, 301).fit(DATA), ValueError, "301 clusters need at least 301 rows, got 300"),
+    "columns": (lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA[:, :2]), ValueError, "X has 2 features, but ResidualKMeans is"),
+    "NaN": (lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA * np.nan), ValueError, "^ResidualKMeans: X holds NaN"),
+    "codes": (lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 2, 0]]), ValueError, r"codes must have shape \[n_samples, 2\]"),
+    "no such code": (lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 3]]), ValueError, "codes must be whole numbers from 0 to 2"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    call, error, message = REFUSED[case]
+    with warnings.catch_warnings(), pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,42 @@
+"""What the estimators do with the rows they are given, and remember of their columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._base import NotFittedError
+from ._data import Back, check_names, column_names, rows_of
+
+
+class TakesRows:
+    """An estimator of rows."""
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there was a fit."""
+        raise NotImplementedError
+
+    def _check_fitted(self) -> None:
+        if not self.__sklearn_is_fitted__():
+            name = type(self).__name__
+            raise NotFittedError(f"This {name} instance is not fitted yet. Call 'fit' with appropriate arguments before using it.")
+
+    def _rows(self, X: Any, *, fitting: bool) -> tuple[torch.Tensor, Back]:
+        names = column_names(X)
+        x, back = rows_of(type(self).__name__, X)
+        self._check_columns(names, x.shape[1], fitting=fitting)
+        return x, back
+
+    def _check_columns(self, names: Any, d: int, *, fitting: bool) -> None:
+        """Remember the number and names of the columns of a fit, or compare them with it."""
+        if fitting:
+            self.n_features_in_ = d
+            if names is not None:
+                self.feature_names_in_ = names
+            elif hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_
+            return
+        check_names(type(self).__name__, getattr(self, "feature_names_in_", None), names)
+        if d != self.n_features_in_:
+            raise ValueError(f"X has {d} features, but {type(self).__name__} is expecting {self.n_features_in_} features as input.")
