@@ -57,6 +57,12 @@ def test_every_public_name_has_an_entry_and_an_example():
         assert re.search(rf"\b{name}\b", examples), f"{name} has no example"
 
 
+def test_every_page_is_in_the_navigation():
+    """Which `make docs` refuses otherwise."""
+    named = set(re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert named == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+
+
 def test_links_out_of_the_docs_become_text(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     inside = importlib.import_module("links").inside
