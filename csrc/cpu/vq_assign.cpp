@@ -19,8 +19,10 @@ namespace {
 
 // What a pass in half the bits costs besides its products, above all for the codewords that it leaves possible, is paid by long ones.
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
-[[maybe_unused]] bool integers_pay(int64_t d, int64_t k) { return d >= (k < 512 ? 64 : 32) && k >= 32; }
-[[maybe_unused]] bool integers_pay_without_vnni(int64_t d, int64_t k) { return d >= 64 && k >= 64; }
+[[maybe_unused]] bool integers_pay(Isa isa, int64_t d, int64_t k) {
+  if (isa == Isa::portable) return d >= 16 && d * k >= 1 << 11;
+  return d >= (k < 512 ? 64 : 32) && k >= (isa == Isa::avx2 ? 64 : 32);
+}
 
 constexpr int64_t kSmallK = 64;        // codewords, whose scores with 16 rows fit into the tile registers
 constexpr int64_t kWithoutTiles = 16;  // that skip the prefilter after one for which it did little
@@ -66,10 +68,11 @@ Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
     if (k <= kSmallK) return {best, &vq_assign_small_k_amx, nullptr};
     return {best, &vq_assign_amx, always || one_product_pays(d, k) ? &vq_prefilter_amx : nullptr};
   }
-  if (best >= Isa::avx512vnni && (always || integers_pay(d, k))) return {Isa::avx512vnni, &vq_assign_avx512, &vq_prefilter_avx512vnni};
+  if (best >= Isa::avx512vnni && (always || integers_pay(best, d, k)))
+    return {Isa::avx512vnni, &vq_assign_avx512, &vq_prefilter_avx512vnni};
   if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512, nullptr};
   const PrefilterKernel* const prefilter = best == Isa::avx2 ? &vq_prefilter_avx2 : &vq_prefilter_portable;
-  const bool integers = always || integers_pay_without_vnni(d, k);
+  const bool integers = always || integers_pay(best, d, k);
   return {best, best == Isa::avx2 ? &vq_assign_avx2 : &vq_assign_portable, integers ? prefilter : nullptr};
 #else
   return {best, &vq_assign_portable, nullptr};
@@ -124,6 +127,7 @@ struct Search::FineTile {
   RowSize size[kMaxRows];
   float best[kMaxRows], second[kMaxRows];
   int64_t index[kMaxRows];
+  std::vector<float> scores;  // of rows that are scored again
 };
 
 // The same for the pass before it.
@@ -294,15 +298,15 @@ void Search::rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vecto
   const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codes, total = static_cast<int64_t>(rows.size());
   const int64_t together = std::min<int64_t>(tile.rows, kRescored);
   const Segment& segment = this->segment(s);
-  std::vector<float> scores(together * padded);
+  tile.scores.resize(together * padded);
   std::vector<double> values(d_);
   for (int64_t start = 0; start < total; start += together) {
     const int64_t count = std::min(together, total - start);
     tile.load(x, &rows[start], count, s * d_, segment.mean.data());
-    kernel.scores(tile.y.get(), count, fine(segment).lines.get(), segment.half_squares.data(), blocks_, d_, scores.data());
+    kernel.scores(tile.y.get(), count, fine(segment).lines.get(), segment.half_squares.data(), blocks_, d_, tile.scores.data());
     for (int64_t r = 0; r < count; ++r) {
       const int64_t n = rows[start + r];
-      const float* score = &scores[r * padded];
+      const float* score = &tile.scores[r * padded];
       widen_row(x, n, s * d_, values);
       // NaN or infinity, here or in a score, leaves no codeword out: hence the negated comparison.
       const double limit = least(score, padded) + 2 * error_bound(segment, tile.size[r]);
