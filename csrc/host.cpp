@@ -13,7 +13,7 @@
 #include "cpu/kmeans.h"
 #include "cpu/threads.h"
 #include "cpu/vq_assign.h"
-#include "cpu/vq_assign_coarse.h"
+#include "cpu/vq_prefilter.h"
 
 namespace py = pybind11;
 namespace cpu = uefl::cpu;
@@ -40,8 +40,8 @@ py::array contiguous(const py::array& array) {
 
 // x as strided rows; copied when it is misaligned, its strides are no multiple of the element or they need more than two leading
 // dimensions.
-cpu::Rows view(py::array& x, cpu::Dtype dtype) {
-  cpu::Rows rows;
+cpu::StridedRows view(py::array& x, cpu::Dtype dtype) {
+  cpu::StridedRows rows;
   while (true) {
     bool whole = reinterpret_cast<uintptr_t>(x.data()) % x.itemsize() == 0;
     std::vector<int64_t> sizes(x.shape(), x.shape() + x.ndim()), strides(x.ndim());
@@ -85,11 +85,11 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   shape.back() = dim / d;
   py::array_t<int64_t> indices(shape);
   int64_t* out = indices.mutable_data();
-  const cpu::Rows given = view(x, dtype);
+  const cpu::StridedRows given = view(x, dtype);
 
   const py::gil_scoped_release release;
   const cpu::Search search(codes, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact);
-  const cpu::Rows rows = search.flatten_segments(given);
+  const cpu::StridedRows rows = search.flatten_segments(given);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim), blocks = (n + step - 1) / step;
   const int64_t threads = thread_count(blocks, at_most);
   cpu::on_threads(threads, [&](int64_t thread) {
@@ -159,9 +159,9 @@ py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
   const int64_t step = cpu::block_rows(d * segments, k), blocks = (n + step - 1) / step;
   py::dict result;
   result["variant"] = cpu::name(plan.isa);
-  result["arithmetic"] = (plan.coarse ? name(plan.coarse->arithmetic) + ", then " : "") + name(plan.kernel->arithmetic);
+  result["arithmetic"] = (plan.prefilter ? name(plan.prefilter->arithmetic) + ", then " : "") + name(plan.kernel->arithmetic);
   result["tile_rows"] = plan.kernel->rows;
-  result["tile_codewords"] = plan.kernel->lanes;
+  result["tile_codewords"] = plan.kernel->block_codes;
   result["block_rows"] = step;
   result["blocks"] = blocks;
   result["threads"] = thread_count(blocks);

@@ -9,7 +9,7 @@ namespace uefl {
 
 enum class McActivation { gelu, relu, silu, tanh };
 
-namespace {  // internal linkage: see the note in cpu/rows.h
+namespace {  // internal linkage: see the note in cpu/strided_rows.h
 
 constexpr int64_t kMcUnits = 8, kMcWords = 4;  // units of one Philox call, 16 bits each, and its words
 

@@ -15,7 +15,7 @@
 #endif
 
 namespace uefl {
-namespace {  // internal linkage: see the note in cpu/rows.h
+namespace {  // internal linkage: see the note in cpu/strided_rows.h
 
 constexpr int kPhiloxRounds = 10;
 constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u, kPhiloxMultiplier1 = 0xCD9E8D57u;

@@ -123,7 +123,7 @@ void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_
 
 }  // namespace
 
-const GridKernel grid_amx{row_bytes, group_bytes, store, load, pack, distances};
+const SeedingKernel seeding_amx{row_bytes, group_bytes, store, load, pack, distances};
 
 }  // namespace uefl::cpu
 #endif

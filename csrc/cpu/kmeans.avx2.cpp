@@ -4,6 +4,6 @@
 
 namespace uefl::cpu {
 const KMeansKernel kmeans_avx2 = kKMeans;
-const GridKernel grid_avx2 = kGrid;
+const SeedingKernel seeding_avx2 = kSeeding;
 }  // namespace uefl::cpu
 #endif

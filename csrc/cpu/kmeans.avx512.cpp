@@ -4,6 +4,6 @@
 
 namespace uefl::cpu {
 const KMeansKernel kmeans_avx512 = kKMeans;
-const GridKernel grid_avx512 = kGrid;
+const SeedingKernel seeding_avx512 = kSeeding;
 }  // namespace uefl::cpu
 #endif

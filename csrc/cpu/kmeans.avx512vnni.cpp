@@ -3,6 +3,6 @@
 #include "cpu/kmeans_kernel.h"
 
 namespace uefl::cpu {
-const GridKernel grid_avx512vnni = kGrid;
+const SeedingKernel seeding_avx512vnni = kSeeding;
 }  // namespace uefl::cpu
 #endif

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "cpu/kmeans_data.h"
+#include "cpu/kmeans_problem.h"
 #include "cpu/kmeans_step.h"
 #include "cpu/vq_assign.h"
 
@@ -17,10 +17,10 @@ namespace {
 // One run from given centres.
 class Lloyd {
  public:
-  Lloyd(const KMeansData& data, KMeansCentres centres, bool spherical)
-      : data_(data),
-        dense_(data.dense()),
-        units_(data.units()),
+  Lloyd(const PreparedProblem& prepared, KMeansCentres centres, bool spherical)
+      : prepared_(prepared),
+        dense_(prepared.dense()),
+        units_(prepared.units()),
         k_(centres.count()),
         spherical_(spherical),
         centres_(std::move(centres)),
@@ -42,7 +42,7 @@ class Lloyd {
   double update();
   void fill_empty(KMeansTotals& totals) const;
 
-  const KMeansData& data_;
+  const PreparedProblem& prepared_;
   const Dense& dense_;
   const KMeansUnits units_;
   const int64_t k_;
@@ -55,26 +55,26 @@ class Lloyd {
 };
 
 void Lloyd::run(int64_t max_iter, double limit) {
-  bool settled = false;  // labels belong to the centres
-  while (iterations_ < max_iter && !settled) {
+  bool converged = false;  // labels belong to the centres
+  while (iterations_ < max_iter && !converged) {
     const bool changed = assign();
     ++iterations_;
     const bool empty = totals_.empty() > 0;
     const double shift = update();
-    settled = !changed && !empty;
-    if (!settled && shift <= limit) break;
+    converged = !changed && !empty;
+    if (!converged && shift <= limit) break;
   }
-  if (!settled) assign();
-  std::vector<double> distances = data_.distances(centres_, labels_.data());
+  if (!converged) assign();
+  std::vector<double> distances = prepared_.distances(centres_, labels_.data());
   for (int64_t i = 0; i < dense_.n; ++i) distances[i] *= units_.weight(i);
-  inertia_ = tree_sum(std::move(distances)) * data_.weight_unit();
+  inertia_ = tree_sum(std::move(distances)) * prepared_.weight_unit();
 }
 
 // Gives each row the label of its nearest centre and brings the totals up to date; true when a label changed.
 bool Lloyd::assign() {
   const Search search({centres_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2, true, "kmeans",
-                      data_.parallel());
-  return kmeans_step(rows_of(dense_), search, centres_.data(), units_, data_.parallel(), labels_.data(), totals_, nullptr);
+                      prepared_.parallel());
+  return kmeans_step(rows_of(dense_), search, centres_.data(), units_, prepared_.parallel(), labels_.data(), totals_, nullptr);
 }
 
 // Moves the centres to the means of their clusters; returns the sum of the squares of the moves.
@@ -85,7 +85,7 @@ double Lloyd::update() {
   if (totals_.empty() > 0) fill_empty(filled.emplace(totals_));
   const KMeansTotals& totals = filled ? *filled : totals_;
   std::vector<double> moves(k_);
-  data_.parallel()(k_, [&](int64_t lo, int64_t hi) {
+  prepared_.parallel()(k_, [&](int64_t lo, int64_t hi) {
     std::vector<double> mean(d), before(d);
     for (int64_t k = lo; k < hi; ++k) {
       if (totals.masses[k] == 0) continue;
@@ -105,7 +105,7 @@ double Lloyd::update() {
 
 // The first empty cluster takes the row that is farthest from its centre, the second one the next; update() of the reference.
 void Lloyd::fill_empty(KMeansTotals& totals) const {
-  const std::vector<double> distances = data_.distances(centres_, labels_.data());
+  const std::vector<double> distances = prepared_.distances(centres_, labels_.data());
   const int64_t n = dense_.n, spread = (int64_t{1} << ceil_log2(n)) - 1;
   std::vector<int64_t> keys;
   for (int64_t i = 0; i < n; ++i) {
@@ -123,14 +123,14 @@ void Lloyd::fill_empty(KMeansTotals& totals) const {
 }  // namespace
 
 void kmeans(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel) {
-  const KMeansData data(problem, options, parallel);
+  const PreparedProblem prepared(problem, options, parallel);
   double lowest = std::numeric_limits<double>::infinity();
   for (int64_t restart = 0; restart < options.n_init; ++restart) {
-    Lloyd lloyd(data,
-                options.seeding == Seeding::given ? data.given(problem.init, problem.k, options.spherical)
-                                                  : data.seeds(options.seeding, problem.k, problem.seed, restart),
+    Lloyd lloyd(prepared,
+                options.seeding == Seeding::given ? prepared.given(problem.init, problem.k, options.spherical)
+                                                  : prepared.seeds(options.seeding, problem.k, problem.seed, restart),
                 options.spherical);
-    lloyd.run(options.max_iter, data.variance() * options.tol);
+    lloyd.run(options.max_iter, prepared.variance() * options.tol);
     if (restart == 0 || lloyd.inertia() < lowest) {
       lowest = lloyd.inertia();
       lloyd.write(problem);

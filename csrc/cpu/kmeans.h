@@ -1,6 +1,6 @@
 // k-means on the CPU: seeding, Lloyd's algorithm and inertia of one problem, as ops/kmeans/reference.py defines them, to the bit.
 // Nothing depends on the number of threads: labels are the exact answer of the search, sums over rows are integers, distances are
-// summed in a fixed order. kmeans_step.h: one iteration; kmeans_data.h: the rows; kmeans_grid.h: seeding.
+// summed in a fixed order. kmeans_step.h: one iteration; kmeans_problem.h: the rows; kmeans_seeding.h: seeding.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct KMeansOptions {
 
 // One problem of n >= k >= 1 rows of dim >= 1. Results are float64 for float64 x, and float32 for all else.
 struct KMeansProblem {
-  Rows x;
+  StridedRows x;
   const double* weights;  // [n], or null for ones
   const void* init;       // [k, dim] in the dtype of the results when the centres are given, or null
   int64_t k;

@@ -3,5 +3,5 @@
 
 namespace uefl::cpu {
 const KMeansKernel kmeans_portable = kKMeans;
-const GridKernel grid_portable = kGrid;
+const SeedingKernel seeding_portable = kSeeding;
 }  // namespace uefl::cpu

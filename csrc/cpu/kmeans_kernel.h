@@ -1,5 +1,5 @@
 // The inner loops of k-means. Each kmeans.<isa>.cpp includes this body under the flags of its instruction set; no standard templates
-// and internal linkage throughout, for the reason given in rows.h.
+// and internal linkage throughout, for the reason given in strided_rows.h.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct KMeansKernel {
 constexpr int kRunLevels = 16;
 
 // Squared distances of rows of whole numbers, of magnitudes up to 32,639, to groups of candidates.
-struct GridKernel {
+struct SeedingKernel {
   int64_t (*row_bytes)(int64_t d);    // memory of a row, of which there must be a multiple of 32
   int64_t (*group_bytes)(int64_t d);  // and of a group
   void (*store)(const int16_t* values, int64_t d, int64_t row, char* rows);
@@ -58,7 +58,7 @@ struct GridKernel {
 };
 
 extern const KMeansKernel kmeans_portable, kmeans_avx2, kmeans_avx512;
-extern const GridKernel grid_portable, grid_avx2, grid_avx512, grid_avx512vnni, grid_amx;
+extern const SeedingKernel seeding_portable, seeding_avx2, seeding_avx512, seeding_avx512vnni, seeding_amx;
 
 }  // namespace uefl::cpu
 
@@ -314,7 +314,7 @@ void distances(const char* rows, const int64_t* norms, int64_t first, int64_t co
 }
 
 constexpr KMeansKernel kKMeans{range, quantise, move, distance, improve, squares};
-constexpr GridKernel kGrid{row_bytes, group_bytes, store, load, pack, distances};
+constexpr SeedingKernel kSeeding{row_bytes, group_bytes, store, load, pack, distances};
 
 }  // namespace
 }  // namespace uefl::cpu

@@ -39,7 +39,7 @@ double tree_sum(std::vector<double> values) {
   return values[0];
 }
 
-DenseRows::DenseRows(const Rows& x)
+DenseRows::DenseRows(const StridedRows& x)
     : x_(x),
       wide_(x.dtype == Dtype::f64),
       in_place_((wide_ || x.dtype == Dtype::f32) && (x.dim_stride == 1 || x.dim == 1) && (x.inner == 1 || x.inner_stride == x.dim) &&
@@ -69,7 +69,7 @@ double least_power_of_two(double value) {
   return power_of_two(std::max(e - (mantissa == 0.5), -900));
 }
 
-KMeansScales kmeans_scales(const Rows& x, const double* weights, const Parallel& parallel, const std::string& op) {
+KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel, const std::string& op) {
   const auto require = [&](bool condition, const char* expected) {
     if (!condition) throw std::runtime_error(op + ": " + expected);
   };
@@ -120,7 +120,7 @@ void KMeansTotals::add(const KMeansTotals& other) {
   for (size_t i = 0; i < masses.size(); ++i) masses[i] += other.masses[i];
 }
 
-bool kmeans_step(const Rows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
+bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
                  int64_t* labels, KMeansTotals& totals, double* distances) {
   const int64_t n = x.outer * x.inner, d = x.dim, step = search.block_rows(d), blocks = (n + step - 1) / step;
   const int64_t centre_bytes = d * (x.dtype == Dtype::f64 ? 8 : 4);

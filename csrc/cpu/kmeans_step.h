@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cpu/kmeans_kernel.h"
-#include "cpu/rows.h"
+#include "cpu/strided_rows.h"
 #include "cpu/threads.h"
 #include "cpu/vq_assign.h"
 
@@ -33,19 +33,19 @@ constexpr double kLargest = 0x1p480;
 // Sum by halves: value i and value i + half, half a power of two.
 double tree_sum(std::vector<double> values);
 
-inline Rows rows_of(const Dense& x) { return {x.data, x.wide ? Dtype::f64 : Dtype::f32, x.n, 1, x.d, x.d, 0, 1}; }
+inline StridedRows rows_of(const Dense& x) { return {x.data, x.wide ? Dtype::f64 : Dtype::f32, x.n, 1, x.d, x.d, 0, 1}; }
 
 // Rows without gaps in float64, or in float32 for all other dtypes: in place where they are so already, else a copy of some of them.
 class DenseRows {
  public:
-  explicit DenseRows(const Rows& x);
+  explicit DenseRows(const StridedRows& x);
 
   bool in_place() const { return in_place_; }
   // Rows [lo, hi), to be asked for by their numbers in x; the next call takes the memory of a copy again.
   Dense read(int64_t lo, int64_t hi);
 
  private:
-  const Rows x_;
+  const StridedRows x_;
   const bool wide_, in_place_;
   std::vector<double> memory_;
 };
@@ -58,7 +58,7 @@ struct KMeansScales {
 
 // weights [n] or null. Throws std::runtime_error, which names the op, when x or the weights are not finite or too large, or weights are
 // negative or all zero.
-KMeansScales kmeans_scales(const Rows& x, const double* weights, const Parallel& parallel, const std::string& op);
+KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel, const std::string& op);
 
 // What a row adds to its cluster: round((x - middle) * weight * scale) to the sums, round(weight * mass_scale) to the mass.
 struct KMeansUnits {
@@ -85,7 +85,7 @@ struct KMeansTotals {
 // Gives each row of x [n, d] the label of its nearest centre, and takes it there in the totals from where `labels` says that it was: -1
 // for nowhere. centres [k, d] are those of the search, in the dtype of DenseRows. distances [n], squared, or null. True when a label
 // changed.
-bool kmeans_step(const Rows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
+bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
                  int64_t* labels, KMeansTotals& totals, double* distances);
 
 const KMeansKernel& kmeans_kernel();

@@ -1,5 +1,5 @@
 // The product in float32 on vectors. Each linear.<isa>.cpp includes this body under the flags of its instruction set; no standard templates
-// and internal linkage throughout, for the reason given in rows.h.
+// and internal linkage throughout, for the reason given in strided_rows.h.
 //
 // A tile of rows stays in the first-level cache while a group of units, packed, passes by from the second. A result is the same chain of
 // additions wherever it is computed, 256 inputs at a time: its bits depend on its row and its unit alone.

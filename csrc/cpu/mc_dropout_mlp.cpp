@@ -53,7 +53,7 @@ McDropout::McDropout(const std::vector<int64_t>& widths, const float* parameters
 
 int64_t McDropout::group_rows() const { return model_.consistent ? kMcGroup * kernel().lanes : kernel().lanes; }
 
-void McDropout::run(const Rows& x, int64_t lo, int64_t hi, const McStats& out) const {
+void McDropout::run(const StridedRows& x, int64_t lo, int64_t hi, const McStats& out) const {
   const int64_t lanes = kernel().lanes, tiles = group_rows() / lanes, inputs = x.dim, classes = model_.classes;
   const int64_t sizes[] = {
       tiles * inputs, 2 * kMcPasses * model_.width, (model_.depth + 1) * kMcPasses * model_.width / 2, tiles * classes, tiles * classes,

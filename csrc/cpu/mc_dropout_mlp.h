@@ -1,4 +1,4 @@
-// Monte-Carlo dropout of an MLP's tail on the CPU: passes, softmax and statistics of a tile of rows, one row to a lane.
+// Monte-Carlo dropout of the last layers of an MLP on the CPU: passes, softmax and statistics of a tile of rows, one row to a lane.
 //
 // For each pass, each layer's inputs are kept or dropped, multiplied by its weights and activated; the logits of the last one become
 // probabilities, which enter the running statistics. Masks come from Philox as ops/mc_dropout_mlp/reference.py defines them, in
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cpu/mc_dropout_mlp_kernel.h"
-#include "cpu/rows.h"
+#include "cpu/strided_rows.h"
 
 namespace uefl::cpu {
 
@@ -31,7 +31,7 @@ class McDropout {
   int64_t group_rows() const;
 
   // Rows [lo, hi) of x, with lo a multiple of group_rows(). Thread-safe.
-  void run(const Rows& x, int64_t lo, int64_t hi, const McStats& out) const;
+  void run(const StridedRows& x, int64_t lo, int64_t hi, const McStats& out) const;
 
  private:
   std::vector<std::vector<float>> packed_;

@@ -1,5 +1,5 @@
 // The passes over one group of rows. Each mc_dropout_mlp.<isa>.cpp includes this body under the flags of its instruction set; no
-// standard templates and internal linkage throughout, for the reason given in rows.h.
+// standard templates and internal linkage throughout, for the reason given in strided_rows.h.
 #pragma once
 
 #include <cstdint>

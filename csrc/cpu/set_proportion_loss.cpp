@@ -35,7 +35,7 @@ double log_sum_exp(const double* values, int64_t count, int64_t stride) {
 
 // The definition of one set. Returns its loss.
 template <class T>
-double define(const Rows& logits, int64_t begin, int64_t end, const T* proportions, void* gradient) {
+double define(const StridedRows& logits, int64_t begin, int64_t end, const T* proportions, void* gradient) {
   const int64_t k = logits.dim, n = end - begin;
   std::vector<double> log_p(n * k), total(k);
   for (int64_t i = 0; i < n; ++i) {
@@ -83,7 +83,7 @@ void check_proportions(const Sets& sets) {
 
 }  // namespace
 
-void check(const Sets& sets, const Rows& logits) {
+void check(const Sets& sets, const StridedRows& logits) {
   const int64_t n = logits.outer * logits.inner, first = sets.offsets[0], last = sets.offsets[sets.sets];
   if (first != 0 || last != n) fail("offsets run from ", first, " to ", last, ", expected from 0 to the ", n, " rows of logits");
   for (int64_t s = 0; s < sets.sets; ++s) {
@@ -93,7 +93,7 @@ void check(const Sets& sets, const Rows& logits) {
   logits.dtype == Dtype::f64 ? check_proportions<double>(sets) : check_proportions<float>(sets);
 }
 
-void set_proportion_loss(const Sets& sets, const Rows& logits, int64_t lo, int64_t hi, void* loss, void* gradient) {
+void set_proportion_loss(const Sets& sets, const StridedRows& logits, int64_t lo, int64_t hi, void* loss, void* gradient) {
   const int64_t k = sets.k, end = padded(k);
   std::vector<float> scratch(3 * end);
   for (int64_t s = lo; s < hi; ++s) {

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "cpu/rows.h"
+#include "cpu/strided_rows.h"
 
 namespace uefl::cpu {
 
@@ -20,9 +20,9 @@ struct Sets {
 
 // Throws std::runtime_error when the sets do not cover the rows, one is empty, a proportion is negative or not finite, or those of a set
 // do not sum to 1 within 1e-3.
-void check(const Sets& sets, const Rows& logits);
+void check(const Sets& sets, const StridedRows& logits);
 
 // Sets [lo, hi): loss [sets], double where the logits are and else float; gradient [N, k] in the dtype of the logits, or null.
-void set_proportion_loss(const Sets& sets, const Rows& logits, int64_t lo, int64_t hi, void* loss, void* gradient);
+void set_proportion_loss(const Sets& sets, const StridedRows& logits, int64_t lo, int64_t hi, void* loss, void* gradient);
 
 }  // namespace uefl::cpu

@@ -12,7 +12,7 @@ const SoftmaxKernel& softmax_kernel() {
   return softmax_portable;
 }
 
-std::vector<double> read_row(const Rows& logits, int64_t n) {
+std::vector<double> read_row(const StridedRows& logits, int64_t n) {
   std::vector<double> z(logits.dim);
   with_type(logits.dtype, [&]<class T>(const T*) {
     const T* row = reinterpret_cast<const T*>(element(logits, n, 0));

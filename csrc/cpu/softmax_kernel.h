@@ -1,11 +1,11 @@
 // Exponentials of a row in float32, and the ops made of them, on one run of rows. Each softmax.<isa>.cpp defines `Simd`, the
 // vectors of its instruction set, and includes this body. No standard templates and internal linkage throughout, for the reason
-// given in rows.h.
+// given in strided_rows.h.
 #pragma once
 
 #include <cstdint>
 
-#include "cpu/rows.h"
+#include "cpu/strided_rows.h"
 
 namespace uefl::cpu {
 
@@ -21,7 +21,7 @@ inline int64_t padded(int64_t count) { return (count + kPad - 1) / kPad * kPad; 
 constexpr float kSmallest = 0x1p-60f;
 
 struct TransitionRun {
-  Rows logits;
+  StridedRows logits;
   int64_t lo, hi;
   const int64_t *targets, *groups;  // groups may be null
   int64_t ignore_index, m, padded_m;
@@ -34,7 +34,7 @@ struct TransitionRun {
 };
 
 struct ProportionRun {
-  Rows logits;
+  StridedRows logits;
   int64_t lo, hi;            // the rows of one set
   const float* proportions;  // [k]
   float *row, *pull;         // [padded k], scratch

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cpu/rows.h"
+#include "cpu/strided_rows.h"
 
 namespace uefl::cpu {
 namespace {
@@ -62,7 +62,7 @@ UEFL_INLINE void logarithm(Float& x) {
 
 // row = exp(z - max z), zero from k on.
 template <class T>
-UEFL_INLINE void exponentials(const Rows& logits, int64_t n, float* row) {
+UEFL_INLINE void exponentials(const StridedRows& logits, int64_t n, float* row) {
   const int64_t k = logits.dim, end = padded(k);
   const T* z = reinterpret_cast<const T*>(element(logits, n, 0));
   Float most = Float{} - __builtin_inff(), value;
@@ -113,7 +113,7 @@ UEFL_INLINE void write(const float* row, int64_t k, char* out) {
 
 // row = softmax(z), zero from k on.
 template <class T>
-UEFL_INLINE void probabilities(const Rows& logits, int64_t n, float* row) {
+UEFL_INLINE void probabilities(const StridedRows& logits, int64_t n, float* row) {
   const int64_t end = padded(logits.dim);
   exponentials<T>(logits, n, row);
   Float total{}, e;

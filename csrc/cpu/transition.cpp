@@ -60,7 +60,7 @@ std::string at(const char* name, int64_t n, int64_t value) {
 
 }  // namespace
 
-Transition::Transition(const char* op, const Rows& logits, const int64_t* targets, const int64_t* groups, const LogTransition& log,
+Transition::Transition(const char* op, const StridedRows& logits, const int64_t* targets, const int64_t* groups, const LogTransition& log,
                        int64_t ignore_index)
     : op_(op),
       logits_(logits),

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpu/rows.h"
+#include "cpu/strided_rows.h"
 
 namespace uefl::cpu {
 
@@ -29,7 +29,7 @@ class Transition {
  public:
   // targets: for nll, else null; groups: null when g = 1. Throws std::runtime_error, which names the op, when the marginal has NaN or
   // +inf, a group has no class, a group or a target is out of range, a target is a set whose row is -inf throughout or a row has shares.
-  Transition(const char* op, const Rows& logits, const int64_t* targets, const int64_t* groups, const LogTransition& log,
+  Transition(const char* op, const StridedRows& logits, const int64_t* targets, const int64_t* groups, const LogTransition& log,
              int64_t ignore_index = 0);
 
   int64_t blocks() const { return (rows_ + block_rows_ - 1) / block_rows_; }
@@ -50,7 +50,7 @@ class Transition {
   int64_t group(int64_t n) const { return groups_ ? groups_[n] : 0; }
 
   const char* const op_;
-  const Rows logits_;
+  const StridedRows logits_;
   const int64_t *const targets_, *const groups_;
   const LogTransition log_;
   const int64_t ignore_index_, rows_, block_rows_, padded_m_, padded_k_;

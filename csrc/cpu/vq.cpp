@@ -28,7 +28,7 @@ int exponent_of(double value) {
 
 }  // namespace
 
-Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const Rows& x, const VqOutput& output)
+Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x, const VqOutput& output)
     : search_(search),
       codebook_(codebook),
       codes_(codes),
@@ -55,11 +55,11 @@ int64_t Vq::first_row(int64_t block) const { return std::min(rows_, block * bloc
 void Vq::run(int64_t lo, int64_t hi) {
   std::vector<int64_t> counts(largest_.size()), largest(largest_.size());
   const int64_t segments = x_.dim / codebook_.d, row_bytes = x_.dim * element_size(x_.dtype);
-  Tile tile(x_);
+  RowBuffer buffer(x_);
   Search::Scratch scratch(search_);
   for (int64_t block = lo; block < hi; ++block) {
     const int64_t first = first_row(block), rows = first_row(block + 1) - first;
-    const Span x = tile.read(first, first + rows);
+    const Span x = buffer.read(first, first + rows);
     int64_t* indices = output_.indices + first * segments;
     search_.assign(x.rows, x.first, x.first + rows, indices - x.first * segments, scratch);
     errors_[block] = kernel().replace({.x = x,
@@ -97,10 +97,10 @@ std::vector<double> Vq::scales() const {
 void Vq::add(int64_t lo, int64_t hi) {
   const std::vector<double> scales = this->scales();
   std::vector<int64_t> fixed(fixed_.size());
-  Tile tile(x_);
+  RowBuffer buffer(x_);
   for (int64_t block = lo; block < hi; ++block) {
     const int64_t first = first_row(block), rows = first_row(block + 1) - first;
-    kernel().add({.x = tile.read(first, first + rows),
+    kernel().add({.x = buffer.read(first, first + rows),
                   .rows = rows,
                   .d = codebook_.d,
                   .codebook_step = codebook_step(),
@@ -126,8 +126,8 @@ double Vq::finish() {
 }
 
 void vq_backward(const VqBackward& given, int64_t lo, int64_t hi) {
-  Tile x(given.x), grad_quantized(given.grad_quantized), grad_x(given.grad_x);
-  const int64_t step = Tile::tile_rows(given.x.dim);
+  RowBuffer x(given.x), grad_quantized(given.grad_quantized), grad_x(given.grad_x);
+  const int64_t step = RowBuffer::rows_for(given.x.dim);
   for (int64_t first = lo; first < hi; first += step) {
     const int64_t last = std::min(first + step, hi);
     VqBackwardRun run{.x = x.read(first, last),

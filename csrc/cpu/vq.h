@@ -23,7 +23,7 @@ struct VqOutput {
 class Vq {
  public:
   // codes: the codebook in the dtype of x, which is what `quantized` receives. All pointers must outlive the object.
-  Vq(const Search& search, const Codebook& codebook, const void* codes, const Rows& x, const VqOutput& output);
+  Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x, const VqOutput& output);
 
   int64_t blocks() const { return static_cast<int64_t>(errors_.size()); }
 
@@ -44,7 +44,7 @@ class Vq {
   const Search& search_;
   const Codebook codebook_;
   const void* codes_;
-  const Rows x_;
+  const StridedRows x_;
   const VqOutput output_;
   const int64_t rows_, block_rows_;
   std::vector<double> errors_;    // one per block

@@ -8,8 +8,8 @@
 
 #include "common/certificate.h"
 #include "cpu/features.h"
-#include "cpu/tile.h"
-#include "cpu/vq_assign_coarse.h"
+#include "cpu/row_buffer.h"
+#include "cpu/vq_prefilter.h"
 
 namespace uefl::cpu {
 namespace {
@@ -19,11 +19,13 @@ namespace {
 
 // What a pass in half the bits costs besides its products, above all for the codewords that it leaves possible, is paid by long ones.
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
-[[maybe_unused]] bool integers_pay(int64_t d, int64_t k) { return d >= (k < 512 ? 64 : 32) && k >= 32; }
-[[maybe_unused]] bool integers_pay_without_vnni(int64_t d, int64_t k) { return d >= 64 && k >= 64; }
+[[maybe_unused]] bool integers_pay(Isa isa, int64_t d, int64_t k) {
+  if (isa == Isa::portable) return d >= 16 && d * k >= 1 << 11;
+  return d >= (k < 512 ? 64 : 32) && k >= (isa == Isa::avx2 ? 64 : 32);
+}
 
-constexpr int64_t kFew = 64;           // codewords, whose scores with 16 rows fit into the tile registers
-constexpr int64_t kWithoutTiles = 16;  // that skip the coarse pass after one for which it did little
+constexpr int64_t kSmallK = 64;        // codewords, whose scores with 16 rows fit into the tile registers
+constexpr int64_t kWithoutTiles = 16;  // that skip the prefilter after one for which it did little
 
 // A NaN (of a row, or from a mean that overflowed) must survive all later values: the bound is then infinite.
 void raise(double& largest, double value) {
@@ -34,7 +36,7 @@ void raise(double& largest, double value) {
 int64_t tile_rows(int64_t at_most, int64_t d) { return std::min(at_most, std::max<int64_t>(64, (1 << 15) / d / 64 * 64)); }
 
 // Elements [column, column + d) of row n in float64.
-void widen_row(const Rows& x, int64_t n, int64_t column, std::vector<double>& values) {
+void widen_row(const StridedRows& x, int64_t n, int64_t column, std::vector<double>& values) {
   const char* source = element(x, n, column);
   with_type(x.dtype, [&]<class T>(const T*) {
     for (size_t j = 0; j < values.size(); ++j) values[j] = static_cast<double>(widen(reinterpret_cast<const T*>(source)[j * x.dim_stride]));
@@ -42,7 +44,7 @@ void widen_row(const Rows& x, int64_t n, int64_t column, std::vector<double>& va
 }
 
 // The rows that come after `end`, up to `next` of them, where rows lie in one piece.
-Ahead ahead_of(const Rows& x, int64_t end, int64_t next, int64_t column, int64_t d) {
+Ahead ahead_of(const StridedRows& x, int64_t end, int64_t next, int64_t column, int64_t d) {
   const bool in_one_piece = x.inner == 1 && x.dim_stride == 1 && x.outer_stride == d;
   return {element(x, end, column), element(x, in_one_piece ? std::min(end + next, x.outer) : end, column)};
 }
@@ -63,23 +65,25 @@ Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
 #if defined(__x86_64__)
   const bool always = on_every_shape();
   if (best == Isa::amx && (always || amx_pays(d, k))) {
-    if (k <= kFew) return {best, &vq_assign_few_amx, nullptr};
-    return {best, &vq_assign_amx, always || one_product_pays(d, k) ? &vq_assign_coarse_amx : nullptr};
+    if (k <= kSmallK) return {best, &vq_assign_small_k_amx, nullptr};
+    return {best, &vq_assign_amx, always || one_product_pays(d, k) ? &vq_prefilter_amx : nullptr};
   }
-  if (best >= Isa::avx512vnni && (always || integers_pay(d, k))) return {Isa::avx512vnni, &vq_assign_avx512, &vq_assign_coarse_avx512vnni};
+  if (best >= Isa::avx512vnni && (always || integers_pay(best, d, k)))
+    return {Isa::avx512vnni, &vq_assign_avx512, &vq_prefilter_avx512vnni};
   if (best >= Isa::avx512) return {Isa::avx512, &vq_assign_avx512, nullptr};
-  const CoarseKernel* const coarse = best == Isa::avx2 ? &vq_assign_coarse_avx2 : &vq_assign_coarse_portable;
-  const bool integers = always || integers_pay_without_vnni(d, k);
-  return {best, best == Isa::avx2 ? &vq_assign_avx2 : &vq_assign_portable, integers ? coarse : nullptr};
+  const PrefilterKernel* const prefilter = best == Isa::avx2 ? &vq_prefilter_avx2 : &vq_prefilter_portable;
+  const bool integers = always || integers_pay(best, d, k);
+  return {best, best == Isa::avx2 ? &vq_assign_avx2 : &vq_assign_portable, integers ? prefilter : nullptr};
 #else
   return {best, &vq_assign_portable, nullptr};
 #endif
 }
 
-void check_lanes(const Plan& plan) {
-  if (!plan.coarse || plan.coarse->lanes == plan.kernel->lanes) return;
-  throw std::logic_error("the passes of a search must take blocks of as many codewords, got " + std::to_string(plan.coarse->lanes) +
-                         " before " + std::to_string(plan.kernel->lanes) + " (" + name(plan.isa) + ")");
+void check_blocks(const Plan& plan) {
+  if (!plan.prefilter || plan.prefilter->block_codes == plan.kernel->block_codes) return;
+  throw std::logic_error("the passes of a search must take blocks of as many codewords, got " +
+                         std::to_string(plan.prefilter->block_codes) + " before " + std::to_string(plan.kernel->block_codes) + " (" +
+                         name(plan.isa) + ")");
 }
 
 int64_t block_rows(int64_t dim, int64_t k) {
@@ -99,13 +103,13 @@ struct Search::FineTile {
         d(d),
         y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
 
-  void load(const Rows& x, const int64_t* row, int64_t count, int64_t column, const float* mean) {
+  void load(const StridedRows& x, const int64_t* row, int64_t count, int64_t column, const float* mean) {
     const char* source[kMaxRows];
     for (int64_t r = 0; r < count; ++r) source[r] = element(x, row[r], column);
     kernel.load(source, count, x.dtype, d, mean, y.get(), size);
   }
 
-  void top_two(const Rows& x, int64_t start, int64_t count, int64_t column, const float* mean, const void* panels,
+  void top_two(const StridedRows& x, int64_t start, int64_t count, int64_t column, const float* mean, const void* panels,
                const float* half_squares, int64_t blocks) {
     const char* source[kMaxRows];
     for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, column);
@@ -123,11 +127,12 @@ struct Search::FineTile {
   RowSize size[kMaxRows];
   float best[kMaxRows], second[kMaxRows];
   int64_t index[kMaxRows];
+  std::vector<float> scores;  // of rows that are scored again
 };
 
 // The same for the pass before it.
-struct Search::CoarseTile {
-  CoarseTile(const CoarseKernel& kernel, int64_t d)
+struct Search::PrefilterTile {
+  PrefilterTile(const PrefilterKernel& kernel, int64_t d)
       : kernel(kernel),
         rows(tile_rows(kernel.rows, d)),
         y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]),
@@ -135,7 +140,7 @@ struct Search::CoarseTile {
         row(new float[table_pitch(d)]),
         values(d) {}
 
-  const CoarseKernel& kernel;
+  const PrefilterKernel& kernel;
   const int64_t rows;
   const std::unique_ptr<Line[]> y, scratch;
   const std::unique_ptr<float[]> row;
@@ -150,9 +155,9 @@ double Search::error_bound(const Segment& segment, const RowSize& row) const {
   return score_error_bf16x3(d_, segment.half_square, segment.radius, segment.fine.rest_radius, row.square, row.rest, euclidean);
 }
 
-double Search::coarse_error(const Segment& segment, const RowSize& row) const {
-  const auto bound = plan_.coarse->arithmetic == Arithmetic::bf16 ? score_error_bf16 : score_error_i16;
-  return bound(d_, segment.half_square, segment.radius, segment.coarse.rest_radius, row.square, row.rest, metric_ == Metric::l2);
+double Search::prefilter_error(const Segment& segment, const RowSize& row) const {
+  const auto bound = plan_.prefilter->arithmetic == Arithmetic::bf16 ? score_error_bf16 : score_error_i16;
+  return bound(d_, segment.half_square, segment.radius, segment.prefilter.rest_radius, row.square, row.rest, metric_ == Metric::l2);
 }
 
 Search::Scratch::Scratch(const Search& search) : search_(search) {}
@@ -163,20 +168,20 @@ Search::FineTile& Search::Scratch::fine() {
   return *fine_;
 }
 
-Search::CoarseTile& Search::Scratch::coarse() {
-  if (!coarse_) coarse_ = std::make_unique<CoarseTile>(*search_.plan_.coarse, search_.d_);
-  return *coarse_;
+Search::PrefilterTile& Search::Scratch::prefilter() {
+  if (!prefilter_) prefilter_ = std::make_unique<PrefilterTile>(*search_.plan_.prefilter, search_.d_);
+  return *prefilter_;
 }
 
-void Search::assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const {
+void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices) const {
   Scratch scratch(*this);
   assign(x, lo, hi, indices, scratch);
 }
 
-void Search::assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
+void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
   const int64_t segments = x.dim / d_;
   if (x.dim_stride != 1 && x.dim > 1) {  // elements side by side first
-    Tile together(x);
+    RowBuffer together(x);
     for (int64_t first = lo; first < hi; first += block_rows(x.dim)) {
       const int64_t last = std::min(first + block_rows(x.dim), hi);
       const Span span = together.read(first, last);
@@ -187,12 +192,12 @@ void Search::assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices, Scr
   for (int64_t s = 0; s < segments; ++s) assign_segment(x, s, lo, hi, indices, scratch);
 }
 
-void Search::assign_segment(const Rows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
+void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
   std::vector<int64_t>& uncertain = scratch.uncertain_;
-  int64_t without = 0;  // rows that are not worth a coarse look, as the last ones were not
+  int64_t without = 0;  // rows that are not worth a look of the prefilter, as the last ones were not
   for (int64_t start = lo, end; start < hi; start = end) {
-    if (plan_.coarse && without <= 0) {
-      CoarseTile& tile = scratch.coarse();
+    if (plan_.prefilter && without <= 0) {
+      PrefilterTile& tile = scratch.prefilter();
       end = std::min(start + tile.rows, hi);
       const int64_t in_vain = look(tile, x, s, start, end, indices, uncertain);
       // Only where either way gives the same: what is fast must not depend on the rows before.
@@ -207,8 +212,8 @@ void Search::assign_segment(const Rows& x, int64_t s, int64_t lo, int64_t hi, in
   if (!uncertain.empty()) rescore(scratch.fine(), x, s, uncertain, indices);
 }
 
-// The coarse pass for rows [start, end), of which those with many codewords within the bound go to `uncertain`. Returns how many.
-int64_t Search::look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
+// The prefilter for rows [start, end), of which those with many codewords within the bound go to `uncertain`. Returns how many.
+int64_t Search::look(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
                      std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start, before = uncertain.size();
   const Segment& segment = this->segment(s);
@@ -218,11 +223,11 @@ int64_t Search::look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, 
   tile.kernel.load(source, count, x.dtype, d_, segment.mean.data(), tile.y.get(), tile.size);
   for (int64_t r = 0; r < count; ++r) {
     // With what rounding best + margin, and the margin itself, may lose: |best| is at most about h + |y||b|.
-    const double error = coarse_error(segment, tile.size[r]);
+    const double error = prefilter_error(segment, tile.size[r]);
     const double slack = 0x1p-22 * (segment.half_square + std::sqrt(tile.size[r].square) * segment.radius);
     found.margin[r] = error < 0x1p120 ? static_cast<float>(2.01 * error + slack) : NAN;
   }
-  tile.kernel.candidates(tile.y.get(), count, segment.coarse.lines.get(), segment.half_squares.data(), blocks_, d_, segment.unit,
+  tile.kernel.candidates(tile.y.get(), count, segment.prefilter.lines.get(), segment.half_squares.data(), blocks_, d_, segment.unit,
                          ahead_of(x, end, tile.rows, s * d_, d_), tile.scratch.get(), found);
   // Scoring a codeword in float32 costs as much as the fine pass for some sixteen.
   const int most = static_cast<int>(std::clamp<int64_t>(k_ / 16, 4, Candidates::kMost));
@@ -244,11 +249,11 @@ int64_t Search::look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, 
 }
 
 // The nearest of a few codewords, which are in ascending order.
-int64_t Search::choose(CoarseTile& tile, const Rows& x, int64_t s, int64_t n, const RowSize& size, int* codes, int count) const {
+int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size, int* codes, int count) const {
   const Segment& segment = this->segment(s);
   float score[Candidates::kMost];
-  tile.kernel.score_few(element(x, n, s * d_), x.dtype, d_, segment.mean.data(), segment.table.get(), segment.half_squares.data(), codes,
-                        count, tile.row.get(), score);
+  tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, segment.mean.data(), segment.table.get(), segment.half_squares.data(),
+                               codes, count, tile.row.get(), score);
   const int best = static_cast<int>(std::min_element(score, score + count) - score);
   if (!exact_) return codes[best];
   const double limit = score[best] + 2 * score_error(d_, segment.half_square, segment.radius, size.square, metric_ == Metric::l2);
@@ -268,7 +273,7 @@ int64_t Search::choose(CoarseTile& tile, const Rows& x, int64_t s, int64_t n, co
 }
 
 // Steps 1 and 2 for rows [start, end), of which those whose winner is not certain go to `uncertain`.
-void Search::certify(FineTile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
+void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
                      std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start;
   const Segment& segment = this->segment(s);
@@ -288,20 +293,20 @@ void Search::certify(FineTile& tile, const Rows& x, int64_t s, int64_t start, in
 }
 
 // Step 3.
-void Search::rescore(FineTile& tile, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const {
+void Search::rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const {
   const VqAssignKernel& kernel = tile.kernel;
-  const int64_t segments = x.dim / d_, padded = blocks_ * kernel.lanes, total = static_cast<int64_t>(rows.size());
+  const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codes, total = static_cast<int64_t>(rows.size());
   const int64_t together = std::min<int64_t>(tile.rows, kRescored);
   const Segment& segment = this->segment(s);
-  std::vector<float> scores(together * padded);
+  tile.scores.resize(together * padded);
   std::vector<double> values(d_);
   for (int64_t start = 0; start < total; start += together) {
     const int64_t count = std::min(together, total - start);
     tile.load(x, &rows[start], count, s * d_, segment.mean.data());
-    kernel.scores(tile.y.get(), count, fine(segment).lines.get(), segment.half_squares.data(), blocks_, d_, scores.data());
+    kernel.scores(tile.y.get(), count, fine(segment).lines.get(), segment.half_squares.data(), blocks_, d_, tile.scores.data());
     for (int64_t r = 0; r < count; ++r) {
       const int64_t n = rows[start + r];
-      const float* score = &scores[r * padded];
+      const float* score = &tile.scores[r * padded];
       widen_row(x, n, s * d_, values);
       // NaN or infinity, here or in a score, leaves no codeword out: hence the negated comparison.
       const double limit = least(score, padded) + 2 * error_bound(segment, tile.size[r]);
@@ -332,12 +337,12 @@ double Search::canonical(const double* row, const double* target) const {
   return total;
 }
 
-Rows Search::flatten_segments(const Rows& x) const {
+StridedRows Search::flatten_segments(const StridedRows& x) const {
   const int64_t segments = x.dim / d_;
   if (segments_.size() != 1 || segments == 1 || (x.inner != 1 && x.outer != 1)) return x;
   const int64_t sizes[3] = {x.outer * x.inner, segments, d_};
   const int64_t strides[3] = {x.inner == 1 ? x.outer_stride : x.inner_stride, d_ * x.dim_stride, x.dim_stride};
-  Rows rows;
+  StridedRows rows;
   view_rows(x.data, x.dtype, sizes, strides, 3, rows);  // two leading dimensions always fit
   return rows;
 }

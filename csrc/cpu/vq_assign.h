@@ -6,7 +6,7 @@
 //      per instruction set);
 //   2. accept the best where the gap exceeds the error bound of common/certificate.h;
 //   3. score the other rows again and evaluate the few codewords within the bound of the best by the definition.
-// Long codewords are scored in half the bits before that (vq_assign_coarse.h): only rows with many codewords within the larger bound go
+// Long codewords are scored in half the bits before that (vq_prefilter.h): only rows with many codewords within the larger bound go
 // on to 1. Of few, each is scored in float32, and those that this leaves possible are evaluated by the definition.
 // So the result depends on the row alone: not on the instruction set, the tile, the batch or the number of threads.
 #pragma once
@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "cpu/features.h"
-#include "cpu/rows.h"
+#include "cpu/strided_rows.h"
 #include "cpu/threads.h"
 
 namespace uefl::cpu {
@@ -32,7 +32,7 @@ struct Codebook {
   int64_t segments, k, d;
 };
 
-struct CoarseKernel;
+struct PrefilterKernel;
 struct VqAssignKernel;
 struct RowSize;
 
@@ -40,11 +40,11 @@ struct RowSize;
 struct Plan {
   Isa isa;
   const VqAssignKernel* kernel;
-  const CoarseKernel* coarse;  // before the kernel, or null
+  const PrefilterKernel* prefilter;  // before the kernel, or null
 };
 Plan plan(int64_t d, int64_t k);
 // Throws std::logic_error unless both passes of a plan take blocks of the same number of codewords: they share half_squares.
-void check_lanes(const Plan& plan);
+void check_blocks(const Plan& plan);
 
 // Rows to a block of work: a function of the shape only, so that per-block results do not depend on the threads.
 int64_t block_rows(int64_t dim, int64_t k);
@@ -62,14 +62,14 @@ class Search {
 
   // Rows [lo, hi) of x, whose dim is S * d, into indices[n * S + s]. Safe to call from several threads, each with a scratch of its own.
   // Long runs of rows are faster: uncertain ones are scored again together.
-  void assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
-  void assign(const Rows& x, int64_t lo, int64_t hi, int64_t* indices) const;
+  void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
+  void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices) const;
 
   // The codewords in float64, [segments, k, d].
   const double* codes() const { return codes_.get(); }
 
   // x with one shared codebook, its segments seen as rows where strides allow it: fuller tiles, the same results.
-  Rows flatten_segments(const Rows& x) const;
+  StridedRows flatten_segments(const StridedRows& x) const;
 
   int64_t block_rows(int64_t dim) const { return cpu::block_rows(dim, k_); }
 
@@ -85,19 +85,19 @@ class Search {
   struct Segment {
     const double* targets;            // [k, d]: what canonical() compares with: the codewords, or those of length one for cosine
     std::vector<float> mean;          // [d]
-    std::vector<float> half_squares;  // [blocks * lanes]: infinity where there is no codeword
+    std::vector<float> half_squares;  // [blocks * block_codes]: infinity where there is no codeword
     double half_square, radius;       // the largest h and |b| of common/certificate.h
-    Panels coarse;
+    Panels prefilter;
     float unit;                      // of its integers
-    std::unique_ptr<float[]> table;  // [k, table_pitch(d)]: the codewords less the mean, where there is a coarse pass
+    std::unique_ptr<float[]> table;  // [k, table_pitch(d)]: the codewords less the mean, where there is a prefilter
     mutable Panels fine;             // which then may never be needed
     mutable std::once_flag fine_once;
   };
 
   struct FineTile;
-  struct CoarseTile;
+  struct PrefilterTile;
 
-  void assign_segment(const Rows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
+  void assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
   void prepare(Segment& segment, const Parallel& parallel) const;
   std::vector<float> mean(const Segment& segment, const Parallel& parallel) const;
   template <class PackCode>
@@ -105,13 +105,13 @@ class Search {
   double centre(const Segment& segment, int64_t k, float* code) const;
   const Panels& fine(const Segment& segment, const Parallel& parallel = on_this_thread) const;
   const Segment& segment(int64_t s) const { return segments_[segments_.size() == 1 ? 0 : s]; }
-  int64_t look(CoarseTile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
+  int64_t look(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
                std::vector<int64_t>& uncertain) const;
-  int64_t choose(CoarseTile& tile, const Rows& x, int64_t s, int64_t n, const RowSize& size, int* codes, int count) const;
-  void certify(FineTile& tile, const Rows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
+  int64_t choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size, int* codes, int count) const;
+  void certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
                std::vector<int64_t>& uncertain) const;
-  void rescore(FineTile& tile, const Rows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const;
-  double coarse_error(const Segment& segment, const RowSize& row) const;
+  void rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const;
+  double prefilter_error(const Segment& segment, const RowSize& row) const;
   double error_bound(const Segment& segment, const RowSize& row) const;
   double canonical(const double* row, const double* target) const;
 
@@ -132,11 +132,11 @@ class Search::Scratch {
  private:
   friend class Search;
   FineTile& fine();
-  CoarseTile& coarse();
+  PrefilterTile& prefilter();
 
   const Search& search_;
   std::unique_ptr<FineTile> fine_;
-  std::unique_ptr<CoarseTile> coarse_;
+  std::unique_ptr<PrefilterTile> prefilter_;
   std::vector<int64_t> uncertain_;
 };
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "cpu/vq_assign.h"
-#include "cpu/vq_assign_coarse.h"
+#include "cpu/vq_prefilter.h"
 
 namespace uefl::cpu {
 namespace {
@@ -34,11 +34,11 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       k_(codebook.k),
       d_(codebook.d),
       plan_(plan(d_, k_)),
-      blocks_((k_ + plan_.kernel->lanes - 1) / plan_.kernel->lanes),
+      blocks_((k_ + plan_.kernel->block_codes - 1) / plan_.kernel->block_codes),
       codes_(new double[codebook.segments * k_ * d_]),
       units_(metric == Metric::cosine ? new double[codebook.segments * k_ * d_] : nullptr),
       segments_(codebook.segments) {
-  check_lanes(plan_);
+  check_blocks(plan_);
   std::atomic<bool> finite = true;
   parallel(codebook.segments * k_, [&](int64_t lo, int64_t hi) {
     bool all = true;
@@ -64,12 +64,12 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
 // Packs every codeword into its lane of a block: pack_code(k, block), which returns the square of what its first part leaves.
 template <class PackCode>
 void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel, const PackCode& pack_code) const {
-  const int64_t lines = block_bytes / static_cast<int64_t>(sizeof(Line)), lanes = plan_.kernel->lanes;
+  const int64_t lines = block_bytes / static_cast<int64_t>(sizeof(Line)), codes = plan_.kernel->block_codes;
   panels.lines.reset(new Line[blocks_ * lines]);
   std::vector<double> rest(k_);
   parallel(blocks_, [&](int64_t lo, int64_t hi) {
     std::fill(&panels.lines[lo * lines], &panels.lines[hi * lines], Line{});
-    for (int64_t k = lo * lanes; k < std::min(hi * lanes, k_); ++k) rest[k] = pack_code(k, &panels.lines[k / lanes * lines]);
+    for (int64_t k = lo * codes; k < std::min(hi * codes, k_); ++k) rest[k] = pack_code(k, &panels.lines[k / codes * lines]);
   });
   panels.rest_radius = std::sqrt(largest_of(rest));
 }
@@ -104,42 +104,43 @@ std::vector<float> Search::mean(const Segment& segment, const Parallel& parallel
 
 void Search::prepare(Segment& segment, const Parallel& parallel) const {
   segment.mean = mean(segment, parallel);
-  const CoarseKernel* coarse = plan_.coarse;
+  const PrefilterKernel* prefilter = plan_.prefilter;
   const int64_t pitch = table_pitch(d_);
-  if (coarse) segment.table.reset(new float[k_ * pitch]);
-  segment.half_squares.assign(blocks_ * plan_.kernel->lanes, std::numeric_limits<float>::infinity());
+  if (prefilter) segment.table.reset(new float[k_ * pitch]);
+  segment.half_squares.assign(blocks_ * plan_.kernel->block_codes, std::numeric_limits<float>::infinity());
   std::vector<double> square(k_);
   std::vector<float> largest(k_);
   parallel(k_, [&](int64_t lo, int64_t hi) {
-    std::vector<float> memory(coarse ? 0 : d_);
+    std::vector<float> memory(prefilter ? 0 : d_);
     for (int64_t k = lo; k < hi; ++k) {
-      float* code = coarse ? &segment.table[k * pitch] : memory.data();
+      float* code = prefilter ? &segment.table[k * pitch] : memory.data();
       square[k] = centre(segment, k, code);
       segment.half_squares[k] = static_cast<float>(metric_ == Metric::l2 ? square[k] / 2 : 0);
-      std::fill(code + d_, code + (coarse ? pitch : d_), 0.0f);
+      std::fill(code + d_, code + (prefilter ? pitch : d_), 0.0f);
       for (int64_t j = 0; j < d_; ++j) largest[k] = std::max(largest[k], std::fabs(code[j]));
     }
   });
   const double most = largest_of(square);
   segment.half_square = metric_ == Metric::l2 ? most / 2 : 0;
   segment.radius = std::sqrt(most);
-  if (!coarse) {
+  if (!prefilter) {
     fine(segment, parallel);
     return;
   }
   segment.unit = fixed_unit(static_cast<float>(segment.radius), *std::max_element(largest.begin(), largest.end()));
-  pack(segment.coarse, coarse->block_bytes(d_), parallel,
-       [&](int64_t k, void* block) { return coarse->pack(&segment.table[k * pitch], d_, segment.unit, k % coarse->lanes, block); });
+  pack(segment.prefilter, prefilter->block_bytes(d_), parallel, [&](int64_t k, void* block) {
+    return prefilter->pack(&segment.table[k * pitch], d_, segment.unit, k % prefilter->block_codes, block);
+  });
 }
 
-// What the kernel takes; with a coarse pass, packed by the first thread that needs it.
+// What the kernel takes; with a prefilter, packed by the first thread that needs it.
 const Search::Panels& Search::fine(const Segment& segment, const Parallel& parallel) const {
   std::call_once(segment.fine_once, [&] {
     const VqAssignKernel& kernel = *plan_.kernel;
     pack(segment.fine, kernel.block_bytes(d_), parallel, [&](int64_t k, void* block) {
       std::vector<float> code(d_);
       centre(segment, k, code.data());
-      return kernel.pack(code.data(), d_, k % kernel.lanes, block);
+      return kernel.pack(code.data(), d_, k % kernel.block_codes, block);
     });
   });
   return segment.fine;

@@ -1,11 +1,11 @@
 // The search on one tile of rows: what each instruction set offers, and its body in float32, which all but AMX share. Each
 // vq_assign.<isa>.cpp includes this body under the flags of its instruction set; no standard templates and internal linkage throughout,
-// for the reason given in rows.h.
+// for the reason given in strided_rows.h.
 #pragma once
 
 #include <cstdint>
 
-#include "cpu/rows.h"
+#include "cpu/strided_rows.h"
 
 namespace uefl::cpu {
 
@@ -22,10 +22,10 @@ struct Ahead {
   const char *next, *end;
 };
 
-// The entry points of one instruction set. A tile holds up to `rows` rows; a block holds `lanes` codewords.
+// The entry points of one instruction set. A tile holds up to `rows` rows; a block holds `block_codes` codewords.
 struct VqAssignKernel {
   Arithmetic arithmetic;
-  int rows, lanes;
+  int rows, block_codes;
   // Memory for a tile of `count` rows and for a block of codewords: multiples of 64, and so aligned.
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
@@ -37,14 +37,14 @@ struct VqAssignKernel {
   // Best and second-best score of each row over all blocks, and the codeword of the best.
   void (*top_two)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, Ahead ahead,
                   float* best, float* second, int64_t* index);
-  // All scores, [count][blocks * lanes].
+  // All scores, [count][blocks * block_codes].
   void (*scores)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out);
   // Where a kernel searches rows as it loads them, and then has no top_two: both in one. Its load() and scores() take up to kRescored rows.
   void (*load_top_two)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size,
                        const void* panels, const float* half_squares, int64_t blocks, float* best, float* second, int64_t* index) = nullptr;
 };
 
-extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512, vq_assign_amx, vq_assign_few_amx;
+extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512, vq_assign_amx, vq_assign_small_k_amx;
 
 constexpr int64_t kRescored = 32;  // rows that are scored again together
 

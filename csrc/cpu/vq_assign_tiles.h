@@ -1,5 +1,5 @@
 // Rows and codewords as tiles of AMX: 16 x 32 bfloat16, in two parts for three products (vq_assign.amx.cpp) or the first part for one
-// (vq_assign_coarse.amx.cpp).
+// (vq_prefilter.amx.cpp).
 #pragma once
 
 // GCC 12 warns about the deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).

@@ -8,14 +8,14 @@
 
 #include <cstdint>
 
-#include "cpu/rows.h"
+#include "cpu/strided_rows.h"
 
 namespace uefl::cpu {
 
 struct VqBackward {
-  Rows x, grad_quantized;  // of one dtype; the data of grad_quantized are null where there is none
-  Rows grad_x;             // likewise; its data are written
-  bool wide;               // codewords, and what is not rotated, are in float64, not in float32; what is rotated always is
+  StridedRows x, grad_quantized;  // of one dtype; the data of grad_quantized are null where there is none
+  StridedRows grad_x;             // likewise; its data are written
+  bool wide;                      // codewords, and what is not rotated, are in float64, not in float32; what is rotated always is
   bool rotation;
   int64_t d, codebook_step;  // as in VqRun
   const int64_t* indices;    // [N, S]

@@ -1,11 +1,11 @@
 // What follows the search, on one run of rows. Each vq.<isa>.cpp includes this body under the flags of its instruction set;
-// no standard templates and internal linkage throughout, for the reason given in rows.h.
+// no standard templates and internal linkage throughout, for the reason given in strided_rows.h.
 #pragma once
 
 #include <cstdint>
 
-#include "cpu/rows.h"
-#include "cpu/tile.h"
+#include "cpu/row_buffer.h"
+#include "cpu/strided_rows.h"
 #include "cpu/vq_backward.h"
 
 namespace uefl::cpu {

@@ -95,7 +95,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
   for (int64_t p = 0, row = 0, centre = 0; p < problems; row += sizes[p], centre += clusters[p], ++p) {
     const auto from = [](const Tensor& tensor, int64_t offset) { return static_cast<const char*>(tensor.const_data_ptr()) + offset; };
     const cpu::Dtype type = dtype_of(x_given);
-    const cpu::Rows view{
+    const cpu::StridedRows view{
         from(x_given, row * x_given.stride(0) * cpu::element_size(type)), type, sizes[p], 1, d, x_given.stride(0), 0, x_given.stride(1)};
     work.push_back({.x = view,
                     .weights = weights_given ? reinterpret_cast<const double*>(from(weights, row * 8)) : nullptr,
@@ -158,7 +158,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
     expect(std::abs(value) <= cpu::kLargest, "centres must be finite, and at most 2^480 (3e144)");
   }
   const cpu::Search search({centres.const_data_ptr(), dtype_of(centres), 1, k, d}, cpu::Metric::l2, true, "kmeans_step", in_parallel);
-  const cpu::Rows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
+  const cpu::StridedRows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
   const cpu::KMeansUnits units{{doubles(middle), doubles(scale)}, weights_given ? doubles(weights) : nullptr, *doubles(mass_scale)};
   cpu::KMeansTotals totals(k, d);
   std::vector<double> distances(with_inertia ? n : 0);
@@ -183,7 +183,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_units(const Tensor& x, std::op
   const int64_t n = x.size(0), d = x.size(1);
   expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double), "weights must be float64 of shape [N]");
   const Tensor weights = weights_given ? torch::stable::contiguous(*weights_given) : x;
-  const cpu::Rows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
+  const cpu::StridedRows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
   const cpu::KMeansScales found = cpu::kmeans_scales(rows, weights_given ? doubles(weights) : nullptr, in_parallel, "kmeans_step");
   const auto filled = [&](std::vector<int64_t> shape, const double* values) {
     Tensor tensor = torch::stable::new_empty(x, shape, ScalarType::Double);

@@ -32,7 +32,7 @@ std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor&
 
   const cpu::McDropout run(widths, static_cast<const float*>(parameters.const_data_ptr()), thresholds, activation_of(activation), passes,
                            consistent, static_cast<uint64_t>(*static_cast<const int64_t*>(seed.const_data_ptr())));
-  const cpu::Rows input{x.const_data_ptr(), dtype_of(x), rows, 1, widths[0], x.stride(0), 0, x.stride(1)};
+  const cpu::StridedRows input{x.const_data_ptr(), dtype_of(x), rows, 1, widths[0], x.stride(0), 0, x.stride(1)};
   const cpu::McStats out{static_cast<float*>(mean.mutable_data_ptr()), static_cast<float*>(entropy.mutable_data_ptr()),
                          static_cast<float*>(variance.mutable_data_ptr())};
   const int64_t step = run.group_rows();

@@ -25,8 +25,8 @@ Tensor dense(const Tensor& tensor, ScalarType dtype) {
   return torch::stable::contiguous(tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype));
 }
 
-cpu::Rows rows_of(const Tensor& logits) {
-  cpu::Rows rows;
+cpu::StridedRows rows_of(const Tensor& logits) {
+  cpu::StridedRows rows;
   cpu::view_rows(logits.const_data_ptr(), dtype_of(logits), logits.sizes().data(), logits.strides().data(), 2, rows);  // two always fit
   return rows;
 }
@@ -104,7 +104,7 @@ std::tuple<Tensor, Tensor> set_proportion_loss(const Tensor& logits, const Tenso
   check.index(offsets, proportions.size(0) + 1);
   const Tensor bounds = torch::stable::contiguous(offsets), shares = dense(proportions, wide(logits));
   const cpu::Sets sets{indices(bounds), shares.const_data_ptr(), shares.size(0), shares.size(1)};
-  const cpu::Rows rows = rows_of(logits);
+  const cpu::StridedRows rows = rows_of(logits);
   cpu::check(sets, rows);
   Tensor loss = torch::stable::new_empty(logits, {sets.sets}, wide(logits));
   Tensor gradient = with_gradient ? torch::stable::new_empty(logits, logits.sizes()) : torch::stable::new_empty(logits, {0});

@@ -29,8 +29,8 @@ using torch::stable::Tensor;
 void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) { torch::stable::parallel_for(0, count, 16, work); }
 
 // The rows of a tensor; where its strides do not allow that, the tensor becomes a contiguous copy.
-cpu::Rows rows_of(Tensor& tensor) {
-  cpu::Rows rows;
+cpu::StridedRows rows_of(Tensor& tensor) {
+  cpu::StridedRows rows;
   const auto view = [&] {
     return cpu::view_rows(tensor.const_data_ptr(), dtype_of(tensor), tensor.sizes().data(), tensor.strides().data(), tensor.dim(), rows);
   };
@@ -61,14 +61,14 @@ struct Input {
   cpu::Metric metric;
   Tensor x, codebook;
   cpu::Codebook codes;
-  cpu::Rows rows;
+  cpu::StridedRows rows;
 };
 
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
   const Input input("vq_assign", x, codebook, metric);
   Tensor indices = input.new_indices();
   const cpu::Search search(input.codes, input.metric, exact, "vq_assign", in_parallel);
-  const cpu::Rows rows = search.flatten_segments(input.rows);
+  const cpu::StridedRows rows = search.flatten_segments(input.rows);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim);
   int64_t* out = static_cast<int64_t*>(indices.mutable_data_ptr());
   torch::stable::parallel_for(0, (n + step - 1) / step, 1,

@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "common/certificate.h"
-#include "cpu/vq_assign_coarse.h"
+#include "cpu/vq_prefilter.h"
 
 using namespace uefl::cpu;
 
@@ -70,14 +70,14 @@ static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::
   Scored out{{}, std::vector<RowSize>(kernel.rows), 0};
   for (int64_t k = 0; k < of.k; ++k) out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, k, block.data()));
   kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(), out.size.data());
-  std::vector<float> all(kernel.rows * kernel.lanes);
+  std::vector<float> all(kernel.rows * kernel.block_codes);
   kernel.scores(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, all.data());
-  for (int64_t r = 0; r < of.n; ++r) out.scores.insert(out.scores.end(), &all[r * kernel.lanes], &all[r * kernel.lanes + of.k]);
+  for (int64_t r = 0; r < of.n; ++r) out.scores.insert(out.scores.end(), &all[r * kernel.block_codes], &all[r * kernel.block_codes + of.k]);
   out.rest_radius = std::sqrt(out.rest_radius);
   return out;
 }
 
-static Scored score(const CoarseKernel& kernel, const Problem& of, const std::vector<float>& half_squares, float unit) {
+static Scored score(const PrefilterKernel& kernel, const Problem& of, const std::vector<float>& half_squares, float unit) {
   auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d)), scratch = memory(kernel.scratch_bytes);
   Scored out{std::vector<float>(of.n * of.k, INFINITY), std::vector<RowSize>(kernel.rows), 0};
   for (int64_t k = 0; k < of.k; ++k) {
@@ -146,7 +146,7 @@ static double worst_of(const Kernel& kernel, const Problem& of) {
   double half_square = 0;
   float most = 0;
   std::vector<double> half(of.k);
-  std::vector<float> half_squares(kernel.lanes, INFINITY);
+  std::vector<float> half_squares(kernel.block_codes, INFINITY);
   for (int64_t k = 0; k < of.k; ++k) {
     for (int64_t j = 0; j < of.d; ++j) half[k] += double(of.codes[k * of.d + j]) * of.codes[k * of.d + j] / 2;
     half_squares[k] = static_cast<float>(half[k]);
@@ -193,7 +193,7 @@ static void a_kernel_keeps_its_bound(const char* name, const Kernel& kernel) {
 
 // A first pass leaves only the rest of one element, and multiplies it by one: then the bound is reached, and a size that forgets the
 // element breaks it.
-static void every_element_counts(const char* name, const CoarseKernel& kernel) {
+static void every_element_counts(const char* name, const PrefilterKernel& kernel) {
   for (const int64_t d : {1, 2, 70, 530}) {
     const std::vector<float> mean(d);
     for (int64_t j = 0; j < d; ++j) {
@@ -230,21 +230,21 @@ template <class Kernel>
 static void check_kernel(const char* name, const Kernel& kernel) {
   a_kernel_keeps_its_bound(name, kernel);
   sums_do_not_overflow(name, kernel);
-  if constexpr (std::is_same_v<Kernel, CoarseKernel>) every_element_counts(name, kernel);
+  if constexpr (std::is_same_v<Kernel, PrefilterKernel>) every_element_counts(name, kernel);
 }
 
 // Rows and codewords packed, multiplied and measured by the code of the search itself, in every arithmetic that this CPU has.
 static void every_kernel_keeps_its_bound() {
   check_kernel("portable", vq_assign_portable);
 #if defined(__x86_64__)
-  check_kernel("portable, first pass", vq_assign_coarse_portable);
-  if (isa() >= Isa::avx2) check_kernel("avx2, first pass", vq_assign_coarse_avx2);
+  check_kernel("portable, first pass", vq_prefilter_portable);
+  if (isa() >= Isa::avx2) check_kernel("avx2, first pass", vq_prefilter_avx2);
   if (isa() >= Isa::avx2) check_kernel("avx2", vq_assign_avx2);
   if (isa() >= Isa::avx512) check_kernel("avx512", vq_assign_avx512);
-  if (isa() >= Isa::avx512vnni) check_kernel("avx512vnni, first pass", vq_assign_coarse_avx512vnni);
-  if (isa() >= Isa::amx) check_kernel("amx, first pass", vq_assign_coarse_amx);
+  if (isa() >= Isa::avx512vnni) check_kernel("avx512vnni, first pass", vq_prefilter_avx512vnni);
+  if (isa() >= Isa::amx) check_kernel("amx, first pass", vq_prefilter_amx);
   if (isa() >= Isa::amx) check_kernel("amx", vq_assign_amx);
-  if (isa() >= Isa::amx) check_kernel("amx, few codewords", vq_assign_few_amx);
+  if (isa() >= Isa::amx) check_kernel("amx, small K", vq_assign_small_k_amx);
 #endif
 }
 

@@ -19,7 +19,7 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
   for (int64_t& index : indices) index = std::uniform_int_distribution<int64_t>(0, k - 1)(random);
   const int64_t row_stride = channels_first ? 1 : dim, stride = channels_first ? n : 1;
   std::vector<float> expected(n * dim), found(n * dim, NAN);
-  const auto rows = [&](const float* data) { return cpu::Rows{data, cpu::Dtype::f32, n, 1, dim, row_stride, 0, stride}; };
+  const auto rows = [&](const float* data) { return cpu::StridedRows{data, cpu::Dtype::f32, n, 1, dim, row_stride, 0, stride}; };
   cpu::vq_backward({.x = rows(x.data()),
                     .grad_quantized = rows(with_g ? g.data() : nullptr),
                     .grad_x = rows(expected.data()),

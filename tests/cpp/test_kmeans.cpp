@@ -5,12 +5,12 @@
 #include "check.h"
 #include "cpu/features.h"
 #include "cpu/kmeans.h"
-#include "cpu/kmeans_grid.h"
+#include "cpu/kmeans_seeding.h"
 #include "cpu/threads.h"
 
 using namespace uefl::cpu;
 
-static Rows dense(const std::vector<float>& x, int64_t n, int64_t d) { return {x.data(), Dtype::f32, n, 1, d, d, 0, 1}; }
+static StridedRows dense(const std::vector<float>& x, int64_t n, int64_t d) { return {x.data(), Dtype::f32, n, 1, d, d, 0, 1}; }
 
 static void alone(int64_t count, const std::function<void(int64_t, int64_t)>& work) { work(0, count); }
 
@@ -29,7 +29,7 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-static Outcome fit(const Rows& x, int64_t k, KMeansOptions options, const float* init, const Parallel& parallel, uint64_t seed = 0) {
+static Outcome fit(const StridedRows& x, int64_t k, KMeansOptions options, const float* init, const Parallel& parallel, uint64_t seed = 0) {
   Outcome out{std::vector<float>(k * x.dim), std::vector<int64_t>(x.outer)};
   kmeans({x, nullptr, init, k, seed, out.centres.data(), out.labels.data(), &out.inertia, &out.iterations}, options, parallel);
   return out;
@@ -90,7 +90,7 @@ static void steps_add_up() {
   const auto x = normal<double>(n * d, random);
   const std::vector<double> middle(d, 0.25), scale(d, 0x1p40), weights(n, 0.5);
   const KMeansUnits units{{middle.data(), scale.data()}, weights.data(), 0x1p50};
-  const Rows rows{x.data(), Dtype::f64, n, 1, d, d, 0, 1};
+  const StridedRows rows{x.data(), Dtype::f64, n, 1, d, d, 0, 1};
   const auto step = [&](const std::vector<double>& centres, const Parallel& parallel, std::vector<int64_t>& labels, KMeansTotals& totals) {
     const Search search({centres.data(), Dtype::f64, 1, k, d}, Metric::l2, true);
     std::vector<double> distances(n);
@@ -126,7 +126,7 @@ static void rows_without_density() {
   std::vector<float> apart(n * d);
   for (int64_t i = 0; i < n * d; ++i) apart[i % d * n + (n - 1 - i / d)] = x[i];
   const KMeansOptions options{Seeding::plus_plus, true, 1, 50, 1e-4};
-  const Rows view{apart.data() + n - 1, Dtype::f32, n, 1, d, -1, 0, n};
+  const StridedRows view{apart.data() + n - 1, Dtype::f32, n, 1, d, -1, 0, n};
   CHECK(fit(view, k, options, nullptr, threads(2)) == fit(dense(x, n, d), k, options, nullptr, alone), "strides change the result");
 }
 
@@ -137,12 +137,12 @@ static void empty_clusters_take_the_farthest_rows() {
   CHECK(found.inertia == 2, "got %g", found.inertia);
 }
 
-static const GridKernel& grid() {
+static const SeedingKernel& seeding() {
 #if defined(__x86_64__)
-  const GridKernel* const kernels[] = {&grid_portable, &grid_avx2, &grid_avx512, &grid_avx512vnni, &grid_amx};
+  const SeedingKernel* const kernels[] = {&seeding_portable, &seeding_avx2, &seeding_avx512, &seeding_avx512vnni, &seeding_amx};
   return *kernels[static_cast<int>(isa())];
 #else
-  return grid_portable;
+  return seeding_portable;
 #endif
 }
 
@@ -179,7 +179,7 @@ static void distances_of_whole_numbers(int most) {
       const int ends[] = {-most, most, 128 - most, 127, -128};
       x[i] = static_cast<int16_t>(i / d % 3 == 0 ? static_cast<int>(random() % (2 * most + 1)) - most : ends[i / d % 5]);
     }
-    std::vector<GridLine> row_lines(room * grid().row_bytes(d) / 64), group_lines(grid().group_bytes(d) / 64);
+    std::vector<SeedingLine> row_lines(room * seeding().row_bytes(d) / 64), group_lines(seeding().group_bytes(d) / 64);
     char *const rows = row_lines[0].bytes, *const group = group_lines[0].bytes;
     std::vector<int64_t> norms(n), group_norms(kGroup);
     std::vector<int16_t> values((d + 3) / 4 * 4), loaded(d);
@@ -187,22 +187,22 @@ static void distances_of_whole_numbers(int most) {
     for (int64_t i = 0; i < n; ++i) {
       std::copy_n(&x[i * d], d, values.begin());
       norms[i] = kmeans_kernel().squares(values.data(), d, largest);
-      grid().store(values.data(), d, i, rows);
+      seeding().store(values.data(), d, i, rows);
     }
     for (int level = 2; level < kRunLevels && largest[level] < int64_t{1} << 31; ++level) run = int64_t{1} << level;
     for (int64_t i = 0; i < n; ++i) {
-      grid().load(rows, d, i, loaded.data());
+      seeding().load(rows, d, i, loaded.data());
       CHECK(std::equal(loaded.begin(), loaded.end(), &x[i * d]), "row %ld of %ld elements", static_cast<long>(i), static_cast<long>(d));
     }
     for (int64_t c = 0; c < kGroup; ++c) {
-      grid().pack(&x[c * d], d, c, group);
+      seeding().pack(&x[c * d], d, c, group);
       group_norms[c] = norms[c];
     }
     for (int64_t candidates = 1; candidates <= kGroup; ++candidates) {
       std::vector<int64_t> distances(kGroup * count, -1);
       int64_t* out[kGroup];
       for (int64_t c = 0; c < kGroup; ++c) out[c] = &distances[c * count];
-      grid().distances(rows, norms.data(), first, count, d, run, group, group_norms.data(), candidates, out);
+      seeding().distances(rows, norms.data(), first, count, d, run, group, group_norms.data(), candidates, out);
       for (int64_t i = 0; i < count * kGroup; ++i) {
         int64_t expected = 0;
         for (int64_t j = 0; j < d; ++j) {
@@ -237,6 +237,6 @@ void run() {
   rows_without_density();
   empty_clusters_take_the_farthest_rows();
   squares_of_runs();
-  for (const int most : {500, 1 << kGridBits, 32639}) distances_of_whole_numbers(most);
+  for (const int most : {500, 1 << kSeedingBits, 32639}) distances_of_whole_numbers(most);
   values_that_are_refused();
 }

@@ -36,7 +36,7 @@ static void matches_the_definition(int64_t k, int64_t m, double scale) {
 
   std::vector<double> loss(b), slope(b * k), log_g(b * m);
   std::vector<float> found_loss(b, NAN), found_slope(b * k, NAN), found_log_g(b * m, NAN);
-  const Rows wide{z64.data(), Dtype::f64, b, 1, k, k, 0, 1}, narrow{z.data(), Dtype::f32, b, 1, k, k, 0, 1};
+  const StridedRows wide{z64.data(), Dtype::f64, b, 1, k, k, 0, 1}, narrow{z.data(), Dtype::f32, b, 1, k, k, 0, 1};
   const LogTransition log64{matrix64.data(), marginal64.data(), 1, m, k}, log32{matrix.data(), marginal.data(), 1, m, k};
   const Transition definition("nll", wide, targets.data(), nullptr, log64), kernel("nll", narrow, targets.data(), nullptr, log32);
   definition.nll(0, definition.blocks(), loss.data(), slope.data());

@@ -11,7 +11,7 @@
 namespace cuda = uefl::cuda::transition;
 namespace cpu = uefl::cpu;
 
-static cpu::Rows rows_of(const std::vector<double>& logits, int64_t n, int64_t k) {
+static cpu::StridedRows rows_of(const std::vector<double>& logits, int64_t n, int64_t k) {
   return {logits.data(), cpu::Dtype::f64, n, 1, k, k, 0, 1};
 }
 

@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "cpu/vq_assign.h"
-#include "cpu/vq_assign_coarse.h"
+#include "cpu/vq_prefilter.h"
 
 using namespace uefl::cpu;
 
@@ -50,7 +50,7 @@ static void near_ties() {
   compare("near ties", x, codes, k, d);
 }
 
-// Enough codewords for the variants that look at all rows in a coarser arithmetic first, and more than one tile of rows.
+// Enough codewords for the variants that look at all rows in a prefilterr arithmetic first, and more than one tile of rows.
 static void large_codebooks() {
   std::mt19937 random(9);
   for (const auto& [d, k] : {std::pair<int64_t, int64_t>{64, 1100}, {70, 4500}, {520, 300}}) {
@@ -110,10 +110,10 @@ static void strides_and_segments() {
   for (const bool shared : {true, false}) {
     const auto codes = normal<float>((shared ? 1 : s) * k * d, random);
     const Search search({codes.data(), Dtype::f32, shared ? 1 : s, k, d}, Metric::l2, true);
-    const Rows channels_first{x.data(), Dtype::f32, a, b, s * d, b * s * d, 1, b},
+    const StridedRows channels_first{x.data(), Dtype::f32, a, b, s * d, b * s * d, 1, b},
         dense{x.data(), Dtype::f32, a * b, 1, s * d, s * d, 0, 1};
-    for (const Rows& given : {channels_first, dense}) {
-      const Rows rows = search.flatten_segments(given);
+    for (const StridedRows& given : {channels_first, dense}) {
+      const StridedRows rows = search.flatten_segments(given);
       std::vector<int64_t> indices(a * b * s, -1);
       search.assign(rows, 0, rows.outer * rows.inner, indices.data());
       for (int64_t i = 0; i < a * b * s; ++i) {
@@ -131,7 +131,7 @@ static void any_split_of_the_rows_gives_the_same() {
   const int64_t n = 101, d = 20, k = 50;
   const auto x = normal<float>(n * d, random), codes = normal<float>(k * d, random);
   const Search search({codes.data(), Dtype::f32, 1, k, d}, Metric::cosine, true);
-  const Rows rows{x.data(), Dtype::f32, n, 1, d, d, 0, 1};
+  const StridedRows rows{x.data(), Dtype::f32, n, 1, d, d, 0, 1};
   std::vector<int64_t> whole(n), split(n);
   search.assign(rows, 0, n, whole.data());
   std::thread other([&] { search.assign(rows, 0, 37, split.data()); });
@@ -156,18 +156,18 @@ static void a_codebook_that_is_not_finite_is_refused() {
 
 static void passes_that_count_codewords_differently_are_refused() {
   const Plan own = plan(512, 512);
-  check_lanes(own);
-  CoarseKernel other{};
-  other.lanes = own.kernel->lanes;
-  check_lanes({own.isa, own.kernel, &other});
-  other.lanes *= 2;
+  check_blocks(own);
+  PrefilterKernel other{};
+  other.block_codes = own.kernel->block_codes;
+  check_blocks({own.isa, own.kernel, &other});
+  other.block_codes *= 2;
   std::string message;
   try {
-    check_lanes({own.isa, own.kernel, &other});
+    check_blocks({own.isa, own.kernel, &other});
   } catch (const std::logic_error& error) {
     message = error.what();
   }
-  const std::string expected = "got " + std::to_string(other.lanes) + " before " + std::to_string(own.kernel->lanes);
+  const std::string expected = "got " + std::to_string(other.block_codes) + " before " + std::to_string(own.kernel->block_codes);
   CHECK(message.find(expected) != std::string::npos, "'%s'", message.c_str());
 }
 

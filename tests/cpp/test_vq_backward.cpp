@@ -34,7 +34,7 @@ static void matches_the_definition(int64_t d, bool channels_first) {
   std::vector<int64_t> indices(n * s);
   for (int64_t& index : indices) index = std::uniform_int_distribution<int64_t>(0, k - 1)(random);
   const auto rows = [&](const float* data) {
-    return channels_first ? Rows{data, Dtype::f32, n, 1, dim, 1, 0, n} : Rows{data, Dtype::f32, n, 1, dim, dim, 0, 1};
+    return channels_first ? StridedRows{data, Dtype::f32, n, 1, dim, 1, 0, n} : StridedRows{data, Dtype::f32, n, 1, dim, dim, 0, 1};
   };
   const auto at = [&](int64_t row, int64_t column) { return channels_first ? column * n + row : row * dim + column; };
   for (const bool rotation : {false, true}) {

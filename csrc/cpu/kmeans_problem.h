@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cpu/kmeans.h"
-#include "cpu/kmeans_grid.h"
+#include "cpu/kmeans_seeding.h"
 #include "cpu/kmeans_step.h"
 
 namespace uefl::cpu {
@@ -38,9 +38,9 @@ class KMeansCentres {
   std::vector<float> narrow_;
 };
 
-class KMeansData {
+class PreparedProblem {
  public:
-  KMeansData(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel);
+  PreparedProblem(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel);
 
   const Dense& dense() const { return dense_; }
   const Parallel& parallel() const { return parallel_; }
@@ -56,8 +56,8 @@ class KMeansData {
   std::vector<double> distances(const KMeansCentres& centres, const int64_t* labels) const;
 
  private:
-  void make_dense(const Rows& x, bool spherical);
-  void make_grid(int64_t bits, double scale, bool keep);
+  void make_dense(const StridedRows& x, bool spherical);
+  void make_seeder(int64_t bits, double scale, bool keep);
   // Calls work(lo, hi) for portions of the rows, at the same time.
   template <class Work>
   void for_rows(const Work& work) const;
@@ -69,7 +69,7 @@ class KMeansData {
   KMeansScales scales_;
   std::vector<double> weights_;  // at most 1, or empty
   double variance_ = 0;
-  std::unique_ptr<Grid> grid_;
+  std::unique_ptr<Seeder> seeder_;
 };
 
 }  // namespace uefl::cpu

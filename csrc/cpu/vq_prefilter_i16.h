@@ -1,9 +1,9 @@
 // The first pass in 16-bit fixed point: an instruction multiplies twice as many elements as an FMA, and the sums are exact. Each
-// vq_assign_coarse.<isa>.cpp but that of AMX includes this body under the flags of its instruction set.
+// vq_prefilter.<isa>.cpp but that of AMX includes this body under the flags of its instruction set.
 #pragma once
 
-#define UEFL_COARSE_BODY
-#include "cpu/vq_assign_coarse.h"
+#define UEFL_PREFILTER_BODY
+#include "cpu/vq_prefilter.h"
 
 namespace uefl::cpu {
 namespace {
@@ -155,8 +155,9 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
   }
 }
 
-constexpr CoarseKernel kKernel{Arithmetic::i16, kTileRows,  kCodes,   tile_bytes, block_bytes, kChunkBlocks * kTileRows * kCodes * 4, pack,
-                               load_rows,       candidates, score_few};
+constexpr PrefilterKernel kKernel{
+    Arithmetic::i16, kTileRows,  kCodes,          tile_bytes, block_bytes, kChunkBlocks * kTileRows * kCodes * 4, pack,
+    load_rows,       candidates, score_candidates};
 
 }  // namespace
 }  // namespace uefl::cpu

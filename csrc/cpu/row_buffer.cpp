@@ -1,4 +1,4 @@
-#include "cpu/tile.h"
+#include "cpu/row_buffer.h"
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kColumns = 8;
 
 template <class T, bool write>
-void copy_typed(const Rows& rows, int64_t lo, int64_t hi, T* memory, int64_t pitch) {
+void copy_typed(const StridedRows& rows, int64_t lo, int64_t hi, T* memory, int64_t pitch) {
   for (int64_t first = 0; first < rows.dim; first += kColumns) {
     const int64_t columns = std::min(kColumns, rows.dim - first);
     for (int64_t n = lo; n < hi; ++n) {
@@ -22,7 +22,7 @@ void copy_typed(const Rows& rows, int64_t lo, int64_t hi, T* memory, int64_t pit
 }
 
 template <bool write>
-void copy(const Rows& rows, int64_t lo, int64_t hi, void* memory, int64_t pitch) {
+void copy(const StridedRows& rows, int64_t lo, int64_t hi, void* memory, int64_t pitch) {
   switch (element_size(rows.dtype)) {
     case 2:
       return copy_typed<uint16_t, write>(rows, lo, hi, static_cast<uint16_t*>(memory), pitch);
@@ -35,20 +35,20 @@ void copy(const Rows& rows, int64_t lo, int64_t hi, void* memory, int64_t pitch)
 
 }  // namespace
 
-Span Tile::place(int64_t lo, int64_t hi) {
+Span RowBuffer::place(int64_t lo, int64_t hi) {
   if (in_place()) return {rows_, lo};
   lo_ = lo, hi_ = hi;
   memory_.resize((hi - lo) * pitch() * element_size(rows_.dtype));
   return {{memory_.data(), rows_.dtype, hi - lo, 1, rows_.dim, pitch(), 0, 1}, 0};
 }
 
-Span Tile::read(int64_t lo, int64_t hi) {
+Span RowBuffer::read(int64_t lo, int64_t hi) {
   const Span span = place(lo, hi);
   if (!in_place()) copy<false>(rows_, lo, hi, memory_.data(), pitch());
   return span;
 }
 
-void Tile::write() {
+void RowBuffer::write() {
   if (!in_place()) copy<true>(rows_, lo_, hi_, memory_.data(), pitch());
 }
 

@@ -12,18 +12,18 @@
 
 namespace uefl::cpu {
 
-constexpr int kGridBits = 14;  // of a whole number, beside its sign
-constexpr int16_t kMostShift = 32639 - (1 << kGridBits);
+constexpr int kSeedingBits = 14;  // of a whole number, beside its sign
+constexpr int16_t kMostShift = 32639 - (1 << kSeedingBits);
 
-struct alignas(64) GridLine {
+struct alignas(64) SeedingLine {
   char bytes[64];
 };
 
-class Grid {
+class Seeder {
  public:
   // Memory for n rows of d elements; weights: at most 1, or empty for ones. shift [d], of magnitudes up to kMostShift, or empty: what rows
   // are stored without. No distance depends on it, but short rows can be multiplied in fewer bits.
-  Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift, const Parallel& parallel);
+  Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift, const Parallel& parallel);
 
   // To be called for all rows before anything else: row(i, values) gives row i, [d]. Thread-safe for different rows.
   template <class Row>
@@ -41,9 +41,9 @@ class Grid {
 
   // Groups of candidates, packed: rows chosen[0], chosen[1], ...
   struct Candidates {
-    Candidates(const Grid& grid, const std::vector<int64_t>& chosen);
+    Candidates(const Seeder& seeder, const std::vector<int64_t>& chosen);
     int64_t count, groups;
-    std::vector<GridLine> packed;
+    std::vector<SeedingLine> packed;
     std::vector<int64_t> norms;
   };
 
@@ -65,8 +65,8 @@ class Grid {
 
   const int64_t n_, d_, bits_;
   const Parallel& parallel_;
-  const GridKernel& kernel_;
-  std::vector<GridLine> rows_;
+  const SeedingKernel& kernel_;
+  std::vector<SeedingLine> rows_;
   std::vector<int64_t> norms_;
   const std::vector<int16_t> shift_;
   std::mutex merge_;
@@ -76,7 +76,7 @@ class Grid {
 };
 
 template <class Row>
-void Grid::store(int64_t lo, int64_t hi, const Row& row) {
+void Seeder::store(int64_t lo, int64_t hi, const Row& row) {
   std::vector<int16_t> values((d_ + 3) / 4 * 4);
   std::array<int64_t, kRunLevels> largest{};
   for (int64_t i = lo; i < hi; ++i) {

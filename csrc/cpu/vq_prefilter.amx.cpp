@@ -5,8 +5,8 @@
 // products of later codewords.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
-#define UEFL_COARSE_BODY
-#include "cpu/vq_assign_coarse.h"
+#define UEFL_PREFILTER_BODY
+#include "cpu/vq_prefilter.h"
 
 namespace uefl::cpu {
 namespace {
@@ -155,9 +155,9 @@ double pack_code(const float* code, int64_t d, float, int64_t lane, void* block)
 
 }  // namespace
 
-const CoarseKernel vq_assign_coarse_amx{
-    Arithmetic::bf16, 6 * kPair, kPair,      tile_bytes<1>, block_bytes<1>, 2 * kChunkBlocks * sizeof(Products),
-    pack_code,        load<1>,   candidates, score_few};
+const PrefilterKernel vq_prefilter_amx{
+    Arithmetic::bf16, 6 * kPair, kPair,      tile_bytes<1>,   block_bytes<1>, 2 * kChunkBlocks * sizeof(Products),
+    pack_code,        load<1>,   candidates, score_candidates};
 
 }  // namespace uefl::cpu
 #endif

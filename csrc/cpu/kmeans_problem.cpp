@@ -1,4 +1,4 @@
-#include "cpu/kmeans_data.h"
+#include "cpu/kmeans_problem.h"
 
 #include <algorithm>
 #include <cmath>
@@ -32,12 +32,13 @@ void KMeansCentres::set(int64_t k, const double* values) {
 }
 
 template <class Work>
-void KMeansData::for_rows(const Work& work) const {
+void PreparedProblem::for_rows(const Work& work) const {
   const int64_t n = dense_.n;
   parallel_((n + kRowsOfWork - 1) / kRowsOfWork, [&](int64_t lo, int64_t hi) { work(lo * kRowsOfWork, std::min(n, hi * kRowsOfWork)); });
 }
 
-KMeansData::KMeansData(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel) : parallel_(parallel) {
+PreparedProblem::PreparedProblem(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel)
+    : parallel_(parallel) {
   make_dense(problem.x, options.spherical);
   scales_ = kmeans_scales(rows_of(dense_), problem.weights, parallel, "kmeans");
   const int64_t n = dense_.n, d = dense_.d;
@@ -47,13 +48,13 @@ KMeansData::KMeansData(const KMeansProblem& problem, const KMeansOptions& option
   }
   const bool seeding = options.seeding != Seeding::given;
   if (seeding || options.tol > 0) {
-    const int64_t bits = std::min<int64_t>(kGridBits, (60 - ceil_log2(n * d)) / 2);
+    const int64_t bits = std::min<int64_t>(kSeedingBits, (60 - ceil_log2(n * d)) / 2);
     // The reach of a column is below 2^e, and its scale is 2^(mass_bits - e).
-    make_grid(bits, *std::min_element(scales_.scale.begin(), scales_.scale.end()) * power_of_two(bits - mass_bits(n)), seeding);
+    make_seeder(bits, *std::min_element(scales_.scale.begin(), scales_.scale.end()) * power_of_two(bits - mass_bits(n)), seeding);
   }
 }
 
-void KMeansData::make_dense(const Rows& x, bool spherical) {
+void PreparedProblem::make_dense(const StridedRows& x, bool spherical) {
   DenseRows all(x);
   if (all.in_place() && !spherical) {
     dense_ = all.read(0, x.outer * x.inner);
@@ -82,7 +83,7 @@ void KMeansData::make_dense(const Rows& x, bool spherical) {
 }
 
 // The rows as whole numbers, kept for seeding or only to see how much they vary.
-void KMeansData::make_grid(int64_t bits, double scale, bool keep) {
+void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
   const int64_t n = dense_.n, d = dense_.d;
   const std::vector<double> scales(d, scale);
   const Rounding rounding{scales_.middle.data(), scales.data()};
@@ -94,7 +95,7 @@ void KMeansData::make_grid(int64_t bits, double scale, bool keep) {
     std::vector<int64_t> sum(d), square(d);
     for (int64_t i = 0; i < count; ++i) kernel_.quantise(dense_, i * n / count, rounding, values.data(), sum.data(), square.data());
     for (int64_t j = 0; j < d; ++j) values[j] = static_cast<int16_t>(std::clamp<int64_t>(sum[j] / count, -kMostShift, kMostShift));
-    grid_ = std::make_unique<Grid>(n, d, bits, weights_, std::move(values), parallel_);
+    seeder_ = std::make_unique<Seeder>(n, d, bits, weights_, std::move(values), parallel_);
   }
   std::vector<int64_t> sums(d), squares(d);
   std::mutex merge;
@@ -102,7 +103,7 @@ void KMeansData::make_grid(int64_t bits, double scale, bool keep) {
     std::vector<int64_t> sum(d), square(d);
     const auto quantise = [&](int64_t i, int16_t* values) { kernel_.quantise(dense_, i, rounding, values, sum.data(), square.data()); };
     if (keep) {
-      grid_->store(lo, hi, quantise);
+      seeder_->store(lo, hi, quantise);
     } else {
       std::vector<int16_t> values(d);
       for (int64_t i = lo; i < hi; ++i) quantise(i, values.data());
@@ -118,7 +119,7 @@ void KMeansData::make_grid(int64_t bits, double scale, bool keep) {
   variance_ = tree_sum(variances) / static_cast<double>(d) / scale / scale;
 }
 
-KMeansCentres KMeansData::given(const void* init, int64_t k, bool spherical) const {
+KMeansCentres PreparedProblem::given(const void* init, int64_t k, bool spherical) const {
   const int64_t d = dense_.d;
   KMeansCentres centres(k, d, dense_.wide);
   std::vector<double> values(d);
@@ -133,14 +134,14 @@ KMeansCentres KMeansData::given(const void* init, int64_t k, bool spherical) con
   return centres;
 }
 
-KMeansCentres KMeansData::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
-  const std::vector<int64_t> chosen = grid_->seeds(seeding, k, seed, restart);
+KMeansCentres PreparedProblem::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
+  const std::vector<int64_t> chosen = seeder_->seeds(seeding, k, seed, restart);
   std::vector<char> rows;
   for (const int64_t row : chosen) rows.insert(rows.end(), dense_.row(row), dense_.row(row + 1));
   return given(rows.data(), k, false);
 }
 
-std::vector<double> KMeansData::distances(const KMeansCentres& centres, const int64_t* labels) const {
+std::vector<double> PreparedProblem::distances(const KMeansCentres& centres, const int64_t* labels) const {
   std::vector<double> result(dense_.n);
   for_rows([&](int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; ++i) result[i] = kernel_.distance(dense_, i, centres.centre(labels[i]));

@@ -11,7 +11,7 @@ namespace uefl::cpu {
 enum class Dtype { f32, bf16, f16, f64 };
 
 // x as [outer, inner, dim]; strides are counted in elements and may be zero or negative.
-struct Rows {
+struct StridedRows {
   const void* data;
   Dtype dtype;
   int64_t outer, inner, dim;
@@ -90,13 +90,13 @@ inline void with_type(Dtype dtype, const Body& body) {
 }
 
 // Address of element `column` of row n, n in [0, outer * inner).
-inline const char* element(const Rows& x, int64_t n, int64_t column) {
+inline const char* element(const StridedRows& x, int64_t n, int64_t column) {
   const int64_t a = x.inner == 1 ? n : n / x.inner, b = x.inner == 1 ? 0 : n % x.inner;
   return static_cast<const char*>(x.data) + (a * x.outer_stride + b * x.inner_stride + column * x.dim_stride) * element_size(x.dtype);
 }
 
-// Views a strided [..., dim] array as Rows; false when its leading dimensions do not collapse into two.
-inline bool view_rows(const void* data, Dtype dtype, const int64_t* sizes, const int64_t* strides, int64_t ndim, Rows& rows) {
+// Views a strided [..., dim] array as StridedRows; false when its leading dimensions do not collapse into two.
+inline bool view_rows(const void* data, Dtype dtype, const int64_t* sizes, const int64_t* strides, int64_t ndim, StridedRows& rows) {
   int64_t size[2] = {1, 1}, stride[2] = {0, 0};  // innermost first
   int used = 0;
   for (int64_t i = ndim - 2; i >= 0; --i) {
@@ -114,7 +114,7 @@ inline bool view_rows(const void* data, Dtype dtype, const int64_t* sizes, const
     size[1] = size[0], stride[1] = stride[0];
     size[0] = 1, stride[0] = 0;
   }
-  rows = Rows{data, dtype, size[1], size[0], sizes[ndim - 1], stride[1], stride[0], strides[ndim - 1]};
+  rows = StridedRows{data, dtype, size[1], size[0], sizes[ndim - 1], stride[1], stride[0], strides[ndim - 1]};
   return true;
 }
 

@@ -1,4 +1,4 @@
-#include "cpu/kmeans_grid.h"
+#include "cpu/kmeans_seeding.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,14 +13,14 @@ namespace {
 constexpr int64_t kRoundsOfDraws = 5;     // of k-means||, with 2 k draws each
 constexpr int64_t kMostDigits = 1 << 16;  // elements whose products AMX sums in 32 bits
 
-const GridKernel& grid_kernel([[maybe_unused]] int64_t d) {
+const SeedingKernel& seeding_kernel([[maybe_unused]] int64_t d) {
 #if defined(__x86_64__)
-  if (isa() == Isa::amx && d <= kMostDigits) return grid_amx;
-  if (isa() >= Isa::avx512vnni) return grid_avx512vnni;
-  if (isa() == Isa::avx512) return grid_avx512;
-  if (isa() == Isa::avx2) return grid_avx2;
+  if (isa() == Isa::amx && d <= kMostDigits) return seeding_amx;
+  if (isa() >= Isa::avx512vnni) return seeding_avx512vnni;
+  if (isa() == Isa::avx512) return seeding_avx512;
+  if (isa() == Isa::avx2) return seeding_avx2;
 #endif
-  return grid_portable;
+  return seeding_portable;
 }
 
 // Number t of a round, in [0, 1).
@@ -31,12 +31,12 @@ double uniform(int64_t t, int64_t round, int64_t restart, uint32_t stage, uint64
 
 }  // namespace
 
-Grid::Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift, const Parallel& parallel)
+Seeder::Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift, const Parallel& parallel)
     : n_(n),
       d_(d),
       bits_(bits),
       parallel_(parallel),
-      kernel_(grid_kernel(d)),
+      kernel_(seeding_kernel(d)),
       rows_(((n + 31) / 32 * 32 * kernel_.row_bytes(d) + 63) / 64),
       norms_(n),
       shift_(std::move(shift)),
@@ -51,7 +51,7 @@ Grid::Grid(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std:
 }
 
 // Two products of numbers up to 32,639 fit 32 bits. By Cauchy's inequality those of a longer run do where its squares do.
-int64_t Grid::run() const {
+int64_t Seeder::run() const {
   int64_t run = 2;
   for (int level = 2; level < kRunLevels; ++level) {
     if (largest_[level] < int64_t{1} << 31) run = int64_t{1} << level;
@@ -59,39 +59,39 @@ int64_t Grid::run() const {
   return run;
 }
 
-std::vector<int64_t> Grid::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
+std::vector<int64_t> Seeder::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
   if (seeding == Seeding::random) return random(k, seed, restart);
   return seeding == Seeding::parallel ? oversampled(k, seed, restart) : plus_plus(k, seed, restart, kRows);
 }
 
-int64_t Grid::potential(int64_t i, int64_t square) const {
+int64_t Seeder::potential(int64_t i, int64_t square) const {
   if (weights_.empty()) return square << (60 - 2 * bits_ - ceil_log2(n_ * d_));
   return std::llrint(weights_[i] * static_cast<double>(square));
 }
 
-Grid::Candidates::Candidates(const Grid& grid, const std::vector<int64_t>& chosen)
+Seeder::Candidates::Candidates(const Seeder& seeder, const std::vector<int64_t>& chosen)
     : count(static_cast<int64_t>(chosen.size())),
       groups((count + kGroup - 1) / kGroup),
-      packed(groups * grid.kernel_.group_bytes(grid.d_) / static_cast<int64_t>(sizeof(GridLine))),
+      packed(groups * seeder.kernel_.group_bytes(seeder.d_) / static_cast<int64_t>(sizeof(SeedingLine))),
       norms(groups * kGroup) {
-  std::vector<int16_t> values(grid.d_);
+  std::vector<int16_t> values(seeder.d_);
   for (int64_t c = 0; c < count; ++c) {
-    char* group = reinterpret_cast<char*>(packed.data()) + c / kGroup * grid.kernel_.group_bytes(grid.d_);
-    grid.kernel_.load(grid.rows(), grid.d_, chosen[c], values.data());
-    grid.kernel_.pack(values.data(), grid.d_, c % kGroup, group);
-    norms[c] = grid.norms_[chosen[c]];
+    char* group = reinterpret_cast<char*>(packed.data()) + c / kGroup * seeder.kernel_.group_bytes(seeder.d_);
+    seeder.kernel_.load(seeder.rows(), seeder.d_, chosen[c], values.data());
+    seeder.kernel_.pack(values.data(), seeder.d_, c % kGroup, group);
+    norms[c] = seeder.norms_[chosen[c]];
   }
 }
 
 // Of the rows of a block to the candidates of a group.
-void Grid::distances(const Candidates& candidates, int64_t group, int64_t block, int64_t* const* out) const {
+void Seeder::distances(const Candidates& candidates, int64_t group, int64_t block, int64_t* const* out) const {
   kernel_.distances(rows(), norms_.data(), block * kBlock, block_end(block) - block * kBlock, d_, run(),
                     reinterpret_cast<const char*>(candidates.packed.data()) + group * kernel_.group_bytes(d_),
                     &candidates.norms[group * kGroup], std::min(kGroup, candidates.count - group * kGroup), out);
 }
 
 template <class Mass>
-std::vector<int64_t> Grid::running_sums(const Mass& mass) const {
+std::vector<int64_t> Seeder::running_sums(const Mass& mass) const {
   std::vector<int64_t> running(blocks());
   int64_t total = 0;
   for (int64_t block = 0; block < blocks(); ++block) {
@@ -103,7 +103,7 @@ std::vector<int64_t> Grid::running_sums(const Mass& mass) const {
 
 // The first row whose running sum exceeds the part `number` of the total; row 0 when all masses are 0.
 template <class Mass>
-int64_t Grid::draw(const std::vector<int64_t>& running, double number, const Mass& mass) const {
+int64_t Seeder::draw(const std::vector<int64_t>& running, double number, const Mass& mass) const {
   const int64_t total = running.back();
   const int64_t target = std::min(static_cast<int64_t>(static_cast<double>(total) * number), total - 1);
   const int64_t block = std::upper_bound(running.begin(), running.end(), target) - running.begin();
@@ -116,7 +116,7 @@ int64_t Grid::draw(const std::vector<int64_t>& running, double number, const Mas
   return i;
 }
 
-std::vector<int64_t> Grid::random(int64_t k, uint64_t seed, int64_t restart) const {
+std::vector<int64_t> Seeder::random(int64_t k, uint64_t seed, int64_t restart) const {
   std::vector<int64_t> left(n_), chosen(k);
   for (int64_t i = 0; i < n_; ++i) left[i] = mass(i);
   const auto mass_left = [&](int64_t i) { return left[i]; };
@@ -129,7 +129,7 @@ std::vector<int64_t> Grid::random(int64_t k, uint64_t seed, int64_t restart) con
   return chosen;
 }
 
-std::vector<int64_t> Grid::plus_plus(int64_t k, uint64_t seed, int64_t restart, Stage stage) const {
+std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart, Stage stage) const {
   const int64_t trials = 2 + static_cast<int64_t>(std::log(static_cast<double>(k)));
   const int shift = static_cast<int>(60 - 2 * bits_ - ceil_log2(n_ * d_));
   const double* weights = weights_.empty() ? nullptr : weights_.data();
@@ -176,7 +176,7 @@ std::vector<int64_t> Grid::plus_plus(int64_t k, uint64_t seed, int64_t restart, 
   return chosen;
 }
 
-std::vector<int64_t> Grid::oversampled(int64_t k, uint64_t seed, int64_t restart) const {
+std::vector<int64_t> Seeder::oversampled(int64_t k, uint64_t seed, int64_t restart) const {
   std::vector<int64_t> nearest(n_, INT64_MAX), owner(n_), running(blocks()), drawn;
   const auto mass_of = [&](int64_t i) { return mass(i); };
   const auto potential_of = [&](int64_t i) { return potential(i, nearest[i]); };
@@ -217,9 +217,9 @@ std::vector<int64_t> Grid::oversampled(int64_t k, uint64_t seed, int64_t restart
   std::vector<double> weights(owned.begin(), owned.end());
   const double unit = least_power_of_two(*std::max_element(weights.begin(), weights.end()));
   for (double& weight : weights) weight /= unit;
-  Grid few(static_cast<int64_t>(drawn.size()), d_, bits_, std::move(weights), {}, parallel_);
-  few.store(0, few.n_, [&](int64_t i, int16_t* values) { kernel_.load(rows(), d_, drawn[i], values); });
-  std::vector<int64_t> chosen = few.plus_plus(k, seed, restart, kDrawn);
+  Seeder drawn_rows(static_cast<int64_t>(drawn.size()), d_, bits_, std::move(weights), {}, parallel_);
+  drawn_rows.store(0, drawn_rows.n_, [&](int64_t i, int16_t* values) { kernel_.load(rows(), d_, drawn[i], values); });
+  std::vector<int64_t> chosen = drawn_rows.plus_plus(k, seed, restart, kDrawn);
   for (int64_t& row : chosen) row = drawn[row];
   return chosen;
 }

@@ -18,7 +18,7 @@ inline int64_t group_bytes(int64_t d) { return steps_of(d) * 2 * kTileBytes; }
 int64_t two_groups(int64_t, int64_t d) { return 2 * group_bytes(d); }
 
 // 32 codewords as right operands: [depth][2 parts][2] tiles of [16 words][16 codewords].
-int64_t few_block_bytes(int64_t d) { return steps_of(d) * 4 * kTileBytes; }
+int64_t small_k_block_bytes(int64_t d) { return steps_of(d) * 4 * kTileBytes; }
 
 double pack_columns(const float* code, int64_t d, int64_t lane, void* block) {
   char* target = static_cast<char*>(block) + lane / kTile * kTileBytes + lane % kTile * 4;
@@ -109,7 +109,7 @@ inline __attribute__((always_inline)) void multiply(const char* rows, const char
   for (int64_t step = 0; step < steps_of(d); ++step) {
     const char* y = rows + step * 2 * kTileBytes;
     const char* codes = panels + step * 4 * kTileBytes;
-    [[maybe_unused]] const char* more = codes + few_block_bytes(d);
+    [[maybe_unused]] const char* more = codes + small_k_block_bytes(d);
     _tile_loadd(4, y, 64);
     _tile_loadd(5, y + kTileBytes, 64);
 #define UEFL_THREE_PRODUCTS(sum, codes)       \
@@ -213,8 +213,8 @@ void scores(const void* y, int64_t count, const void* panels, const float* half_
 
 }  // namespace
 
-const VqAssignKernel vq_assign_few_amx{Arithmetic::bf16x3, kRows,       kPair,   two_groups, few_block_bytes,
-                                       pack_columns,       load_groups, nullptr, scores,     load_top_two};
+const VqAssignKernel vq_assign_small_k_amx{Arithmetic::bf16x3, kRows,       kPair,   two_groups, small_k_block_bytes,
+                                           pack_columns,       load_groups, nullptr, scores,     load_top_two};
 
 }  // namespace uefl::cpu
 #endif

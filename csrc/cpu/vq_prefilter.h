@@ -1,6 +1,6 @@
 // A first pass over all codewords in half the bits, for long codewords: it lists, for each row, the codewords that its error bound
-// leaves possible. Mostly that is one; a few are scored again in float32 (score_few), rows with many go to the kernels of
-// vq_assign_kernel.h. No standard templates and internal linkage throughout, for the reason given in rows.h.
+// leaves possible. Mostly that is one; a few are scored again in float32 (score_candidates), rows with many go to the kernels of
+// vq_assign_kernel.h. No standard templates and internal linkage throughout, for the reason given in strided_rows.h.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ struct Candidates {
   float score[kRows][kMost];
 };
 
-struct CoarseKernel {
+struct PrefilterKernel {
   Arithmetic arithmetic;
-  int rows, lanes;
+  int rows, block_codes;
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
   int64_t scratch_bytes;  // for candidates()
@@ -31,11 +31,11 @@ struct CoarseKernel {
   void (*candidates)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float unit,
                      Ahead ahead, void* scratch, Candidates& out);
   // Float32 scores of `count` codewords with one row; `codes`: centred, table_pitch(d) apart, filled up with zeros. y: room for a row.
-  void (*score_few)(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes, const float* half_squares,
-                    const int* code, int count, float* y, float* score);
+  void (*score_candidates)(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes, const float* half_squares,
+                           const int* code, int count, float* y, float* score);
 };
 
-extern const CoarseKernel vq_assign_coarse_portable, vq_assign_coarse_avx2, vq_assign_coarse_avx512vnni, vq_assign_coarse_amx;
+extern const PrefilterKernel vq_prefilter_portable, vq_prefilter_avx2, vq_prefilter_avx512vnni, vq_prefilter_amx;
 
 namespace {
 
@@ -52,7 +52,7 @@ inline float fixed_unit(float norm, float largest) {
 }  // namespace
 }  // namespace uefl::cpu
 
-#if defined(UEFL_COARSE_BODY)
+#if defined(UEFL_PREFILTER_BODY)
 
 #include "cpu/simd.h"
 
@@ -81,8 +81,8 @@ __attribute__((noinline)) void note(Candidates& found, int64_t row, int code, fl
   ++count;
 }
 
-void score_few(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes, const float* half_squares,
-               const int* code, int count, float* y, float* score) {
+void score_candidates(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes, const float* half_squares,
+                      const int* code, int count, float* y, float* score) {
   constexpr int kSums = 4, kStep = kSums * kLanes;
   const int64_t pitch = table_pitch(d);
   const auto fetch = [&](int i, int64_t j) __attribute__((always_inline)) {
