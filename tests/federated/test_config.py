@@ -81,6 +81,13 @@ def test_a_base_is_merged_key_by_key(tmp_path):
     assert mine.arms == demo.arms
 
 
+def test_another_scheme_by_set_takes_nothing_from_the_one_before():
+    assert "angles" in config.load("demo").table()["data"]["partition"]
+    changed = config.load("demo", ["data.partition.scheme=classes", "data.partition.per_client=3"])
+    assert changed.table()["data"]["partition"] == {"scheme": "classes", "per_client": 3}
+    assert config.load("demo", ["data.partition.scheme=rotations"]) == config.load("demo")
+
+
 def test_a_partition_of_another_scheme_takes_nothing_from_the_base(tmp_path):
     mine = config.load(written(tmp_path, 'base = "demo"\n[data.partition]\nscheme = "classes"\nper_client = 3\n'))
     assert mine.data.partition.per_client == 3
@@ -216,7 +223,10 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("lr=fast", "key 'training.lr': expected a number; got 'fast'"),
         ("threads=3.5", "key 'run.threads': expected an integer; got 3.5"),
         ("seed=true", "key 'run.seed': expected an integer; got True"),
-        ("encoder=resnet", "key 'model.encoder': expected 'cnn', 'vgg16_bn', 'resnet18', 'cnn5x5', 'resnet18_nopool' or 'given'; got 'resnet'"),
+        (
+            "encoder=resnet",
+            "key 'model.encoder': expected 'cnn', 'vgg16_bn', 'resnet18', 'cnn5x5', 'resnet18_nopool' or 'given'; got 'resnet'",
+        ),
         ("rounds=5", "key 'training.rounds': expected a list; got 5"),
         ("image_size=100000", "key 'data.image_size': expected less than or equal to 1024; got 100000"),
         ("passes=4294967296", "key 'run.passes': expected less than or equal to 100000; got 4294967296"),
