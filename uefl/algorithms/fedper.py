@@ -48,7 +48,7 @@ class FedPer(Algorithm):
         personal = self.parameters.personal
         if personal == "none":
             return []
-        linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
+        linear: list[nn.Module] = [module for module in net.modules() if isinstance(module, nn.Linear)]
         head = getattr(net, "head", None)
         choices: dict[str, list[nn.Module]] = {
             "last": linear[-1:],
