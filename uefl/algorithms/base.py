@@ -129,6 +129,9 @@ class Algorithm:
     """False: clients are only measured"""
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
+    columns: ClassVar[dict[str, str]] = {}
+    """metrics of its own (of :meth:`record` or :meth:`measure`) that a report shows for its arms, as means over the clients at the last
+    round: by name, what each is"""
 
     context: Context
 

@@ -49,7 +49,7 @@ def spread_table(runs: Sequence[Run], data: str = "") -> Table:
 
 
 def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
-    """Runs of the configuration and the seed of one before them, which they say nothing beyond; their folders, and that one's."""
+    """Runs with the configuration and seed of an earlier run, which add no information: their folders, each with that of the earlier."""
     first: dict[str, Path] = {}
     again = {}
     for run in runs:

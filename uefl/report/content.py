@@ -67,6 +67,13 @@ def content(run: Run, pictures: list[Picture]) -> Content:
 
 
 def _legend(run: Run) -> str:
+    """What the columns of the table are, those of the algorithms too."""
+    header = arm_table(run).header
+    added = "".join(f" `{key}`: {about}." for key, about in run.columns.items() if key in header)
+    return f"{_usual_legend(run)}{added}"
+
+
+def _usual_legend(run: Run) -> str:
     if not run.on_sets:
         return _SILOS_LEGEND.format(several="members" if run.config.run.uncertainty == "ensemble" else "passes")
     if not run.measured("accuracy"):

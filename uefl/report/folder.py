@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import config as configuration
+from ..algorithms.base import find
 from ..errors import UserError
 from .words import labels
 
@@ -64,6 +65,16 @@ class Run:
     def of(self, arm: str) -> list[Record]:
         """The records of one arm, of the clients that are trained on."""
         return [r for r in self.records if r["arm"] == arm and not r.get("unseen")]
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """Metrics that the algorithms of the arms add to a report: by name, what each is."""
+        return {key: about for arm in self.config.arms.values() for key, about in find(arm.algorithm).columns.items()}
+
+    def mean(self, arm: str, key: str) -> float | None:
+        """Of one metric over the clients at the last round of an arm; None: it was not measured there."""
+        lines = self.of(arm)
+        return _mean([r for r in lines if r["round"] == lines[-1]["round"]], key)
 
     def measured(self, key: str) -> bool:
         """Whether any record has this metric."""

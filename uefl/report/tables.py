@@ -76,9 +76,12 @@ def arm_table(run: Run) -> Table:
         "rounds": lambda arm: str(arm["rounds"]),
         "seconds": lambda arm: number(arm.get("seconds"), 1),
     }
+    own = {key: {name: number(run.mean(name, key)) for name in run.arms} for key in run.columns if key not in columns}
     always = ("entropy", "left out", "rounds", "seconds")
     kept = [name for name, cell in columns.items() if name in always or any(cell(arm) != "-" for arm in run.arms.values())]
-    header, rows = ["arm", *kept], [[name, *(columns[key](arm) for key in kept)] for name, arm in run.arms.items()]
+    added = [key for key, cells in own.items() if set(cells.values()) != {"-"}]
+    rows = [[name, *(columns[key](arm) for key in kept), *(own[key][name] for key in added)] for name, arm in run.arms.items()]
+    header = ["arm", *kept, *added]
     note = f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds" if "accuracy" in header else ""
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows, note=note)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from uefl.errors import UserError
 @uefl.register("toy")
 class Toy(Algorithm):
     """Server momentum; every client adds an offset of its own to its images, which is trained with the model."""
+
+    columns: ClassVar = {"speed": "length of the server's last step"}
 
     class Parameters(Parameters):
         """Of the toy."""
@@ -123,6 +126,12 @@ def test_it_trains_and_is_reported(finished):
     report = (finished / "report.md").read_text()
     assert "- arm toy: toy, beta 0.3" in report
     assert "| toy |" in report
+    assert "`speed`: length of the server's last step." in report
+    header, _, toy, fedavg = (line.split(" | ") for line in report[report.index("| arm |") :].splitlines()[:4])
+    at = next(i for i, name in enumerate(header) if name.strip(" |") == "speed")
+    last = metrics[(metrics.arm == "toy") & (metrics["round"] == metrics["round"].max())]
+    assert toy[at].strip(" |") == f"{last.speed.mean():.3f}"
+    assert fedavg[at].strip(" |") == "-"
     assert 0 <= run.summary["toy"]["global_accuracy"] <= 1
 
 
