@@ -68,7 +68,7 @@ class Workspace:
                 flat[self._rest[i]] = message.private[_PRIVATE[name]]
 
     def shared(self) -> dict[str, torch.Tensor]:
-        """``values`` and ``buffers`` without what is private; the resident ones themselves where nothing is."""
+        """``values`` and ``buffers`` without the private parts. Where nothing is private they are the resident tensors, not copies."""
         return self._cut(self.flat, self._shared)
 
     def private(self) -> dict[str, torch.Tensor]:

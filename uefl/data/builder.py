@@ -98,7 +98,7 @@ def _check_kind(data: Data, kind: Kind) -> None:
 
 
 def _refuse(data: Data, key: str, why: str) -> None:
-    """A key that would say nothing may only say its default, which a run folder names too."""
+    """Refuse a key that has no effect here, unless its value is the default: a run folder names every key with its value."""
     default, value = Data.model_fields[key].default, getattr(data, key)
     if value != default:
         told = value.name if isinstance(value, Scheme) else repr(value)

@@ -53,7 +53,7 @@ class SetData:
     labels: torch.Tensor | None = None
     """``[n]`` int64"""
     drawn: torch.Tensor | None = None
-    """``[M, K]`` float64, the class weights by which the sets were dealt, before the supply of each class was taken into account"""
+    """``[M, K]`` float64, the class weights that were drawn for each set; its shares differ from them where a class had too few images"""
     test: Split | None = None
     """None: no accuracy is measured"""
 

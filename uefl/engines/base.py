@@ -34,7 +34,7 @@ class Message:
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     """the state of this client, which comes back in the reply after training; no method of the server's half sees it"""
     reference: dict[str, torch.Tensor] = field(default_factory=dict)
-    """a state that is nobody's own, to measure the global model with; empty: it is not measured"""
+    """a state that stands for all clients, with which the global model is measured; empty: it is not measured"""
 
     @property
     def bytes(self) -> int:

@@ -57,7 +57,7 @@ class FlatModule:
             buffer.copy_(first)
 
     def private(self, is_private: Callable[[str, nn.Module], bool]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Masks ``[P]`` and ``[Q]`` of the elements whose parameter or buffer ``is_private`` says so of; None: there are none."""
+        """Masks ``[P]`` and ``[Q]``, bool: elements of parameters and buffers for which ``is_private`` is true; None: none."""
         owners = {
             f"{prefix}.{name}" if prefix else name: owner
             for prefix, owner in self.module.named_modules()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A function that makes a new network: copies of a module, with its weights; a function goes on as it is.
+    """A function that makes a new network: a copy of the module with its weights, or what the given function makes, after a check.
 
     Raises:
         UserError: neither of the two.

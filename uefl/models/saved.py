@@ -47,7 +47,7 @@ class SavedModel:
     image_shape: tuple[int, int, int]
     """(C, H, W)"""
     image_size: int
-    """what the run resized every image to, a square; 0: none was"""
+    """side of the square, in pixels, to which the run resized every image; 0: it resized none"""
     mean: torch.Tensor
     """``[C, 1, 1]`` on the scale 0-255"""
     std: torch.Tensor

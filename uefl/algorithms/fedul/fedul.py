@@ -1,4 +1,4 @@
-"""FedUL, and with what the server does after the average, M1 and M2."""
+"""FedUL; and its extensions M1 and M2, in which the server trains on labeled images after the average."""
 
 from __future__ import annotations
 

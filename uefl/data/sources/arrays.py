@@ -1,4 +1,4 @@
-"""The name of clients that were given in Python: a run folder says so, and has no images of them."""
+"""The source ``arrays``: the clients were given in Python. A run folder records this name, and does not hold their images."""
 
 from __future__ import annotations
 
