@@ -1,6 +1,7 @@
 """The Python interface: presets with overrides, and the user's own clients, network and algorithm."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -256,3 +257,14 @@ def test_the_report_of_own_parts_is_written_anew(finished):
     (finished.path / "report.html").unlink()
     report.write_report(finished.path)
     assert (finished.path / "report.html").read_text() == before
+
+
+def test_no_client_has_the_name_of_a_server_that_trains(tmp_path):
+    from tests.federated.tiny import federation, split
+    from uefl.data.federation import ServerData
+
+    fed = federation(server=ServerData(split(12, 5, 0.1), None))
+    named = replace(fed, silos=(replace(fed.silos[0], name="server"), *fed.silos[1:]))
+    with pytest.raises(uefl.UserError, match="client 'server' has the name that the server trains under"):
+        uefl.train("demo", out=tmp_path / "run", federation=named)
+    assert not (tmp_path / "run").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -73,7 +74,8 @@ class Teacher:
         device = workspace.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(derive(seed, "train", round, SERVER))
-            outcome = fit(workspace.algorithm, work, loss=loss, epochs=epochs, moments=moments)
+            algorithm = workspace.algorithm.bound(replace(workspace.context, seed=seed))
+            outcome = fit(algorithm, work, loss=loss, epochs=epochs, moments=moments)
         after = {name: tensor.clone() for name, tensor in workspace.shared().items()}
         return Taught(after, moments_of(outcome, workspace.flat.values), outcome.loss)
 
