@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from tests.federated.tiny import finish
 from tests.federated.tiny_sets import arm, federation, settings
 from uefl import config
+from uefl.algorithms.fedul.fedavg_labeled import FedAvgLabeled
 from uefl.algorithms.fedul.fedllp import FedLLP
 from uefl.algorithms.fedul.fedpl import self_labeled
 from uefl.client.client import Client
@@ -223,3 +225,13 @@ def test_what_an_algorithm_draws_changes_neither_the_order_nor_the_dropout():
             one.turn()
         orders.append(seen)
     assert orders[0] == orders[1]
+
+
+def test_a_labeled_share_is_the_same_in_every_round_and_each_client_s_own():
+    def images(client):
+        work = SimpleNamespace(client=client, seed=3, examples=100, training=SimpleNamespace(batch_size=4))
+        return set(torch.cat(list(FedAvgLabeled(share=0.2).epoch(work))).tolist())
+
+    assert images("a") == images("a")
+    assert len(images("a")) == 20
+    assert images("a") != images("b")
