@@ -81,6 +81,11 @@ def test_a_base_is_merged_key_by_key(tmp_path):
     assert mine.arms == demo.arms
 
 
+def test_names_with_commas_are_told_how_a_list_is_written():
+    with pytest.raises(UserError, match=re.escape('a list is arms=["uefl", "fedavg"]')):
+        config.load("demo", ["arms=uefl,fedavg"])
+
+
 def test_another_scheme_by_set_takes_nothing_from_the_one_before():
     assert "angles" in config.load("demo").table()["data"]["partition"]
     changed = config.load("demo", ["data.partition.scheme=classes", "data.partition.per_client=3"])

@@ -41,7 +41,12 @@ class Run(Section):
         "mc_dropout",
         description="`mc_dropout`: the entropy over passes with dropout on; `ensemble`: over models that are trained apart, dropout off",
     )
-    passes: int = Field(20, ge=1, le=100_000, description="forward passes with dropout on; refused with an ensemble")
+    passes: int = Field(
+        20,
+        ge=1,
+        le=100_000,
+        description="draws of a prediction: forward passes with dropout on, or samples of the algorithm's own; refused with an ensemble",
+    )
     members: int = Field(
         5, ge=2, le=1000, description="models of an ensemble, each takes as long to train as a run of its own; refused without an ensemble"
     )
