@@ -56,7 +56,13 @@ def _refused(error: ValidationError, place: str, keys: Iterable[str], homes: Hom
         inner = len(where) > 1
         return unknown(where[-1], ".".join([place, *where[:-1]]), () if inner else keys, homes)
     message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    message = message.replace("a valid ", "a ").replace("a integer", "an integer").replace("tuple", "list")
+    message = (
+        message.partition(", unable to parse")[0]
+        .replace("a valid ", "a ")
+        .replace("a integer", "an integer")
+        .replace("a tuple", "a list, as in [1]")
+        .replace("tuple", "list")
+    )
     got = "" if found["type"] == "value_error" else f"; got {shown(found['input'])}"
     return UserError(f"key {key!r}: {message}{got}")
 
