@@ -37,6 +37,27 @@ class Table:
         rows = [f"<tr><th scope=row>{escape(row[0])}</th>{_cells(row[1:])}</tr>\n" for row in self.rows]
         return f"<div class=scroll><table{' class=numbers' if self.numeric else ''}>\n<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
 
+    def parts(self, width: int) -> list[Table]:
+        """The same table in as many as it takes to fit into ``width`` columns of a terminal with no number broken."""
+        needed = [self._width(i) + 1 for i in range(len(self.header))]
+        width -= 2  # the frame
+        groups: list[list[int]] = [[]]
+        for i in range(1, len(self.header)):
+            if groups[-1] and needed[0] + sum(needed[j] for j in groups[-1]) + needed[i] > width:
+                groups.append([])
+            groups[-1].append(i)
+        made = []
+        for number, group in enumerate(groups):
+            header, *rows = ([line[0], *(line[i] for i in group)] for line in (self.header, *self.rows))
+            made.append(Table("" if number else self.title, header, rows, self.numeric, self.note if group is groups[-1] else ""))
+        return made
+
+    def _width(self, column: int) -> int:
+        """That of the longest cell, or of the longest word of the header."""
+        from rich.cells import cell_len
+
+        return max(cell_len(text) for text in (*self.header[column].split(), *(row[column] for row in self.rows)))
+
     def rich(self) -> RichTable:
         """For the terminal; text is taken as it is, a silo's name may hold square brackets."""
         from rich import box
@@ -47,7 +68,8 @@ class Table:
         table = RichTable(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
         table.caption, table.caption_justify = self.note or None, "left"
         for i, name in enumerate(self.header):
-            table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold")
+            least = self._width(i) if self.numeric else None
+            table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold", min_width=least)
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table
