@@ -3,7 +3,7 @@
 from .events import EventWriter, open_event_writer
 from .folder import Run, read_run, summarize
 from .markdown import write_report
-from .tables import Table, arm_table, client_table, differing_keys, repeated, spread_table, tables
+from .tables import Table, arm_table, client_table, differing_keys, protocol_table, repeated, spread_table, tables
 
 __all__ = [
     "EventWriter",
@@ -13,6 +13,7 @@ __all__ = [
     "client_table",
     "differing_keys",
     "open_event_writer",
+    "protocol_table",
     "read_run",
     "repeated",
     "spread_table",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .folder import Run, read_run
 from .plots import write_plots
-from .tables import arm_table, client_table
+from .tables import arm_table, client_table, protocol_table
 
 _SILOS_LEGEND = (
     "Accuracy, entropy (nats, of the mean over the {several}), perplexity, NLL and ECE are means over the clients' test splits at the "
@@ -25,6 +25,13 @@ _NO_TEST_LEGEND = (
 )
 
 
+_PROTOCOL_LEGEND = (
+    "Best: the highest mean accuracy and its round; worst 10 %: the mean over the worst tenth of the clients at the last round; global: "
+    "without what is private to a client; personalised: after the client's own training; MB: what the server sent to train and got back, "
+    "all rounds.\n"
+)
+
+
 def write_report(path: Path) -> Run:
     """Read the run folder ``path`` and write its ``plots/*.png`` and ``report.md``; returns what was read.
 
@@ -39,6 +46,8 @@ def write_report(path: Path) -> Run:
         _facts(run),
         arm_table(run).markdown(),
         _legend(run),
+        protocol_table(run).markdown(),
+        _PROTOCOL_LEGEND,
         *(f"![{alt}](plots/{name})\n\n{caption}\n" for name, alt, caption in pictures),
         *([] if run.on_sets else ["## Extensions\n", *(_extensions(run) or ["No client was given further codewords.\n"])]),
         *([] if run.on_sets else ["## Clients\n", client_table(run).markdown()]),
