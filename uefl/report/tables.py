@@ -53,10 +53,10 @@ class Table:
         return made
 
     def _width(self, column: int) -> int:
-        """That of the longest cell, or of the longest word of the header."""
+        """That of the longest cell or of the header."""
         from rich.cells import cell_len
 
-        return max(cell_len(text) for text in (*self.header[column].split(), *(row[column] for row in self.rows)))
+        return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
     def rich(self) -> RichTable:
         """For the terminal; text is taken as it is, a silo's name may hold square brackets."""
@@ -68,8 +68,7 @@ class Table:
         table = RichTable(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
         table.caption, table.caption_justify = self.note or None, "left"
         for i, name in enumerate(self.header):
-            least = self._width(i) if self.numeric else None
-            table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold", min_width=least)
+            table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table
