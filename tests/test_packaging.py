@@ -50,7 +50,8 @@ def use(site: Path) -> list[str]:
 @pytest.mark.slow
 def test_a_wheel_with_kernels(tmp_path):
     content = names(wheel(tmp_path, CMAKE_ARGS="-DUEFL_CUDA=OFF"))
-    for needed in ("uefl_kernels/_C.abi3.so", "uefl_kernels/py.typed", "uefl/py.typed", "uefl/presets/demo.toml", "uefl/report/plots.py"):
+    modules = ("uefl_kernels/_C.abi3.so", "uefl_kernels/py.typed", "uefl/py.typed", "uefl/report/plots.py")
+    for needed in (*modules, "uefl/presets/start/demo.toml"):
         assert needed in content
     assert any(name.startswith("uefl_kernels/_host.") for name in content)
     assert not any(name.startswith(("tests", "benchmarks", "csrc")) for name in content)

@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.federated import tiny_sets
 from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace
 from uefl.algorithms.base import registry
+from uefl.client.client import Clients
+from uefl.client.workspace import Workspace
 from uefl.engines.base import Reply
 from uefl.errors import RunError
 
@@ -205,3 +209,24 @@ def test_a_round_copies_no_model():
     assert all(
         p.grad.data_ptr() != 0 and p.grad.untyped_storage().data_ptr() == room.flat.values.grad.data_ptr() for p in room.net.parameters()
     )
+
+
+@pytest.mark.parametrize("keys", [{}, {"uncertainty": "ensemble", "members": 2}], ids=["one", "ensemble"])
+def test_a_model_is_loaded_once_in_a_turn(keys, monkeypatch):
+    loads = []
+    load = Workspace.load
+    monkeypatch.setattr(Workspace, "load", lambda self, message: (loads.append(1), load(self, message)))
+    algorithm, _, _ = arm(settings("uefl", **keys))
+    for _ in range(2):  # the second measures and trains
+        loads.clear()
+        algorithm.turn()
+        assert len(loads) == 3 * keys.get("members", 1)
+
+
+def test_a_client_s_data_are_read_when_it_is_asked_and_once():
+    read = []
+    silos = [replace(silo, load=lambda silo=silo: (read.append(silo.name), silo.load())[1]) for silo in federation().silos]
+    clients = Clients(tuple(silos), torch.device("cpu"))
+    clients.data("silo-1")
+    clients.data("silo-1")
+    assert read == ["silo-1"]

@@ -74,6 +74,7 @@ class Toy(Algorithm):
 KEYS = {
     "run": {"threads": 1, "passes": 3, "precision": "fp32", "participation": 0.7},
     "data": {"clients": 3, "train_per_client": 48, "test_per_client": 20},
+    "model": {"width": 4, "hidden": 16},
     "training": {"rounds": [2, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2},
     "arms": {"toy": {"beta": 0.3}, "fedavg": {}},
 }

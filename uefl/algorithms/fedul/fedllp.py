@@ -42,7 +42,7 @@ class FedLLP(OnSets):
 
     def after_round(self, work: Work) -> None:
         """The rates are as they were."""
-        for m, p in work.memory["rates"]:
+        for m, p in work.memory.get("rates", ()):
             m.p = p
 
     def epoch(self, work: Work) -> Iterator[torch.Tensor]:
