@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ from .folder import Run
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+
+Columns = dict[str, Callable[[dict[str, Any]], str]]
+"""header and cell of an arm"""
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,10 @@ class Table:
         return made
 
     def _width(self, column: int) -> int:
-        """That of the longest cell, or of the longest word of the header."""
+        """That of the longest cell or of the header."""
         from rich.cells import cell_len
 
-        return max(cell_len(text) for text in (*self.header[column].split(), *(row[column] for row in self.rows)))
+        return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
     def rich(self) -> RichTable:
         """For the terminal; text is taken as it is, a silo's name may hold square brackets."""
@@ -68,8 +72,7 @@ class Table:
         table = RichTable(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
         table.caption, table.caption_justify = self.note or None, "left"
         for i, name in enumerate(self.header):
-            least = self._width(i) if self.numeric else None
-            table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold", min_width=least)
+            table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table
@@ -78,31 +81,47 @@ class Table:
 def arm_table(run: Run) -> Table:
     """One row per arm: means over its clients at the last round, its accuracy over the last four rounds and, where there are validation
     images, at the round that is best on them. Columns that no arm has are left out."""
-    columns = {
+    columns: Columns = {
         "accuracy": lambda arm: number(arm["accuracy"]),
         last_rounds(run): lambda arm: plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
-        "best": lambda arm: f"{number(arm['best']['accuracy'])} @ {arm['best']['round']}" if arm.get("best") else "-",
-        "selected": lambda arm: f"{number(arm['selected']['accuracy'])} @ {arm['selected']['round']}" if "selected" in arm else "-",
-        "worst 10 %": lambda arm: number(arm.get("worst_tenth")) if len(arm["clients"]) > 1 else "-",
-        "global": lambda arm: number(arm.get("global_accuracy")),
-        "personalised": lambda arm: number(arm.get("personalised_accuracy")),
-        "unseen": lambda arm: number(arm.get("unseen_accuracy")),
-        "to target": lambda arm: _reached(arm),
+        "selected": lambda arm: _at_round(arm.get("selected")),
         "entropy": lambda arm: number(arm["entropy"]),
         "perplexity": lambda arm: number(arm["perplexity"], 1),
         "NLL": lambda arm: number(arm["nll"]),
         "ECE": lambda arm: number(arm["ece"]),
-        "MB sent": lambda arm: number(arm["bytes_sent"] / 1e6, 1) if arm.get("bytes_sent") else "-",
-        "MB back": lambda arm: number(arm["bytes_received"] / 1e6, 1) if arm.get("bytes_received") else "-",
         "left out": lambda arm: str(arm.get("rejected", "-")),
         "rounds": lambda arm: str(arm["rounds"]),
         "seconds": lambda arm: number(arm.get("seconds"), 1),
     }
-    always = ("entropy", "left out", "rounds", "seconds")
-    kept = [name for name, cell in columns.items() if name in always or any(cell(arm) != "-" for arm in run.arms.values())]
-    header, rows = ["arm", *kept], [[name, *(columns[key](arm) for key in kept)] for name, arm in run.arms.items()]
+    header, rows = _filled(run, columns, ("entropy", "left out", "rounds", "seconds"))
     note = f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds" if "accuracy" in header else ""
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows, note=note)
+
+
+def protocol_table(run: Run) -> Table:
+    """One row per arm: its best round, the worst tenth of its clients, what was measured beside the global model, and megabytes moved."""
+    columns: Columns = {
+        "best": lambda arm: _at_round(arm.get("best")),
+        "worst 10 %": lambda arm: number(arm.get("worst_tenth")) if len(arm["clients"]) > 1 else "-",
+        "global": lambda arm: number(arm.get("global_accuracy")),
+        "personalised": lambda arm: number(arm.get("personalised_accuracy")),
+        "unseen": lambda arm: number(arm.get("unseen_accuracy")),
+        "to target": _reached,
+        "MB sent": lambda arm: number(arm["bytes_sent"] / 1e6, 1) if "bytes_sent" in arm else "-",
+        "MB back": lambda arm: number(arm["bytes_received"] / 1e6, 1) if "bytes_received" in arm else "-",
+    }
+    header, rows = _filled(run, columns, ("MB sent", "MB back"))
+    return Table("clients and traffic", header, rows)
+
+
+def _filled(run: Run, columns: Columns, always: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows without the columns that no arm has."""
+    kept = [name for name, cell in columns.items() if name in always or any(cell(arm) != "-" for arm in run.arms.values())]
+    return ["arm", *kept], [[name, *(columns[key](arm) for key in kept)] for name, arm in run.arms.items()]
+
+
+def _at_round(found: dict[str, Any] | None) -> str:
+    return f"{number(found['accuracy'])} @ {found['round']}" if found else "-"
 
 
 def last_rounds(*runs: Run) -> str:
@@ -113,7 +132,7 @@ def last_rounds(*runs: Run) -> str:
 
 def tables(run: Run) -> list[Table]:
     """What a report shows: the arms, and the clients where they differ. On unlabeled sets all share one model and one test set."""
-    return [arm_table(run)] if run.on_sets else [arm_table(run), client_table(run)]
+    return [arm_table(run), protocol_table(run), *([] if run.on_sets else [client_table(run)])]
 
 
 def client_table(run: Run) -> Table:
