@@ -29,6 +29,7 @@ from torch import nn
 from ..aggregation import Mean, WeightedMean
 from ..engines.base import Expected, Message, Reply, expected_like
 from ..errors import UserError, nearest
+from ..fields import parse
 from ..models.net import Net
 from ..uncertainty import Prediction, of_network
 
@@ -132,8 +133,6 @@ class Algorithm:
     context: Context
 
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
-        from ..config.config import parse  # it looks algorithms up
-
         self.parameters: Any = parse(self.Parameters, type(self).__name__, keys) if parameters is None else parameters
 
     def bound(self, context: Context) -> Algorithm:

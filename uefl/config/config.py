@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from ..errors import UserError
-from .errors import refused, shown, unknown
+from ..fields import S, parse, shown, unknown
 from .keys import homes
 from .sections import Model, Run, Training
 
@@ -27,7 +27,6 @@ else:
 if TYPE_CHECKING:
     from ..data.settings import Data
 
-S = TypeVar("S", bound=BaseModel)
 SECTIONS = ("run", "data", "model", "training")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _PRETRAINED = ("vgg16_bn", "resnet18", "resnet18_nopool")
@@ -125,7 +124,7 @@ def arms(table: Any) -> dict[str, Arm]:
         algorithm: Any = keys.get("algorithm", name)
         kind = find(algorithm, f"key 'arms.{name}': ")
         rest = {key: value for key, value in keys.items() if key != "algorithm"}
-        made[name] = Arm(algorithm, parse(kind.Parameters, f"arms.{name}", rest))
+        made[name] = Arm(algorithm, parse(kind.Parameters, f"arms.{name}", rest, homes))
     kinds = {name: find(arm.algorithm).kind for name, arm in made.items()}
     if len(set(kinds.values())) > 1:
         listed = "; ".join(
@@ -136,19 +135,11 @@ def arms(table: Any) -> dict[str, Arm]:
     return made
 
 
-def parse(kind: type[S], place: str, table: dict[str, Any]) -> S:
-    """A table as a model of pydantic, lists as tuples; what pydantic finds is one line."""
-    try:
-        return kind(**{key: _tuples(value) for key, value in table.items()})
-    except ValidationError as error:
-        raise refused(error, place, kind.model_fields) from None
-
-
 def _section(kind: type[S], name: str, table: dict[str, Any]) -> S:
     keys = table.get(name, {})
     if not isinstance(keys, dict):
         raise UserError(f"key {name!r}: expected a table [{name}], got {shown(keys)}")
-    return parse(kind, name, keys)
+    return parse(kind, name, keys, homes)
 
 
 def _misplaced(key: str) -> UserError:
@@ -156,11 +147,7 @@ def _misplaced(key: str) -> UserError:
     found = homes(key)
     if found:
         return UserError(f"key {key!r} stands outside of a section; it is a key of {', '.join(found)}")
-    return unknown(key, "", (*SECTIONS, "arms", "base"))
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return unknown(key, "", (*SECTIONS, "arms", "base"), homes)
 
 
 def _check(config: Config) -> None:
@@ -202,4 +189,4 @@ def _unused(section: str, values: BaseModel, key: str, why: str) -> None:
         raise UserError(f"key '{section}.{key}': expected its default {default!r}, so leave it out: {why}; got {shown(value)}")
 
 
-__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml", "parse", "tomllib"]
+__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml", "tomllib"]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, nearest
+from ..fields import shown, unknown
 from .config import SECTIONS, Config, from_table, tomllib
-from .errors import shown, unknown
-from .keys import all_keys, fields, named, places
+from .keys import all_keys, fields, homes, named, places
 
 _GROUPS = ("start", "codebooks", "sets", "own")
 """folders of presets, in the order in which they are listed"""
@@ -116,7 +116,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]
     if not found:
-        raise unknown(key, "", all_keys(table))
+        raise unknown(key, "", all_keys(table), homes)
     if len(sections) + bool(arms) > 1:
         listed = ", ".join(f"{place}.{key}" for place in found)
         raise UserError(f"key {key!r} is ambiguous; write one of {listed}")

@@ -17,10 +17,10 @@ from torch import nn
 from .. import checkpoint
 from ..algorithms.base import Algorithm, ModelSpec, find
 from ..config import Config, Model
-from ..config.config import parse
 from ..data.federation import Federation
 from ..engines.base import member, number
 from ..errors import UserError
+from ..fields import parse
 from .normalization import normalization
 
 _FORMAT = "uefl-model-2"

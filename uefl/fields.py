@@ -1,0 +1,65 @@
+"""Tables of keys as models of pydantic; whatever can be wrong with one is one line for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from .errors import UserError, nearest
+
+S = TypeVar("S", bound=BaseModel)
+Homes = Callable[[str], list[str]]
+"""where else a key of this name is known"""
+_LONGEST = 80
+
+
+def parse(kind: type[S], place: str, table: dict[str, Any], homes: Homes = lambda key: []) -> S:
+    """A table as a model of pydantic, lists as tuples.
+
+    Args:
+        kind: the model.
+        place: the section that the table stands in, for the message.
+        table: plain values.
+        homes: says where a key that ``kind`` does not have is known.
+
+    Raises:
+        UserError: the first key that is unknown, of a wrong type, or out of its range.
+    """
+    try:
+        return kind(**{key: _tuples(value) for key, value in table.items()})
+    except ValidationError as error:
+        raise _refused(error, place, kind.model_fields, homes) from None
+
+
+def unknown(key: str, place: str, keys: Iterable[str], homes: Homes) -> UserError:
+    """A key that a section does not have; ``keys`` is what it may hold."""
+    inside = f" in [{place}]" if place else ""
+    found = homes(key)
+    hint = f"; it is a key of {', '.join(found)}" if found else nearest(key, [word for word in keys if word != key])
+    return UserError(f"unknown key {key!r}{inside}{hint}; the keys are listed in docs/configuration.md")
+
+
+def shown(value: Any) -> str:
+    """A value in a line, cut where it is long."""
+    text = repr(list(value) if isinstance(value, tuple) else value).replace("\n", " ")
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _refused(error: ValidationError, place: str, keys: Iterable[str], homes: Homes) -> UserError:
+    """The first finding of pydantic as an error of the user."""
+    found = error.errors(include_url=False)[0]
+    where = [str(part) for part in found["loc"] if not str(part).startswith(("function-", "is-instance", "tuple"))]
+    key = ".".join([place, *where])
+    if found["type"] == "extra_forbidden":
+        inner = len(where) > 1
+        return unknown(where[-1], ".".join([place, *where[:-1]]), () if inner else keys, homes)
+    message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    message = message.replace("a valid ", "a ").replace("a integer", "an integer").replace("tuple", "list")
+    got = "" if found["type"] == "value_error" else f"; got {shown(found['input'])}"
+    return UserError(f"key {key!r}: {message}{got}")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
