@@ -126,7 +126,7 @@ def resume(
         preset = (out / "config.toml").read_text().splitlines()[0].removeprefix("# ")
         tensors, plain = checkpoint.load(out) or ({}, _START)
         if (out / "summary.json").exists():
-            if not (out / "report.html").exists():
+            if not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
             observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
             summary: dict[str, Any] = json.loads((out / "summary.json").read_text())

@@ -216,7 +216,10 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("lr=fast", "key 'training.lr': expected a number; got 'fast'"),
         ("threads=3.5", "key 'run.threads': expected an integer; got 3.5"),
         ("seed=true", "key 'run.seed': expected an integer; got True"),
-        ("encoder=resnet", "key 'model.encoder': expected 'cnn', 'vgg16_bn', 'resnet18', 'cnn5x5', 'resnet18_nopool' or 'given'; got 'resnet'"),
+        (
+            "encoder=resnet",
+            "key 'model.encoder': expected 'cnn', 'vgg16_bn', 'resnet18', 'cnn5x5', 'resnet18_nopool' or 'given'; got 'resnet'",
+        ),
         ("rounds=5", "key 'training.rounds': expected a list; got 5"),
         ("image_size=100000", "key 'data.image_size': expected less than or equal to 1024; got 100000"),
         ("passes=4294967296", "key 'run.passes': expected less than or equal to 100000; got 4294967296"),
