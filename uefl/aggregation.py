@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -78,8 +79,11 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
     """
     if reply.error is not None:
         return reply.error
-    if reply.examples < 1:
+    if not (math.isfinite(reply.examples) and reply.examples >= 1):
         return f"it claims {reply.examples} examples"
+    loss = reply.metrics.get("train_loss")
+    if isinstance(loss, float) and not math.isfinite(loss):
+        return f"its training loss is {loss}"
     unasked = sorted(set(reply.tensors) - set(message.expects))
     if unasked:
         return f"it sends {unasked[0]}, which was not asked for"
@@ -94,11 +98,15 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
             return f"{name} is not finite"
         old = message.tensors.get(name)
         if max_norm > 0 and old is not None:
-            moved += float((new[: len(old)] - old).double().square().sum())
+            part = new[: len(old)] if old.dim() else new  # what grew is no distance
+            moved += float((part - old).double().square().sum())
     if moved**0.5 > max_norm > 0:
         return f"the update is {moved**0.5:.3g} long, more than max_update_norm = {max_norm:g}"
     for name, mine in message.private.items():
         kept = reply.private.get(name)
-        if kept is None or kept.dtype != mine.dtype or kept.shape != mine.shape or not bool(torch.isfinite(kept).all()):
-            return f"its private {name} is missing, of another shape, or not finite"
+        if kept is None or kept.dtype != mine.dtype or kept.shape != mine.shape:
+            return f"its private {name} is missing, or of another shape or type than before"
+    for name, kept in reply.private.items():
+        if not bool(torch.isfinite(kept).all()):
+            return f"its private {name} is not finite"
     return None

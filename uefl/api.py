@@ -238,6 +238,12 @@ def _table(arm: str, algorithm: Any) -> dict[str, Any]:
     if not isinstance(algorithm, Algorithm):
         what = "the class; make an instance of it" if isinstance(algorithm, type) else type(algorithm).__name__
         raise UserError(f"arm {arm!r}: expected an instance of uefl.Algorithm or a dict of parameters, got {what}")
+    beside = sorted(vars(algorithm).keys() - {"parameters", "context"})
+    if beside:
+        raise UserError(
+            f"arm {arm!r}: {beside[0]!r} of {type(algorithm).__name__} is no parameter, and would be lost with this process; "
+            f"make it a field of its class Parameters"
+        )
     names = {kind: name for name, kind in registry().items()}
     if type(algorithm) not in names:
         try:

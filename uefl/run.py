@@ -37,7 +37,7 @@ from .errors import UserError
 from .models import given, saved
 from .seeds import derive
 from .server.rounds import Arm
-from .server.teacher import Teacher
+from .server.teacher import SERVER, Teacher
 
 
 class Observer(Protocol):
@@ -183,6 +183,8 @@ def _prepare(
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
     elif federation.kind != cfg.kind:
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
+    if federation.server is not None and any(silo.name == SERVER for silo in federation.silos):
+        raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
     run = _Run(cfg, preset, out, federation, where, observer, network)
     for name in cfg.arms:
         workspace = run.workspace(name)

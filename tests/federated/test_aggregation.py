@@ -104,3 +104,23 @@ def test_the_norm_bound_covers_all_that_is_averaged():
     assert "max_update_norm" in refusal(reply(), SENT, 0.99 * length)
     assert refusal(reply(), SENT, 1.01 * length) is None
     assert "max_update_norm" in refusal(reply(codebook=torch.full((2, 3), 1e6)), SENT, 10.0)
+
+
+def test_a_scalar_has_a_distance_too():
+    sent = Message({"scale": torch.tensor(1.0)}, expects={"scale": Expected((), torch.float32)})
+    assert refusal(Reply("a", 1, {"scale": torch.tensor(3.0)}), sent, 2.5) is None
+    assert "max_update_norm" in refusal(Reply("a", 1, {"scale": torch.tensor(3.0)}), sent, 1.5)
+
+
+@pytest.mark.parametrize("examples", [float("nan"), float("inf"), 0, -1])
+def test_a_weight_that_is_no_number_of_examples_is_refused(examples):
+    assert "examples" in refusal(Reply("a", examples, reply().tensors), SENT, 0.0)
+
+
+def test_what_is_new_in_the_private_state_or_the_loss_must_be_finite():
+    sound = reply()
+    sound.private = {"new": torch.tensor([1, 2])}
+    assert refusal(sound, SENT, 0.0) is None
+    sound.private = {"new": torch.tensor([torch.nan])}
+    assert refusal(sound, SENT, 0.0) == "its private new is not finite"
+    assert refusal(Reply("a", 1, reply().tensors, {"train_loss": float("inf")}), SENT, 0.0) == "its training loss is inf"

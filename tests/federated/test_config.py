@@ -81,6 +81,13 @@ def test_a_base_is_merged_key_by_key(tmp_path):
     assert mine.arms == demo.arms
 
 
+def test_another_scheme_by_set_takes_nothing_from_the_one_before():
+    assert "angles" in config.load("demo").table()["data"]["partition"]
+    changed = config.load("demo", ["data.partition.scheme=classes", "data.partition.per_client=3"])
+    assert changed.table()["data"]["partition"] == {"scheme": "classes", "per_client": 3}
+    assert config.load("demo", ["data.partition.scheme=rotations"]) == config.load("demo")
+
+
 def test_a_partition_of_another_scheme_takes_nothing_from_the_base(tmp_path):
     mine = config.load(written(tmp_path, 'base = "demo"\n[data.partition]\nscheme = "classes"\nper_client = 3\n'))
     assert mine.data.partition.per_client == 3

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import uefl
 from uefl.config import Model
 from uefl.errors import UserError
 from uefl.models.flat import FlatModule
@@ -125,3 +126,55 @@ def test_a_grey_image_is_three_equal_channels_at_the_cost_of_one():
 def test_resnet_without_pool_keeps_small_images_large():
     net = fedul_net((3, 32, 32), encoder="resnet18_nopool")
     assert net.tokens(torch.zeros(2, 3, 32, 32)).shape == (2, 2, 2, 512)
+
+
+class Odd(torch.nn.Module):
+    """Weights that two layers share, a buffer that is not saved, and a layer that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.fixed = (torch.nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.second.weight = self.first.weight
+        self.fixed.weight.requires_grad_(False)
+        self.norm = torch.nn.BatchNorm1d(4, momentum=None)
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+        self.out = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.norm(self.fixed(self.second(self.first(x.mean(1)[:, 0, :4])))) + self.table)
+
+
+def test_a_flat_module_has_the_names_of_the_state_dict_and_knows_what_is_frozen():
+    module = Odd()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    flat = FlatModule(module)
+    named = flat.named(flat.values.detach(), flat.buffers)
+    assert set(named) == {name for name, tensor in before.items() if tensor.is_floating_point()}
+    assert all(torch.equal(named[name], before[name]) for name in named)
+    assert torch.equal(flat.values.detach()[flat.frozen], before["fixed.weight"].flatten())
+    assert len(flat.values) == 16 + 16 + 8 + 15
+    module.norm(torch.randn(5, 4))
+    assert int(module.norm.num_batches_tracked) == 1
+    flat.reset()
+    assert int(module.norm.num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize("keys", [{"optimizer": "adamw"}, {"optimizer": "sgd"}, {"optimizer": "adam"}], ids=lambda keys: keys["optimizer"])
+def test_an_odd_network_trains_and_what_is_frozen_stays(keys, tmp_path):
+    sections = {"run": {"threads": 1, "passes": 2}, "training": {"rounds": [2], "local_epochs": 1, "weight_decay": 0.1, **keys}}
+    data = {"clients": 2, "train_per_client": 40, "test_per_client": 10}
+    net = OddDigits()
+    fixed = net.fixed.weight.clone()
+    run = uefl.train(sections | {"data": data, "arms": {"fedavg": {}}}, out=tmp_path / "run", model=net)
+    trained = run.model("fedavg").members[0].net
+    torch.testing.assert_close(trained.fixed.weight, fixed, rtol=0, atol=1e-6)
+    assert not torch.equal(trained.first.weight, net.first.weight)
+    assert trained.second.weight is trained.first.weight
+
+
+class OddDigits(Odd):
+    """For the ten digits."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(4, 10)

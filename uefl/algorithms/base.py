@@ -225,10 +225,22 @@ class Algorithm:
         """What belongs to one client in the saved model, beside the private parts of its network."""
         return {}
 
+    def reference(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Of the state in ``work.private``, what stands for all clients: the global model is measured with it, and a client that has
+        never trained. What is not in it is as :meth:`client_state` makes it. Private parts of the network are averaged by the frame.
+
+        Args:
+            states: of the clients that have trained, by name.
+        """
+        return {}
+
     # --- the client's half -----------------------------------------------------------------------------------------
 
     def client_state(self, client: str) -> dict[str, torch.Tensor]:
-        """Tensors that are private to a client: the frame keeps them by its name, and gives them to the client in ``work.private``."""
+        """Tensors that are private to a client: the frame keeps them by its name, and gives them to the client in ``work.private``.
+
+        Training and answers may add further ones there; a name that was sent comes back with the same shape and dtype.
+        """
         return {}
 
     def epoch(self, work: Work) -> Iterator[torch.Tensor]:
@@ -329,9 +341,20 @@ def registry() -> dict[str, type[Algorithm]]:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
         for entry in importlib.metadata.entry_points(group=_GROUP):
-            register(entry.name, entry.load())
+            register(entry.name, _loaded(entry))
         _complete.append(True)
     return dict(sorted(_registered.items()))
+
+
+def _loaded(entry: importlib.metadata.EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:  # whatever a package of a third party does when it is imported
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise UserError(
+            f"the algorithm {entry.name!r} of the package {package} cannot be loaded ({type(error).__name__}: {error}); "
+            "update or uninstall the package"
+        ) from error
 
 
 def find(name: str, place: str = "") -> type[Algorithm]:

@@ -24,22 +24,39 @@ class FedPer(Algorithm):
         """Of FedPer."""
 
         personal: Literal["last", "head", "all", "none"] = Field(
-            "last", description="what stays with the client: the `last` linear layer, the whole `head`, `all` (training apart), or `none`"
+            "last",
+            description="what stays with the client: the `last` linear layer of all, the whole `head`, `all` (training apart), or `none`",
         )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """The usual network; which of its layers are personal is told by their names."""
+        """The usual network, with a mark on each layer that is personal."""
         net = super().build_model(spec)
-        last = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
-        if not last or not any(name.partition(".")[0] == "head" for name, _ in net.named_children()):
-            raise UserError("fedper: the network has no linear layer, or no part called 'head'")
+        for module in self._personal(net):
+            module.personal = True  # type: ignore[assignment]
         return net
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """By the place in the network."""
+        """By the mark that the layer has."""
+        return getattr(owner, "personal", False) is True
+
+    def _personal(self, net: nn.Module) -> list[nn.Module]:
+        """The layers that stay with the client.
+
+        Raises:
+            UserError: the network has none of the kind that was asked for.
+        """
         personal = self.parameters.personal
-        if personal in ("all", "none"):
-            return bool(personal == "all")
-        if personal == "head":
-            return name.startswith("head.")
-        return name.startswith(("head.fc2.", "head.out."))
+        if personal == "none":
+            return []
+        linear: list[nn.Module] = [module for module in net.modules() if isinstance(module, nn.Linear)]
+        head = getattr(net, "head", None)
+        choices: dict[str, list[nn.Module]] = {
+            "last": linear[-1:],
+            "head": list(head.modules()) if isinstance(head, nn.Module) else [],
+            "all": list(net.modules()),
+        }
+        chosen = choices[personal]
+        if not any(True for module in chosen for _ in module.parameters(recurse=False)):
+            what = {"last": "no linear layer", "head": "no part called 'head' that has parameters", "all": "no parameters"}[personal]
+            raise UserError(f"key 'personal': the network has {what}, so {personal!r} leaves nothing with the clients; choose another one")
+        return chosen

@@ -6,21 +6,23 @@ Options of a message, carried out in this order:
 ``evaluate``       measure the model as sent: metrics of the test split, and the entropy of the holdout split
 ``train``          ``before_round`` of the algorithm, the step loop, and the update that the message expects
 ``personalised``   with ``train``: measure the model after it
-``ask``            in the place of ``train``: the algorithm's ``answer``
+``ask``            in the place of ``train``: the algorithm's ``answer``; the value tells several asks of a run apart
+``newcomer``       the client has never trained: it is measured with the ``reference`` state, and trains from its own
 =================  ==========================================================================================================
 
 with ``round`` and ``seed``, which make every random draw, and ``last``, whether the measurement is the last one of an iteration. With
 ``evaluate`` and a ``reference`` state, the accuracy of the model with that state is measured too, as that of the global model.
 
 The messages of the members of an ensemble come as one (``engines.base.join``). They are measured together and trained one after the
-other; the tensors of each go back under its number. A member's model is loaded once.
+other; the tensors of each go back under its number. A member's model is loaded once, and once more for each ``reference`` that is measured.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,6 +35,9 @@ from . import evaluation
 from .training import fit
 from .work import Work
 from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from ..algorithms.base import Algorithm
 
 
 class Clients:
@@ -78,7 +83,7 @@ class Client:
 
     def _turn(self, members: list[Message], several: bool) -> Reply:
         works = [self._work(part) for part in members]
-        options, algorithm = members[0].options, self._workspace.algorithm
+        options = members[0].options
         reply = Reply(self.name, examples=works[0].examples)
         said: list[dict[str, Prediction]] = []
         of_all: list[Prediction] = []
@@ -86,24 +91,30 @@ class Client:
         private: list[dict[str, torch.Tensor]] = []
         outcomes: list[dict[str, float]] = []
         for work in works:
-            if options.get("evaluate") and work.message.reference:
-                of_all.append(self._global(work.message))
-            self._workspace.load(work.message)
+            algorithm = self._algorithm(work)
             if options.get("evaluate"):
-                torch.manual_seed(derive(int(options["seed"]), "evaluate", int(options["round"]), self.name))
-                said.append(evaluation.predictions(algorithm, work))
+                if work.message.reference:
+                    of_all.append(self._global(work))
+                measured = self._with_reference(work) if options.get("newcomer") else work
+                self._workspace.load(measured.message)
+                self._seed(work, "evaluate")
+                said.append(evaluation.predictions(algorithm, measured))
+            if not options.get("evaluate") or options.get("newcomer"):
+                self._workspace.load(work.message)
             sent: dict[str, torch.Tensor] = {}
             kept: dict[str, torch.Tensor] = {}
             if work.message.options.get("train"):
-                sent, kept, outcome = self._train(work)
+                sent, kept, outcome = self._train(algorithm, work)
                 outcomes.append(outcome)
             elif work.message.options.get("ask"):
+                self._seed(work, "ask", str(options["ask"]))
                 sent = algorithm.answer(work)
+                kept = work.message.private | work.private
             # several are in turns on the one resident network, so what a member leaves there has to be copied
             tensors.append({name: t.clone() for name, t in sent.items()} if several else sent)
             private.append({name: t.clone() for name, t in kept.items()} if several else kept)
         if said:
-            reply.metrics = dict(evaluation.summarized(algorithm, works[0], said, bool(options.get("last"))))
+            reply.metrics = dict(evaluation.summarized(self._algorithm(works[0]), works[0], said, bool(options.get("last"))))
         if of_all and isinstance(works[0].test, Split):
             reply.metrics["global_accuracy"] = float(metrics.accuracy(ensemble(of_all).probs, works[0].test.labels))
         reply.tensors, reply.private = (number(tensors), number(private)) if several else (tensors[0], private[0])
@@ -111,35 +122,47 @@ class Client:
             reply.metrics[key] = statistics.fmean(outcome[key] for outcome in outcomes) if several else outcomes[0][key]
         return reply
 
-    def _train(self, work: Work) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
-        algorithm = self._workspace.algorithm
+    def _train(self, algorithm: Algorithm, work: Work) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
         try:
+            self._seed(work, "before")
             algorithm.before_round(work)
-            torch.manual_seed(derive(work.seed, "train", work.round, self.name))
+            self._seed(work, "train")
             outcome = fit(algorithm, work)
         finally:
             algorithm.after_round(work)
         result = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
         update, kept = algorithm.update(work), work.private | self._workspace.private()
         if work.message.options.get("personalised") and isinstance(work.test, Split):
-            torch.manual_seed(derive(work.seed, "personalised", work.round, self.name))
+            self._seed(work, "personalised")
             probs = evaluation.predict(algorithm, work, work.test.images).probs
             result["personalised_accuracy"] = float(metrics.accuracy(probs, work.test.labels))
         return update, kept, result
 
-    def _global(self, message: Message) -> Prediction:
-        """What the model says of the test split with a state that is nobody's own."""
-        again = self._work(Message(message.tensors, message.options, private=message.reference))
+    def _global(self, work: Work) -> Prediction:
+        """What the model says of the test split with the state that stands for all clients."""
+        again = self._with_reference(work)
         self._workspace.load(again.message)
-        torch.manual_seed(derive(again.seed, "global", again.round, self.name))
+        self._seed(again, "global")
         assert isinstance(again.test, Split)
-        return evaluation.predict(self._workspace.algorithm, again, again.test.images)
+        return evaluation.predict(self._algorithm(again), again, again.test.images)
+
+    def _with_reference(self, work: Work) -> Work:
+        message = work.message
+        return self._work(Message(message.tensors, message.options, private=message.reference))
 
     def _work(self, message: Message) -> Work:
         seed, round = int(message.options["seed"]), int(message.options["round"])
-        generator = torch.Generator().manual_seed(derive(seed, "own", round, self.name))
+        place = ("ask", str(message.options["ask"])) if "ask" in message.options else ()
+        generator = torch.Generator().manual_seed(derive(seed, "own", *place, round, self.name))
         private = {name: t for name, t in message.private.items() if not name.startswith("net.")}
         return Work(self.name, self._data(), self._workspace, message, seed, round, generator, private)
+
+    def _algorithm(self, work: Work) -> Algorithm:
+        """With the seed of the member of an ensemble."""
+        return self._workspace.algorithm.bound(replace(self._workspace.context, seed=work.seed))
+
+    def _seed(self, work: Work, *purpose: str) -> None:
+        torch.manual_seed(derive(work.seed, *purpose, work.round, self.name))
 
 
 def on_device(data: LabeledData | SetData, device: torch.device) -> LabeledData | SetData:

@@ -49,6 +49,8 @@ def fit(
     optimizer = _optimizer(training, [flat.values, *work.trained.values()], algorithm.weight_decay(work))
     if moments is not None:
         optimizer.state[flat.values] = {name: value.clone() for name, value in moments.items()}
+    frozen = flat.frozen
+    kept = None if frozen is None else flat.values.detach()[frozen].clone()
     plan = _plan(algorithm, work, epochs)
     work.epochs = len(plan)
     measure = loss or algorithm.loss
@@ -64,6 +66,8 @@ def fit(
             value = measure(work, batch)
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if frozen is not None and kept is not None:
+                flat.values.data[frozen] = kept  # terms of the parameters, such as weight decay, are for those that are trained
             total += value.detach() * len(positions)
             images += len(positions)
             work.step += 1

@@ -57,7 +57,8 @@ class Workspace:
             return FlatModule(self.algorithm.build_model(self.context.spec).to(self.device))
 
     def load(self, message: Message) -> None:
-        """Put a model where it can run."""
+        """Put a model into the network."""
+        self.flat.reset()
         flats = (self.flat.values.data, self.flat.buffers)
         for i, (name, flat) in enumerate(zip(("values", "buffers"), flats, strict=True)):
             if self._shared is None or self._rest is None:
@@ -82,8 +83,8 @@ class Workspace:
     def private_names(self) -> list[str]:
         """Weights that are private, by name."""
         owners = dict(self.net.named_modules())
-        weights = (*self.net.named_parameters(), *((name, b) for name, b in self.net.named_buffers() if b.is_floating_point()))
-        return [name for name, _ in weights if self.algorithm.is_private(name, owners[name.rpartition(".")[0]])]
+        weights = self.flat.named(self.flat.values.detach(), self.flat.buffers)
+        return [name for name in weights if self.algorithm.is_private(name, owners[name.rpartition(".")[0]])]
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 [B, C, H, W] -> float32, channels-last."""

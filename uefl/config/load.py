@@ -1,9 +1,9 @@
 """Where a configuration comes from: presets, TOML files with a base, and ``--set``.
 
 A file may say ``base = "PRESET"``: its sections are merged with those of the preset key by key, but for ``[data.partition]``, which is
-replaced whole where it names another scheme. Where it has tables ``[arms.NAME]``, the run has these arms and no others; each begins
-from the base's arm of that name, if there is one. ``arms = ["a", "b"]`` picks arms by name: of the base, or with the defaults of the
-algorithm of that name.
+replaced whole where it names another scheme; so it is by ``--set data.partition.scheme=...``. Where the file has tables
+``[arms.NAME]``, the run has these arms and no others; each begins from the base's arm of that name, if there is one.
+``arms = ["a", "b"]`` picks arms by name: of the base, or with the defaults of the algorithm of that name.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
                 raise UserError(f"--set {key}: {part!r} is no table")
+        if last == "scheme" and inner.get("scheme", value) != value:
+            inner.clear()  # the keys of the scheme before are none of the new one's
         inner[last] = value
         return
     if key in SECTIONS:

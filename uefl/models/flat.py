@@ -1,7 +1,7 @@
 """One tensor for all parameters of a module, one for all its floating-point buffers.
 
-What a federated round does with a model (send, set, average, check, step) is then one operation on one tensor,
-instead of one per layer.
+A federated round sends, sets, averages, checks and steps a model. Each of these is then one operation on one tensor, in the place of one
+for every layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ class FlatModule:
 
     Attributes:
         values: ``[P]`` float32, a leaf whose ``.grad`` is the flat gradient: an optimizer needs nothing else.
-        buffers: ``[Q]`` float32, running means and variances. Integer buffers stay where they are.
+        buffers: ``[Q]`` float32, running means and variances. Other buffers, such as the number of batches that batch norm has seen, are
+            part of no message; :meth:`reset` sets them to what they were at first.
+        frozen: positions ``[F]`` in ``values`` of parameters that do not require a gradient; None: there are none.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -28,6 +30,9 @@ class FlatModule:
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
         self.values.grad = torch.zeros_like(self.values)
         self.buffers = torch.empty(sum(b.numel() for b in running), device=device)
+        self._others = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
+        fixed = torch.cat([torch.full((p.numel(),), not p.requires_grad, device=device) for p in parameters])
+        self.frozen = fixed.nonzero().flatten() if bool(fixed.any()) else None
         offset = 0
         for p in parameters:
             view = _view(self.values.data, offset, p)
@@ -46,6 +51,11 @@ class FlatModule:
         self.values.data.copy_(values)
         self.buffers.copy_(buffers)
 
+    def reset(self) -> None:
+        """Buffers that are no floating-point numbers are as they were at first: one client leaves nothing there for the next."""
+        for buffer, first in self._others:
+            buffer.copy_(first)
+
     def private(self, is_private: Callable[[str, nn.Module], bool]) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Masks ``[P]`` and ``[Q]`` of the elements whose parameter or buffer ``is_private`` says so of; None: there are none."""
         owners = {
@@ -61,18 +71,19 @@ class FlatModule:
         return (masks[0], masks[1]) if any(bool(mask.any()) for mask in masks) else None
 
     def named(self, values: torch.Tensor, buffers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The module's state dict, without integers, for flat tensors laid out as this one's: views, by name."""
-        named: dict[str, torch.Tensor] = {}
-        offset = 0
-        for name, p in self.module.named_parameters():
-            named[name] = _view(values, offset, p)
-            offset += p.numel()
-        offset = 0
-        for name, b in self.module.named_buffers():
-            if b.is_floating_point():
-                named[name] = _view(buffers, offset, b)
-                offset += b.numel()
-        return named
+        """The module's state dict, without integers, for flat tensors laid out as this one's: views, by name.
+
+        A parameter that two layers share has its two names; buffers that a state dict leaves out are left out.
+        """
+        views: dict[int, torch.Tensor] = {}
+        for tensors, flat in ((self.module.parameters(), values), (self.module.buffers(), buffers)):
+            offset = 0
+            for t in tensors:
+                if t.is_floating_point():
+                    views[id(t)] = _view(flat, offset, t)
+                    offset += t.numel()
+        weights = self.module.state_dict(keep_vars=True)
+        return {name: views[id(t)] for name, t in weights.items() if id(t) in views}
 
 
 def _view(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:

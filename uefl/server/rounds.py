@@ -13,8 +13,10 @@ The state between two turns is all there is to a checkpoint.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +27,13 @@ from ..algorithms.base import Algorithm, Record, State
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
 from ..errors import RunError
+from ..seeds import seeded
 from .participants import Participants
 from .teacher import Teacher
 from .turn import Turn
 
 _DIVERGED = 1e3  # times the first round's training loss: far beyond the swings of a run that learns
-_PLAIN = ("iteration", "trained", "round", "rejected", "finished", "last", "first_loss")
+_PLAIN = ("iteration", "trained", "round", "rejected", "finished", "last", "first_loss", "have_trained")
 
 
 class Arm:
@@ -55,23 +58,30 @@ class Arm:
         notice: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.name, self.engine, self.teacher, self.notice = name, engine, teacher, notice
-        self.context = workspace.context
+        self.context, self._device = workspace.context, workspace.device
         self.run = workspace.context.run
         self.members: list[Algorithm] = []
         self.states: list[State] = []
         self.private: list[dict[str, dict[str, torch.Tensor]]] = []
         """of each member, the private state of each client"""
+        self._start: list[dict[str, torch.Tensor]] = []
+        """of each member, the private parts of the network that every client begins with"""
+        self.have_trained: list[str] = []
+        """clients of which an update was taken, sorted"""
+        self.iteration = 0
+        self.trained = 0
+        """rounds of this iteration that have been trained"""
         for seed in seeds:
             algorithm = workspace.algorithm.bound(replace(self.context, seed=seed))
             shared, rest = workspace.initial(seed)
             self.members.append(algorithm)
-            self.states.append(algorithm.server_state(shared["values"], shared["buffers"], workspace.net))
-            self.private.append({client: rest | algorithm.client_state(client) for client in self.context.clients})
-        self._start = [workspace.initial(seed)[1] for seed in seeds] if self.private[0] and any(self.private[0].values()) else []
+            with self._seeded(algorithm, "server_state"):
+                state = algorithm.server_state(shared["values"], shared["buffers"], workspace.net)
+            state.tensors = {name: tensor.to(self._device) for name, tensor in state.tensors.items()}
+            self.states.append(_written(state))
+            self._start.append(rest)
+            self.private.append({client: rest | self._fresh(algorithm, client) for client in self.context.clients})
         self._participants = Participants(self.context.clients, self.run.participation, self.context.seed)
-        self.iteration = 0
-        self.trained = 0
-        """rounds of this iteration that have been trained"""
         self.round = 0
         """rounds of the run that have been trained"""
         self.rejected = 0
@@ -92,13 +102,18 @@ class Arm:
         last = self.trained == self.members[0].rounds(self.iteration)
         records = self.exchange(measure=measure, train=not last)
         if last:
-            ended = [algorithm.end_iteration(state, _seen(records), turn) for algorithm, state, turn in self._each(measure, False, ())]
+            ended = []
+            for algorithm, state, turn in self._each(measure, False, ()):
+                with self._seeded(algorithm, "end_iteration"):
+                    ended.append(algorithm.end_iteration(state, _seen(records), turn))
             self.iteration += 1
             self.trained = 0
             self.finished = ended[0] or self.members[0].rounds(self.iteration) is None
         else:
             self.trained += 1
             self.round += 1
+        for state in self.states:
+            _written(state)
         return records
 
     def exchange(self, *, measure: bool, train: bool) -> list[Record]:
@@ -106,9 +121,11 @@ class Arm:
         participants = self._participants.of(self.round) if train and self.members[0].trains_clients else ()
         each = list(self._each(measure, train, participants))
         self._traffic: dict[str, list[int]] = {name: [0, 0] for name in participants}
+        self._asked = 0
         for algorithm, state, turn in each:
             state.scratch.clear()
-            algorithm.prepare(state, turn)
+            with self._seeded(algorithm, "prepare"):
+                algorithm.prepare(state, turn)
         messages = self._messages(each, measure, participants)
         averages = [algorithm.averages(state) for algorithm, state, _ in each]
         records: list[Record] = []
@@ -130,11 +147,15 @@ class Arm:
         if participants:
             self._check_quorum(len(trained), len(participants), "sent a sound update")
             for (algorithm, state, _), sums in zip(each, averages, strict=True):
-                algorithm.aggregate(state, sums)
+                with self._seeded(algorithm, "aggregate"):
+                    algorithm.aggregate(state, sums)
         if train:
-            self.last = trained
+            asked = {name: dict(zip(("bytes_sent", "bytes_received"), moved, strict=True)) for name, moved in self._traffic.items()}
+            self.last = {name: left for name, left in asked.items() if name not in participants} | trained
+            self.have_trained = sorted({*self.have_trained, *trained})
             for algorithm, state, turn in each:
-                algorithm.end_round(state, turn, self.teacher)
+                with self._seeded(algorithm, "end_round"):
+                    algorithm.end_round(state, turn, self.teacher)
         return records
 
     def _each(self, measure: bool, train: bool, participants: tuple[str, ...]) -> Iterator[tuple[Algorithm, State, Turn]]:
@@ -149,17 +170,20 @@ class Arm:
 
     def _messages(self, each: list[tuple[Algorithm, State, Turn]], measure: bool, participants: tuple[str, ...]) -> dict[str, Message]:
         asked = self.engine.clients() if measure else list(participants)
-        references = self._references() if measure and self._start else [{} for _ in each]
+        references = self._references() if measure else [{} for _ in each]
         messages = {}
         for client in asked:
             parts = []
             for i, (algorithm, state, turn) in enumerate(each):
-                train = client in participants
-                message = algorithm.broadcast(state, client, replace(turn, train=train))
-                message.private = self.private[i].get(client) or references[i]
+                train, reference = client in participants, references[i]
+                with self._seeded(algorithm, "broadcast", client):
+                    message = algorithm.broadcast(state, client, replace(turn, train=train))
                 message.options |= self._options(i, measure, train, turn)
-                if measure and client in self.context.clients:
-                    message.reference = references[i]
+                message.private = self._private(i, client, reference)
+                if reference and client in self.context.clients:
+                    message.reference = self._fresh(algorithm, client) | reference
+                    if client not in self.have_trained:
+                        message.options["newcomer"] = True
                 parts.append(message)
             messages[client] = join(parts)
         return messages
@@ -169,29 +193,51 @@ class Arm:
         return options | ({"personalised": True} if train and self.run.personalised else {})
 
     def _references(self) -> list[dict[str, torch.Tensor]]:
-        """Of each member, the mean of the clients' private states: the nearest thing to a global model where parts of it are private."""
-        return [
-            {
-                name: torch.stack([state[name].double() for state in states.values()]).mean(0).to(first.dtype)
-                for name, first in next(iter(states.values())).items()
-            }
-            for states in self.private
-        ]
+        """Of each member, a state for those who have none of their own: the nearest thing to a global model where parts of it are private.
+
+        The private parts of the network are the mean over the clients that have trained, or what all begin with where nobody has. Of
+        other state only the algorithm knows what would stand for all.
+        """
+        found = []
+        for algorithm, states, start in zip(self.members, self.private, self._start, strict=True):
+            trained = {client: states[client] for client in self.have_trained}
+            others = {client: {k: t for k, t in state.items() if k not in start} for client, state in trained.items()}
+            of_network = {name: _mean(first, name, trained) for name, first in start.items()}
+            found.append(of_network | (algorithm.reference(others) if others else {}))
+        return found
+
+    def _private(self, i: int, client: str, reference: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A client's own state; of one that is only measured, a new one with the reference in it."""
+        own = self.private[i].get(client)
+        return self._fresh(self.members[i], client) | (reference or self._start[i]) if own is None else own
+
+    def _fresh(self, algorithm: Algorithm, client: str) -> dict[str, torch.Tensor]:
+        with self._seeded(algorithm, "client_state", client, start=True):
+            return {name: tensor.to(self._device) for name, tensor in algorithm.client_state(client).items()}
+
+    def _seeded(self, algorithm: Algorithm, *place: str, start: bool = False) -> AbstractContextManager[None]:
+        """What a method of the server's half draws from torch's generator has a place in the run; ``start``: the same in every turn."""
+        when = () if start else (self.iteration, self.trained)
+        return seeded(self._device, algorithm.context.seed, "server", *when, *place)
 
     def _ask(self, messages: Mapping[str, Message], algorithm: Algorithm, i: int) -> Iterator[Reply]:
         """An exchange of an algorithm's own; what it moves counts as that of the clients' round."""
+        self._asked += 1
+        place = f"{self.iteration}/{self.trained}/{self._asked}"
         for client, message in messages.items():
-            message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": True}
-            message.private = self.private[i].get(client, {})
+            message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": place}
+            message.private = self._private(i, client, {})
         for reply in self.engine.round(messages, self.run.deadline or None):
             message = messages[reply.client]
-            reason = refusal(reply, replace(message, private={}), 0.0)
+            reason = refusal(reply, message, 0.0)
             if reason is not None:
                 yield Reply(reply.client, error=reason)
                 continue
             counted = self._traffic.setdefault(reply.client, [0, 0])
             counted[0] += message.bytes
             counted[1] += reply.bytes
+            if reply.client in self.private[i]:
+                self.private[i][reply.client] = _copied(reply.private)
             yield reply
 
     # --- replies ---------------------------------------------------------------------------------------------------
@@ -216,8 +262,7 @@ class Arm:
     def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
         for i, part in enumerate(self._parts(reply)):
             self.members[i].add(self.states[i], averages[i], part)
-            if part.private:
-                self.private[i][reply.client] = {name: tensor.clone() for name, tensor in part.private.items()}
+            self.private[i][reply.client] = _copied(part.private)
 
     def _left(self, reply: Reply, message: Message) -> dict[str, Any]:
         sent, received = self._traffic[reply.client]
@@ -231,11 +276,9 @@ class Arm:
         measured = {k: v for k, v in reply.metrics.items() if k not in of_training}
         left = {"train_loss": None, "bytes_sent": 0, "bytes_received": 0} | self.last.get(reply.client, {})
         known = reply.client in self.context.clients
+        place = {"arm": self.name, "iteration": self.iteration, "round": self.round - 1, "client": reply.client}
         return {
-            "arm": self.name,
-            "iteration": self.iteration,
-            "round": self.round - 1,
-            "client": reply.client,
+            **place,
             "accuracy": None,
             "nll": None,
             "ece": None,
@@ -247,6 +290,7 @@ class Arm:
             "extended": False,
             **({} if known else {"unseen": True}),
             **algorithm.record(state, reply.client, turn),
+            **place,
         }
 
     # --- checks ----------------------------------------------------------------------------------------------------
@@ -262,7 +306,7 @@ class Arm:
             for key, value in record.items():
                 if isinstance(value, float) and not math.isfinite(value):
                     raise RunError(f"diverged: {key} of {record['client']} is {value} after round {self.round}; lower lr")
-        losses = [float(left["train_loss"]) for left in self.last.values()]
+        losses = [float(left["train_loss"]) for left in self.last.values() if "train_loss" in left]
         losses = losses or [record["server_loss"] for record in records if record.get("server_loss") is not None]
         if not losses:
             return
@@ -275,13 +319,14 @@ class Arm:
 
     def networks(self, workspace: Workspace) -> list[tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]]:
         """Of each member: weights by name, private ones as the mean of the clients'; and what belongs to each client, by name."""
-        references, names, networks = self._references() if self._start else [{}] * len(self.states), workspace.private_names(), []
-        for algorithm, state, private, reference in zip(self.members, self.states, self.private, references, strict=True):
+        names, networks = workspace.private_names(), []
+        for algorithm, state, private, reference in zip(self.members, self.states, self.private, self._references(), strict=True):
             model = {name: state.tensors[name] for name in ("values", "buffers")}
             own = {}
             for client in self.context.clients:
-                weights = workspace.named(model, private[client]) if names else {}
-                mine = {name: tensor for name, tensor in private[client].items() if not name.startswith("net.")}
+                parts = private[client] if client in self.have_trained else private[client] | reference
+                weights = workspace.named(model, parts) if names else {}
+                mine = {name: tensor for name, tensor in parts.items() if not name.startswith("net.")}
                 own[client] = mine | {name: weights[name] for name in names} | algorithm.client_tensors(state, client)
             networks.append((workspace.named(model, reference), own))
         return networks
@@ -314,6 +359,26 @@ class Arm:
 def _seen(records: list[Record]) -> list[Record]:
     """Without the clients that are measured only."""
     return [record for record in records if not record.get("unseen")]
+
+
+def _mean(start: torch.Tensor, name: str, states: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
+    """Of one tensor over clients, one after the other."""
+    if not states:
+        return start
+    total = torch.zeros_like(start, dtype=torch.float64)
+    for state in states.values():
+        total += state[name]
+    return (total / len(states)).to(start.dtype)
+
+
+def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _written(state: State) -> State:
+    """With plain values as JSON gives them back, so that they are of the same types with and without a checkpoint."""
+    state.plain = json.loads(json.dumps(state.plain))
+    return state
 
 
 def _silent(line: str) -> None:

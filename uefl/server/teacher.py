@@ -19,7 +19,8 @@ from ..seeds import derive
 if TYPE_CHECKING:
     from ..client.workspace import Workspace
 
-_NAME = "server"
+SERVER = "server"
+"""its name where seeds are derived; no client may have it"""
 
 
 class Taught(NamedTuple):
@@ -71,7 +72,7 @@ class Teacher:
         workspace.load(work.message)
         device = workspace.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(derive(seed, "train", round, _NAME))
+            torch.manual_seed(derive(seed, "train", round, SERVER))
             outcome = fit(workspace.algorithm, work, loss=loss, epochs=epochs, moments=moments)
         after = {name: tensor.clone() for name, tensor in workspace.shared().items()}
         return Taught(after, moments_of(outcome, workspace.flat.values), outcome.loss)
@@ -86,5 +87,5 @@ class Teacher:
         return float(metrics.accuracy(evaluation.predict(self._workspace.algorithm, work, test.images).probs, test.labels))
 
     def _work(self, tensors: dict[str, torch.Tensor], seed: int, round: int) -> Work:
-        generator = torch.Generator().manual_seed(derive(seed, "own", round, _NAME))
-        return Work(_NAME, self._data, self._workspace, Message(tensors), seed, round, generator)
+        generator = torch.Generator().manual_seed(derive(seed, "own", round, SERVER))
+        return Work(SERVER, self._data, self._workspace, Message(tensors), seed, round, generator)

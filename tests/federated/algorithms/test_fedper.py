@@ -1,9 +1,16 @@
 """FedPer: the head stays with the client; with nothing private it is FedAvg, with all of it local training."""
 
+import copy
+from collections import OrderedDict
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
 from tests.federated.tiny import again, arm, finish, settings, values
+from uefl.algorithms.fedper import FedPer
+from uefl.errors import UserError
 
 
 def strip(records):
@@ -60,3 +67,39 @@ def test_the_head_never_appears_in_the_upload(personal, names):
 def test_it_resumes():
     cfg = settings("fedper", participation=0.5)
     assert again(cfg) == finish(arm(cfg)[0])
+
+
+class Own(FedPer):
+    """Of a network whose head is one layer."""
+
+    def build_model(self, spec):
+        return super().build_model(replace(spec, given=lambda: copy.deepcopy(self.own)))
+
+
+def own(net, **keys):
+    return type("Given", (Own,), {"own": net})(**keys)
+
+
+def sequential():
+    return nn.Sequential(OrderedDict(body=nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU()), head=nn.Linear(5, 3)))
+
+
+@pytest.mark.parametrize(
+    ("net", "names"),
+    [
+        (sequential(), {"head.weight", "head.bias"}),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3)), {"2.weight", "2.bias"}),
+    ],
+    ids=["a head of one layer", "no head"],
+)
+def test_the_last_linear_layer_of_any_network_is_personal(net, names):
+    assert set(arm(settings("fedper"), algorithm=own(net))[1].private_names()) == names
+
+
+def test_a_network_that_would_leave_nothing_with_the_clients_is_refused():
+    convolutions = nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten())
+    with pytest.raises(UserError, match="key 'personal': the network has no linear layer, so 'last' leaves nothing"):
+        arm(settings("fedper"), algorithm=own(convolutions))
+    with pytest.raises(UserError, match="no part called 'head'"):
+        arm(settings("fedper"), algorithm=own(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), personal="head"))
+    assert arm(settings("fedper"), algorithm=own(convolutions, personal="none"))[1].private_names() == []

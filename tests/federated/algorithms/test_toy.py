@@ -53,6 +53,9 @@ class Toy(Algorithm):
     def client_state(self, client):
         return {"offset": torch.zeros(self.context.image_shape), "turns": torch.zeros((), dtype=torch.int64)}
 
+    def reference(self, states):
+        return {"offset": sum(state["offset"] for state in states.values()) / len(states)}
+
     def before_round(self, work):
         noise = torch.randn(work.private["offset"].shape, generator=work.generator)
         work.trained["offset"] = (work.private["offset"] + 1e-3 * noise).requires_grad_()
@@ -194,6 +197,31 @@ def test_an_installed_package_names_its_algorithms_in_an_entry_point(monkeypatch
     assert "of-a-package" in registry()
 
 
+def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
+    class Entry:
+        name, value = "broken", "other_package:Broken"
+        dist = type("Distribution", (), {"name": "other-package"})
+
+        def load(self):
+            raise ImportError("no module named 'torchx'")
+
+    monkeypatch.setattr(base, "_complete", [])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()])
+    with pytest.raises(UserError, match=r"'broken' of the package other-package cannot be loaded .*torchx"):
+        registry()
+
+
+def test_an_instance_with_a_value_that_no_folder_could_hold_is_refused(tmp_path):
+    class Scaled(Toy):
+        def __init__(self, scale=1.0):
+            super().__init__()
+            self.scale = scale
+
+    with pytest.raises(UserError, match="'scale' of Scaled is no parameter"):
+        uefl.train(KEYS, out=tmp_path / "run", arms={"mine": Scaled(scale=5.0)})
+    assert not (tmp_path / "run").exists()
+
+
 def test_no_algorithm_is_named_outside_of_its_file():
     """The frame knows no algorithm by name: neither a list nor a comparison may hold one."""
     root = Path(base.__file__).parents[1]
@@ -207,7 +235,7 @@ def test_no_algorithm_is_named_outside_of_its_file():
         assert [name for name in found if not (name == "uefl" and path.name in ALLOWED)] == [], path
 
 
-ALLOWED = {"cli.py", "load.py", "doctor.py", "__init__.py"}
+ALLOWED = {"api.py", "cli.py", "load.py", "doctor.py", "__init__.py"}
 """files that name the package, whose name is also that of an algorithm"""
 
 

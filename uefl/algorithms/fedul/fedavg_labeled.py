@@ -10,6 +10,7 @@ from pydantic import Field
 from ...client.work import Batch, Work
 from ...data.federation import Federation, SetData
 from ...errors import UserError
+from ...seeds import derive
 from ..base import register
 from .sets import Labeled, OnSets, labels_loss
 
@@ -36,7 +37,7 @@ class FedAvgLabeled(OnSets):
         if share == 1:
             yield from super().epoch(work)
             return
-        order = torch.randperm(work.examples, generator=torch.Generator().manual_seed(work.seed))
+        order = torch.randperm(work.examples, generator=torch.Generator().manual_seed(derive(work.seed, "labeled", work.client)))
         chosen = order[: max(2, round(work.examples * share))]
         shuffled = chosen[torch.randperm(len(chosen))]
         yield from (batch for batch in shuffled.split(work.training.batch_size) if len(batch) > 1)

@@ -1,0 +1,184 @@
+"""What an algorithm keeps between turns, on the server and at a client, and what it draws there."""
+
+import pytest
+import torch
+
+from tests.federated.tiny import arm, finish, settings
+from uefl.algorithms.base import Algorithm
+from uefl.engines.base import Message
+
+
+def make(cfg, algorithm):
+    return arm(cfg, algorithm=algorithm)[0]
+
+
+def again(cfg, kind):
+    """All records of a run that goes on in a new arm after every turn, and that arm."""
+    records, one = [], make(cfg, kind())
+    while not one.finished:
+        tensors, plain = one.state()
+        one = make(cfg, kind())
+        one.restore({name: tensor.clone() for name, tensor in tensors.items()}, plain)
+        records += one.turn()
+    return records, one
+
+
+class Grower(Algorithm):
+    """A state of another shape for each client, and a tensor that is first there after a client has trained."""
+
+    def client_state(self, client):
+        return {"own": torch.zeros(1 + self.context.clients.index(client)) if client in self.context.clients else torch.zeros(1)}
+
+    def before_round(self, work):
+        work.private["own"] = work.private["own"] + 1
+        work.private["seen"] = work.private.get("seen", torch.zeros((), dtype=torch.int64)) + 1
+
+
+def test_state_of_any_shape_and_name_comes_back():
+    cfg = settings("fedavg", participation=0.5, rounds=[4])
+    one = make(cfg, Grower())
+    records = finish(one)
+    assert all("global_accuracy" not in record for record in records)  # nothing is said to stand for all clients
+    for client, own in one.private[0].items():
+        assert (client in one.have_trained) == ("seen" in own)
+        assert own["own"].tolist() == [float(own.get("seen", 0))] * (1 + one.context.clients.index(client))
+    assert again(cfg, Grower)[0] == records
+
+
+def test_counters_do_not_change_what_is_averaged():
+    cfg = settings("fedavg", participation=0.5, rounds=[4])
+    assert finish(make(cfg, Grower())) == finish(make(cfg, None))
+
+
+class Drawer(Algorithm):
+    """Draws from torch's generator in every method of both halves that the frame calls."""
+
+    def server_state(self, values, buffers, net):
+        state = super().server_state(values, buffers, net)
+        state.plain = {"drawn": [torch.rand(()).item()]}
+        return state
+
+    def client_state(self, client):
+        return {"own": torch.rand(2)}
+
+    def prepare(self, state, turn):
+        state.plain["drawn"].append(torch.rand(()).item())
+        for _ in range(2):
+            replies = turn.ask({name: Message(dict(state.tensors)) for name in turn.participants})
+            assert [reply.error for reply in replies] == [None] * len(turn.participants)
+
+    def answer(self, work):
+        work.private["asked"] = torch.stack([torch.rand(()), torch.rand((), generator=work.generator)])
+        return {}
+
+    def before_round(self, work):
+        work.private["own"] = work.private["own"] + torch.rand(2) + work.private["asked"]
+
+    def aggregate(self, state, averages):
+        super().aggregate(state, averages)
+        state.plain["drawn"].append(torch.rand(()).item())
+
+    def end_round(self, state, turn, server):
+        state.plain["drawn"].append(torch.rand(()).item())
+
+    def end_iteration(self, state, records, turn):
+        state.plain["drawn"].append(torch.rand(()).item())
+        return False
+
+
+def test_what_is_drawn_anywhere_does_not_depend_on_the_generator_before():
+    cfg = settings("fedavg", participation=0.6, rounds=[2, 1])
+    torch.manual_seed(1)
+    whole = make(cfg, Drawer())
+    records = finish(whole)
+    torch.manual_seed(2)
+    resumed, last = again(cfg, Drawer)
+    assert resumed == records
+    assert last.states[0].plain == whole.states[0].plain
+    assert len(set(whole.states[0].plain["drawn"])) == len(whole.states[0].plain["drawn"])
+    for client, own in whole.private[0].items():
+        assert all(torch.equal(own[name], last.private[0][client][name]) for name in own)
+
+
+def test_each_ask_has_draws_of_its_own_and_its_private_state_comes_back():
+    one = make(settings("fedavg"), Drawer())
+    seen = []
+    original = one.engine._clients["silo-0"]
+
+    def spy(message):
+        reply = original(message)
+        if "ask" in message.options:
+            seen.append(reply.private["asked"].tolist())
+        return reply
+
+    one.engine._clients["silo-0"] = spy
+    one.turn()
+    assert len(seen) == 2
+    assert len({number for draws in seen for number in draws}) == 4
+    assert one.private[0]["silo-0"]["asked"].tolist() == seen[-1]
+
+
+class Keys(Algorithm):
+    """Plain values that JSON changes."""
+
+    def server_state(self, values, buffers, net):
+        state = super().server_state(values, buffers, net)
+        state.plain = {"by_round": {0: (1, 2)}}
+        return state
+
+    def end_round(self, state, turn, server):
+        state.plain["by_round"][turn.round] = (turn.round, 0)
+
+
+def test_plain_values_are_as_json_gives_them_back_in_every_turn():
+    one = make(settings("fedavg"), Keys())
+    assert one.states[0].plain == {"by_round": {"0": [1, 2]}}
+    one.turn()
+    one.turn()
+    assert one.states[0].plain["by_round"] == {"0": [0, 0], "1": [1, 0]}
+
+
+class Seeds(Algorithm):
+    def update(self, work):
+        assert self.context.seed == work.seed
+        return super().update(work)
+
+
+def test_the_client_half_of_a_member_has_the_seed_of_the_member():
+    one = make(settings("fedavg", uncertainty="ensemble", members=2), Seeds())
+    finish(one)
+    assert one.rejected == 0
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedbn"])
+def test_a_client_that_never_trained_is_measured_with_the_mean_of_those_that_have(name):
+    one = arm(settings(name, participation=0.6, rounds=[2], seed=1, **({"personal": "head"} if name == "fedper" else {})))[0]
+    sent = []
+
+    class Spy:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def clients(self):
+            return self.inner.clients()
+
+        def round(self, messages, deadline=None):
+            sent.append(dict(messages))
+            return self.inner.round(messages, deadline)
+
+    one.engine = Spy(one.engine)
+    one.turn()
+    first = list(one.have_trained)
+    (never,) = set(one.context.clients) - set(first)
+    assert len(first) == 2
+    one_private = {client: dict(own) for client, own in one.private[0].items()}
+    records = {record["client"]: record for record in one.turn()}
+    for part, tensor in sent[1][never].reference.items():
+        torch.testing.assert_close(tensor, sum(one_private[client][part] for client in first) / 2)
+        assert sent[1][first[0]].reference[part].equal(tensor)
+    assert sent[1][never].options["newcomer"] is True
+    assert "newcomer" not in sent[1][first[0]].options
+    assert abs(records[never]["accuracy"] - records[never]["global_accuracy"]) < 0.2  # dropout alone tells them apart
+    resumed = arm(settings(name, participation=0.6, rounds=[2], seed=1, **({"personal": "head"} if name == "fedper" else {})))[0]
+    resumed.restore(*one.state())
+    assert resumed.have_trained == one.have_trained
