@@ -55,7 +55,7 @@ def test_the_published_wheel_runs_without_a_compiler(published_wheel):
     done = subprocess.run([sys.executable, ROOT / "tools" / "wheel.py", "check", published_wheel], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     content = names(published_wheel)
-    for needed in ("uefl/presets/demo.toml", "uefl/report/plots.py"):
+    for needed in ("uefl/presets/start/demo.toml", "uefl/report/plots.py"):
         assert needed in content
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +22,9 @@ from typer.core import TyperGroup
 
 from . import config
 from .errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from .report.tables import Table
 
 _GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
 _TERMINATED = 128 + signal.SIGTERM
@@ -151,7 +154,7 @@ def train(
             else:
                 train_run(cfg, preset=str(source), out=folder, device=device.value, data_root=data_root, observer=observer)
         run = report.read_run(folder)
-        console.print(*(table.rich() for table in report.tables(run)))
+        _show(console, *report.tables(run))
         typer.echo(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
     except (KeyboardInterrupt, BrokenPipeError) as end:
         root = f" --data-root {data_root}" if data_root else ""
@@ -204,9 +207,9 @@ def report(
     if len(once) < len(runs):
         typer.echo("note: a folder is named twice; it counts once")
     for run in read:
-        console.print(reports.arm_table(run).rich())
+        _show(console, reports.arm_table(run))
     if len(read) == 1:
-        console.print(*(table.rich() for table in reports.tables(read[0])[1:]))
+        _show(console, *reports.tables(read[0])[1:])
         return
     again = reports.repeated([run for run in read if run.finished])
     counted = [run for run in read if run.finished and run.path not in again]
@@ -216,10 +219,9 @@ def report(
     groups = reports.by_data(counted)
     for same in groups:
         if len(same) > 1:
-            console.print(reports.spread_table(same, str(same[0].config.data.source) if len(groups) > 1 else "").rich())
             paired = reports.paired_table(same, against)
-            if paired is not None:
-                console.print(paired.rich())
+            spread = reports.spread_table(same, str(same[0].config.data.source) if len(groups) > 1 else "")
+            _show(console, spread, *([paired] if paired is not None else []))
     if len(groups) > 1:
         kinds = "; ".join(", ".join(str(run.path) for run in same) for same in groups)
         typer.echo(f"kept apart, as no mean over different data means anything: {kinds}")
@@ -247,6 +249,10 @@ class _Terminated(KeyboardInterrupt):
 
 def _terminate(number: int, frame: object) -> None:
     raise _Terminated
+
+
+def _show(console: Console, *tables: Table) -> None:
+    console.print(*(part.rich() for table in tables for part in table.parts(console.width)))
 
 
 def _console() -> Console:

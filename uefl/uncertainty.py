@@ -89,7 +89,7 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
         tokens: ``[B, ...]``, quantised where the arm has a codebook.
         passes: T, at least 1. The seed of the masks comes from torch's generator.
 
-    Source: Gal and Ghahramani 2016; entropy of the mean prediction, Liu et al. 2024 (UEFL), eq. 6.
+    Source: Gal and Ghahramani 2016; entropy of the mean prediction, Zhang, Cao and Liu 2025 (UEFL), eq. 6.
 
     Equivalent to::
 

@@ -1,5 +1,6 @@
 """What the pages of a report say and how: HTML, extensions, names of clients, several runs, terminals that lack characters."""
 
+import io
 import json
 import os
 import re
@@ -14,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from uefl.cli import app
 from uefl.data.federation import LabeledData, Split
 from uefl.errors import UserError
-from uefl.report import by_data, client_table, paired_table, read_run, samples, write_report
+from uefl.report import arm_table, by_data, client_table, paired_table, read_run, samples, write_report
 from uefl.report.words import count, label, labels
 
 from . import run_folder
@@ -223,6 +225,24 @@ def test_silos_of_any_name_are_drawn(tmp_path, clients):
 
 def test_one_is_one():
     assert (count(1, "round"), count(2, "round"), count(0, "round")) == ("1 round", "2 rounds", "0 rounds")
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_tables_in_a_terminal_break_no_number(tmp_path, width):
+    arms = ("fedavg", "uefl", *(f"an-arm-with-a-name-{i}" for i in range(4)))
+    run = read_run(run_folder.write(tmp_path, run_folder.records(arms)))
+    for table in (arm_table(run), client_table(run)):
+        parts = table.parts(width)
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(*(part.rich() for part in parts))
+        text = console.export_text()
+        assert [name for part in parts for name in part.header[1:]] == table.header[1:]
+        for row in table.rows:
+            lines = iter([line for line in text.splitlines() if line.strip().startswith(row[0])])
+            for part in parts:
+                cells = part.rows[table.rows.index(row)]
+                assert next(line.split() for line in lines if line.split() == " ".join(cells).split())
+    assert len(arm_table(run).parts(500)) == 1
 
 
 # --- several runs --------------------------------------------------------------------------------------------------

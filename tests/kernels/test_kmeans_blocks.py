@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uefl_kernels import KMeans, backend
+from uefl_kernels.estimator import _data as data
 
 from .conftest import normal
 
@@ -99,33 +96,19 @@ def test_a_file_is_read_in_blocks(tmp_path, monkeypatch, dtype):
         model.predict(np.memmap(tmp_path / "x", dtype, "r", shape=(4, 3)))
 
 
-WITH_LITTLE_MEMORY = """
-import resource, sys
-import numpy as np
-import uefl_kernels.estimator._data as data
-from uefl_kernels import KMeans
-file = np.memmap(sys.argv[1], np.float32, "r", shape=(400_000, 128))
-model = KMeans(4, init="random", n_init=1, max_iter=2, random_state=0)
-data._BLOCK_BYTES = 1 << 22
-model.fit(file[:20000])  # whatever is set up once
-taken = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
-resource.setrlimit(resource.RLIMIT_DATA, (taken * 1024 + (64 << 20),) * 2)
-rows = file if sys.argv[2] == "file" else np.asarray(file)
-assert len(model.fit(rows).labels_) == 400_000
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
-def test_little_of_a_file_is_in_memory(tmp_path):
-    """A file of 205 MB in 64 MB, which is not enough for it as an array, of which a fit makes a grid of half its size."""
-    x = np.memmap(tmp_path / "x", np.float32, "w+", shape=(400_000, 128))
-    x[:, 0] = np.arange(400_000) % 5
-    x.flush()
-    for kind in ("file", "array"):
-        command = [sys.executable, "-c", WITH_LITTLE_MEMORY, tmp_path / "x", kind]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        assert (done.returncode == 0) == (kind == "file"), done.stderr
+def test_no_block_of_a_file_is_large(tmp_path, monkeypatch):
+    """Whatever is made of a file is made of few rows at a time."""
+    seen = []
+    rows_of = data.rows_of
+    monkeypatch.setattr(data, "_BLOCK_BYTES", 8 * 6 * 64)
+    monkeypatch.setattr(data, "rows_of", lambda name, X, **options: seen.append(len(X)) or rows_of(name, X, **options))
+    file = np.memmap(tmp_path / "x", np.float32, "w+", shape=(2000, 6))
+    file[:500] = DATA
+    model = KMeans(4, random_state=0).fit(file)
+    model.predict(file)
+    model.transform(file)
+    assert max(seen) == 64
+    assert sum(seen) > 3 * 2000
 
 
 def test_sparse_rows_are_made_dense_in_blocks(monkeypatch):

@@ -1,7 +1,7 @@
 """UEFL: a shared codebook for all, more codewords for the clients that the model is uncertain about.
 
-Source: Liu et al., "Uncertainty-Based Extensible-Codebook Federated Learning" (arXiv 2402.18888), with what its text leaves
-open or its code gets wrong settled as docs/uefl.md says.
+Source: Zhang, Cao and Liu, "Uncertainty-Based Extensible Codebook for Discrete Federated Learning in Heterogeneous Data Silos" (ICML 2025,
+arXiv 2402.18888), with what its text leaves open or its code gets wrong settled as docs/uefl.md says.
 
 A message of a quantised round has ``codebook [V, d]``, what its client sees. With the option ``new_codewords`` the client first finds
 that many by k-means on its own features, and writes them into the codebook from row ``new_at`` on. It sends back ``codebook`` and

@@ -4,7 +4,7 @@ from .compare import by_data, differing_keys, paired_table, repeated, spread_tab
 from .events import EventWriter, open_event_writer
 from .folder import Run, read_run, summarize
 from .samples import write as write_samples
-from .tables import Table, arm_table, client_table, tables
+from .tables import Table, arm_table, client_table, protocol_table, tables
 from .words import count, means
 from .write import write_report
 
@@ -20,6 +20,7 @@ __all__ = [
     "means",
     "open_event_writer",
     "paired_table",
+    "protocol_table",
     "read_run",
     "repeated",
     "spread_table",

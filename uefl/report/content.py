@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from . import extensions
 from .folder import Run
 from .plots import Picture
-from .tables import Table, arm_table, client_table
+from .tables import Table, arm_table, client_table, protocol_table
 from .words import count
 
 Block = str | list[str] | Table | Picture
@@ -25,6 +25,12 @@ _SELECTED = " Selected: accuracy of the model that was best on the server's vali
 _NO_TEST_LEGEND = (
     "There are no test images, hence no accuracy: the entropy (nats) is of the one model's predictions of the clients' own images, at the "
     "last round."
+)
+
+_PROTOCOL_LEGEND = (
+    "Best: the highest mean accuracy and its round; worst 10 %: the mean over the worst tenth of the clients at the last round; global: "
+    "without what is private to a client; personalised: after the client's own training; MB: what the server sent to train and got back, "
+    "all rounds."
 )
 
 
@@ -56,7 +62,7 @@ def content(run: Run, pictures: list[Picture]) -> Content:
 
     usage = [name for name in by_name if name.startswith("usage-")]
     sections = [
-        Section("", [_facts(run), arm_table(run), _legend(run), *shown("arms.png")]),
+        Section("", [_facts(run), arm_table(run), _legend(run), protocol_table(run), _PROTOCOL_LEGEND, *shown("arms.png")]),
         Section("Clients over the rounds", shown("accuracy.png", "entropy.png")),
         Section("Extensions", [*_extensions(run), *shown(*usage)]),
         Section("Predictions", shown("reliability.png", "classes.png", "confusion.png")),

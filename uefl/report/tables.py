@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ from .folder import Run
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+
+Columns = dict[str, Callable[[dict[str, Any]], str]]
+"""header and cell of an arm"""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,27 @@ class Table:
         rows = [f"<tr><th scope=row>{escape(row[0])}</th>{_cells(row[1:])}</tr>\n" for row in self.rows]
         return f"<div class=scroll><table{' class=numbers' if self.numeric else ''}>\n<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
 
+    def parts(self, width: int) -> list[Table]:
+        """The same table in as many as it takes to fit into ``width`` columns of a terminal with no number broken."""
+        needed = [self._width(i) + 1 for i in range(len(self.header))]
+        width -= 2  # the frame
+        groups: list[list[int]] = [[]]
+        for i in range(1, len(self.header)):
+            if groups[-1] and needed[0] + sum(needed[j] for j in groups[-1]) + needed[i] > width:
+                groups.append([])
+            groups[-1].append(i)
+        made = []
+        for number, group in enumerate(groups):
+            header, *rows = ([line[0], *(line[i] for i in group)] for line in (self.header, *self.rows))
+            made.append(Table("" if number else self.title, header, rows, self.numeric, self.note if group is groups[-1] else ""))
+        return made
+
+    def _width(self, column: int) -> int:
+        """That of the longest cell or of the header."""
+        from rich.cells import cell_len
+
+        return max(cell_len(row[column]) for row in (self.header, *self.rows))
+
     def rich(self) -> RichTable:
         """For the terminal; text is taken as it is, a silo's name may hold square brackets."""
         from rich import box
@@ -56,34 +81,50 @@ class Table:
 def arm_table(run: Run) -> Table:
     """One row per arm: means over its clients at the last round, its accuracy over the last four rounds and, where there are validation
     images, at the round that is best on them. Columns that no arm has are left out."""
-    columns = {
+    columns: Columns = {
         "accuracy": lambda arm: number(arm["accuracy"]),
         last_rounds(run): lambda arm: plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
-        "best": lambda arm: f"{number(arm['best']['accuracy'])} @ {arm['best']['round']}" if arm.get("best") else "-",
-        "selected": lambda arm: f"{number(arm['selected']['accuracy'])} @ {arm['selected']['round']}" if "selected" in arm else "-",
-        "worst 10 %": lambda arm: number(arm.get("worst_tenth")) if len(arm["clients"]) > 1 else "-",
-        "global": lambda arm: number(arm.get("global_accuracy")),
-        "personalised": lambda arm: number(arm.get("personalised_accuracy")),
-        "unseen": lambda arm: number(arm.get("unseen_accuracy")),
-        "to target": lambda arm: _reached(arm),
+        "selected": lambda arm: _at_round(arm.get("selected")),
         "entropy": lambda arm: number(arm["entropy"]),
         "perplexity": lambda arm: number(arm["perplexity"], 1),
         "NLL": lambda arm: number(arm["nll"]),
         "ECE": lambda arm: number(arm["ece"]),
-        "MB sent": lambda arm: number(arm["bytes_sent"] / 1e6, 1) if arm.get("bytes_sent") else "-",
-        "MB back": lambda arm: number(arm["bytes_received"] / 1e6, 1) if arm.get("bytes_received") else "-",
         "left out": lambda arm: str(arm.get("rejected", "-")),
         "rounds": lambda arm: str(arm["rounds"]),
         "seconds": lambda arm: number(arm.get("seconds"), 1),
     }
     own = {key: {name: number(run.mean(name, key)) for name in run.arms} for key in run.columns if key not in columns}
-    always = ("entropy", "left out", "rounds", "seconds")
-    kept = [name for name, cell in columns.items() if name in always or any(cell(arm) != "-" for arm in run.arms.values())]
     added = [key for key, cells in own.items() if set(cells.values()) != {"-"}]
-    rows = [[name, *(columns[key](arm) for key in kept), *(own[key][name] for key in added)] for name, arm in run.arms.items()]
-    header = ["arm", *kept, *added]
+    header, rows = _filled(run, columns, ("entropy", "left out", "rounds", "seconds"))
+    header, rows = [*header, *added], [[*row, *(own[key][row[0]] for key in added)] for row in rows]
     note = f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds" if "accuracy" in header else ""
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows, note=note)
+
+
+def protocol_table(run: Run) -> Table:
+    """One row per arm: its best round, the worst tenth of its clients, what was measured beside the global model, and megabytes moved."""
+    columns: Columns = {
+        "best": lambda arm: _at_round(arm.get("best")),
+        "worst 10 %": lambda arm: number(arm.get("worst_tenth")) if len(arm["clients"]) > 1 else "-",
+        "global": lambda arm: number(arm.get("global_accuracy")),
+        "personalised": lambda arm: number(arm.get("personalised_accuracy")),
+        "unseen": lambda arm: number(arm.get("unseen_accuracy")),
+        "to target": _reached,
+        "MB sent": lambda arm: number(arm["bytes_sent"] / 1e6, 1) if "bytes_sent" in arm else "-",
+        "MB back": lambda arm: number(arm["bytes_received"] / 1e6, 1) if "bytes_received" in arm else "-",
+    }
+    header, rows = _filled(run, columns, ("MB sent", "MB back"))
+    return Table("clients and traffic", header, rows)
+
+
+def _filled(run: Run, columns: Columns, always: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows without the columns that no arm has."""
+    kept = [name for name, cell in columns.items() if name in always or any(cell(arm) != "-" for arm in run.arms.values())]
+    return ["arm", *kept], [[name, *(columns[key](arm) for key in kept)] for name, arm in run.arms.items()]
+
+
+def _at_round(found: dict[str, Any] | None) -> str:
+    return f"{number(found['accuracy'])} @ {found['round']}" if found else "-"
 
 
 def last_rounds(*runs: Run) -> str:
@@ -94,7 +135,7 @@ def last_rounds(*runs: Run) -> str:
 
 def tables(run: Run) -> list[Table]:
     """What a report shows: the arms, and the clients where they differ. On unlabeled sets all share one model and one test set."""
-    return [arm_table(run)] if run.on_sets else [arm_table(run), client_table(run)]
+    return [arm_table(run), protocol_table(run), *([] if run.on_sets else [client_table(run)])]
 
 
 def client_table(run: Run) -> Table:

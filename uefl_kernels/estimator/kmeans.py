@@ -120,7 +120,7 @@ class KMeans(TakesRows, ClusteringEstimator):
                 process alone.
 
         Returns:
-            self. In memory are one block and about 50 bytes a row, with ``"k-means++"`` 8 (2 + ln n_clusters) more.
+            self. In memory are one block and some tens of bytes a row, with ``"k-means++"`` 8 (2 + ln n_clusters) more.
 
         Raises:
             TypeError, ValueError: as ``fit``; blocks that can be read only once or change between two passes, processes that disagree,

@@ -32,7 +32,7 @@ class ExtensibleCodebook(Float32Module):
     Raises:
         ValueError: sizes that do not fit, or clients that are missing, unknown or named twice.
 
-    Source: Liu et al., "Uncertainty-Based Extensible-Codebook Federated Learning" (arXiv 2402.18888).
+    Source: Zhang, Cao and Liu, "Uncertainty-Based Extensible Codebook for Discrete Federated Learning in Heterogeneous Data Silos".
 
     Equivalent to: ``vq(x, torch.cat(blocks[client]))``, which copies all codewords in every step.
     """

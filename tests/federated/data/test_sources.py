@@ -35,7 +35,7 @@ def test_a_source_of_your_own_is_registered_under_its_name(monkeypatch):
     assert labeled("mine", clients=2).digest == labeled("digits", clients=2).digest
     with pytest.raises(ValueError, match="the data set 'mine' is registered already; choose another name"):
         source("mine")(lambda root: SOURCES["digits"](root))
-    with pytest.raises(ValueError, match=r"'digit' is no data set \(did you mean 'digits'\?\); there are cifar10, "):
+    with pytest.raises(ValueError, match=r"'digit' is no data set \(did you mean 'digits'\?\); there are arrays, cifar10, "):
         SOURCES["digit"]
 
 
