@@ -87,7 +87,8 @@ def arm(
     engine = wrap(LocalEngine(Clients((*fed.silos, *fed.unseen), torch.device("cpu")).handlers(room)))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
-    teacher = Teacher(fed.server, room) if fed.server is not None else None
+    has_images = fed.server is not None and (fed.server.labeled or fed.server.validation)
+    teacher = Teacher(fed.server, room) if fed.server is not None and has_images else None
     return Arm("arm", room, seeds, engine, teacher, notices.append), room, notices
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import Interval, StrOptions, validate_parameter_constraints
 
 from .._kmeans_checks import INITS, METRICS
+from .._numbers import as_integer
 
 __all__ = ["ClusteringEstimator", "ConvergenceWarning", "Estimator", "NotFittedError", "constraints"]
 
@@ -34,7 +35,15 @@ def constraints(*names: str) -> dict[str, list[Any]]:
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """An estimator that takes sparse matrices, too."""
+    """An estimator that takes sparse matrices, and as integers all that have ``__index__``, too."""
+
+    _parameter_constraints: dict[str, list[Any]]
+
+    def _validate_params(self) -> None:
+        given = self.get_params(deep=False)
+        whole = {name: as_integer(value) for name, value in given.items()}
+        seen = {name: value if whole[name] is None else whole[name] for name, value in given.items()}
+        validate_parameter_constraints(self._parameter_constraints, seen, caller_name=type(self).__name__)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
