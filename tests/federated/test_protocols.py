@@ -8,7 +8,7 @@ from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, state, values
 from uefl.config import Config
 from uefl.errors import RunError
-from uefl.report import arm_table, read_run, summarize
+from uefl.report import protocol_table, read_run, summarize
 from uefl.server.participants import Participants
 
 NAMES = tuple(f"silo-{i}" for i in range(10))
@@ -159,7 +159,7 @@ def test_the_summary_of_a_run():
 def test_the_table_shows_what_was_measured(tmp_path):
     records = lines([[0.1, 0.3], [0.9, 0.7]], personalised_accuracy=0.75)
     run_folder.write(tmp_path, records, target_accuracy=0.95, rounds=[2])
-    table = arm_table(read_run(tmp_path))
+    table = protocol_table(read_run(tmp_path))
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert (row["best"], row["worst 10 %"], row["personalised"]) == ("0.800 @ 2", "0.700", "0.750")
     assert "global" not in row
