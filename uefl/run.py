@@ -286,10 +286,9 @@ class _Run:
             raise UserError(f"{self.metrics} is damaged; restore it, or start a new run") from None
 
     def _arm(self, name: str) -> tuple[Arm, Workspace]:
-        workspace, server, seed = self.workspace(name), self.federation.server, self.cfg.run.seed
+        workspace, seed = self.workspace(name), self.cfg.run.seed
         engine = LocalEngine(self.clients.handlers(workspace), started=lambda client: self.observer.client(name, arm.round, client))
-        has_images = server is not None and any(part is not None and len(part) for part in (server.labeled, server.validation))
-        teacher = Teacher(server, workspace) if server is not None and has_images else None
+        teacher = Teacher.of(self.federation.server, workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
         arm = Arm(name, workspace, seeds, engine, teacher, self.observer.notice)

@@ -50,6 +50,11 @@ class Teacher:
         assert isinstance(data, LabeledData)
         self._data, self._workspace = data, workspace
 
+    @classmethod
+    def of(cls, server: ServerData | None, workspace: Workspace) -> Teacher | None:
+        """None where the server has no images."""
+        return cls(server, workspace) if server is not None and (server.labeled or server.validation) else None
+
     def train(
         self,
         tensors: dict[str, torch.Tensor],
