@@ -130,8 +130,9 @@ class Algorithm:
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
     columns: ClassVar[dict[str, str]] = {}
-    """metrics of its own (of :meth:`record` or :meth:`measure`) that a report shows for its arms, as means over the clients at the last
-    round: by name, what each is"""
+    """metrics of its own that a report shows: by name, what each is. They are in the records of its clients, which have them from
+    :meth:`record`, from :meth:`measure`, or from what the client half put into ``work.metrics`` while it trained. The report shows the mean
+    over the clients at the last round. A metric that is not named here is in metrics.jsonl alone."""
 
     context: Context
 
