@@ -19,8 +19,31 @@ if TYPE_CHECKING:
 
 
 RESERVED = frozenset(
-    "arm iteration round client unseen accuracy nll ece brier entropy entropy_deterministic mutual_info holdout_accuracy holdout_entropy "
-    "global_accuracy personalised_accuracy confusion reliability confidence train_loss steps bytes_sent bytes_received".split()
+    (
+        "arm",
+        "iteration",
+        "round",
+        "client",
+        "unseen",
+        "accuracy",
+        "nll",
+        "ece",
+        "brier",
+        "entropy",
+        "entropy_deterministic",
+        "mutual_info",
+        "holdout_accuracy",
+        "holdout_entropy",
+        "global_accuracy",
+        "personalised_accuracy",
+        "confusion",
+        "reliability",
+        "confidence",
+        "train_loss",
+        "steps",
+        "bytes_sent",
+        "bytes_received",
+    )
 )
 """names of metrics.jsonl that the frame fills"""
 
@@ -56,7 +79,7 @@ class Work:
     memory: dict[str, Any] = field(default_factory=dict)
     """whatever the methods of this turn leave for each other"""
     metrics: dict[str, float] = field(default_factory=dict)
-    """what the algorithm measures while it trains, e.g. the mean of a term of its loss; becomes part of the client's metrics of the round"""
+    """what the algorithm measures while it trains, e.g. the mean of a term of its loss: part of the client's metrics of this round"""
     epochs: int = 0
     """passes planned in this round"""
     epoch: int = 0
