@@ -20,7 +20,7 @@ _MOMENT = "moment."
 
 @register("centralised")
 class Centralised(Algorithm):
-    """With one client and a fresh optimizer in every round it is FedAvg."""
+    """One model on the training images of all clients, which leave the clients: a yardstick for experiments on one machine."""
 
     trains_clients = False
     pools_images = True

@@ -52,7 +52,7 @@ class ProductOfExperts:
 
 @register("fedcr")
 class FedCR(GaussianFeatures):
-    """Without the divergence, the draws and the bound of the gradient it is FedPer of the last layer, bit for bit."""
+    """FedPer of Gaussian features with a divergence; without it and without draws it is FedPer of the last layer, bit for bit."""
 
     hidden = True
     average_of = "logits"

@@ -11,7 +11,7 @@ from .base import Algorithm, register
 
 @register("local")
 class Local(Algorithm):
-    """FedAvg with every parameter and buffer private; all clients begin with the same weights."""
+    """Every client trains a model of its own, all from the same weights; nothing is averaged."""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """There is no model for a client that does not train."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.federated.algorithms.test_local import Uniform, alone
+from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, state, values
-from tests.federated.whole_run import whole_run
 
 
 def one_client():
@@ -62,5 +62,8 @@ def test_it_resumes_with_the_state_of_the_optimizer():
     assert "moment.exp_avg" in state(one).tensors
 
 
-def test_a_whole_run(tmp_path):
-    assert whole_run(tmp_path, "centralised").model("arm").clients == ()
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"centralised": {}}, dropout=0.0)
+    assert run.model("centralised").clients == ()
+    saved, measured = saved_accuracy(run, "centralised")
+    assert saved == measured

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, state, values
-from tests.federated.whole_run import whole_run
 from uefl.algorithms.base import ModelSpec
 from uefl.algorithms.distrans import DisTrans, TwinNet, mixtures
 from uefl.config import load
@@ -150,5 +150,8 @@ def test_other_networks_are_refused():
         arm(load({"model": {"encoder": "resnet18_nopool"}, "arms": {"distrans": {}}}))
 
 
-def test_a_whole_run(tmp_path):
-    assert whole_run(tmp_path, "distrans").model("arm").clients == ("north", "south")
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"distrans": {}}, dropout=0.0)
+    assert run.model("distrans").clients == ("silo-0", "silo-1")
+    saved, measured = saved_accuracy(run, "distrans", "silo-1")
+    assert saved == measured

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
+from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, split, state, values
-from tests.federated.whole_run import whole_run
 from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
 from uefl.algorithms.fedper import FedPer
 from uefl.algorithms.fedsr import FedSR
@@ -150,5 +150,8 @@ def test_an_infinite_divergence_is_refused():
         FedCR(stochastic=False)
 
 
-def test_a_whole_run(tmp_path):
-    assert whole_run(tmp_path, "fedcr", dim=8, far=0.05).model("arm").clients == ("north", "south")
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"fedcr": {"dim": 8}}, passes=300)
+    assert run.model("fedcr").clients == ("silo-0", "silo-1")
+    saved, measured = saved_accuracy(run, "fedcr", "silo-1")
+    assert saved == pytest.approx(measured, abs=0.1)  # of the means, and of samples

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.federated.algorithms.test_local import alone
+from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, state, values
-from tests.federated.whole_run import whole_run
 from uefl.algorithms.fediir import FedIIR
 from uefl.client.work import Batch
 from uefl.errors import UserError
@@ -143,5 +143,8 @@ def test_a_network_without_such_a_part_is_refused():
         FedIIR(part="head").check(federation(), "arm", nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
 
 
-def test_a_whole_run(tmp_path):
-    assert whole_run(tmp_path, "fediir").model("arm").clients == ()
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"fediir": {}}, dropout=0.0)
+    assert run.model("fediir").clients == ()
+    saved, measured = saved_accuracy(run, "fediir")
+    assert saved == measured

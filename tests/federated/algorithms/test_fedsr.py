@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
+from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, state, values
-from tests.federated.whole_run import whole_run
 from uefl.algorithms.fedavg import FedAvg
 from uefl.algorithms.fedsr import FedSR, divergence
 from uefl.config import load
@@ -135,5 +135,7 @@ def test_an_infinite_divergence_is_refused():
         FedSR(stochastic=False)
 
 
-def test_a_whole_run(tmp_path):
-    assert len(whole_run(tmp_path, "fedsr", dim=8, far=0.05).metrics) == 6
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"fedsr": {"dim": 8}}, passes=300)
+    saved, measured = saved_accuracy(run, "fedsr", "silo-1")
+    assert saved == pytest.approx(measured, abs=0.1)  # of the means, and of samples

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, values
-from tests.federated.whole_run import whole_run
 from uefl.algorithms.fedavg import FedAvg
 from uefl.data.federation import Federation
 from uefl.errors import UserError
@@ -54,5 +54,8 @@ def test_clients_that_never_train_are_refused():
         room.algorithm.check(fed, "arm", room.net)
 
 
-def test_a_whole_run(tmp_path):
-    assert whole_run(tmp_path, "local").model("arm").clients == ("north", "south")
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"local": {}}, dropout=0.0)
+    assert run.model("local").clients == ("silo-0", "silo-1")
+    saved, measured = saved_accuracy(run, "local", "silo-1")
+    assert saved == measured
