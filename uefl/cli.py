@@ -200,8 +200,10 @@ class _Scale(str, Enum):
 
 @app.command()
 def suite(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None,
-    scale: Annotated[_Scale, typer.Option(help="cpu: a smaller version, within an hour on two cores; paper: its own size, for a GPU.")] = _Scale.cpu,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME|SUITE.toml]", show_default=False)] = None,
+    scale: Annotated[
+        _Scale, typer.Option(help="cpu: a smaller version, within an hour on two cores; paper: its own size, for a GPU.")
+    ] = _Scale.cpu,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: cpu, as many as cores; paper, one.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the suite; default: runs/NAME-SCALE.")] = None,
@@ -217,7 +219,7 @@ def suite(
         return
     from .suites.command import run
 
-    folder = out or Path("runs") / f"{name}-{scale.value}"
+    folder = out or Path("runs") / f"{Path(name).stem}-{scale.value}"
     signal.signal(signal.SIGTERM, _terminate)
     try:
         run(name, scale=scale.value, seeds=seeds, jobs=jobs, out=folder, device=device.value, data_root=data_root, console=_console())

@@ -75,7 +75,7 @@ def run(
             for job in wanted:
                 cost.measure(job.folder)
         result = report.collect(suite, scale, wanted, errors)
-        report.write(result, out)
+        report.write(result, out, data_root)
     console.print(*(part.rich() for part in report.table(result).parts(console.width)))
     console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", highlight=False)
     if result.missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ..report.plots import Picture
 from ..report.style import RC, canvas, legend, of_place
 from ..report.tables import Table, number
 from ..report.words import count
-from . import cost
+from . import cost, features
 from .suite import Job, Scale, Suite
 
 _CONFIDENCE = 0.95
@@ -73,12 +73,12 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
     return Result(suite, scale, runs, missing)
 
 
-def write(result: Result, out: Path) -> None:
-    """``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite."""
+def write(result: Result, out: Path, data_root: Path | None = None) -> None:
+    """``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite; the images are read again for the pictures of features."""
     (out / "plots").mkdir(parents=True, exist_ok=True)
     pictures: list[Picture] = []
     with rc_context(RC):
-        for picture, figure in _draw(result):
+        for picture, figure in (*_draw(result), *_draw_features(result, data_root)):
             figure.savefig(out / "plots" / picture.name)
             pictures.append(picture)
     found = content(result, pictures)
@@ -100,13 +100,13 @@ def table(result: Result) -> Table:
     """A row per case and arm."""
     suite = result.suite
     printed = {measure for case in suite.cases.values() for numbers in case.paper.values() for measure in numbers}
-    header = ["case", "arm", "seeds"]
+    header = ["case / arm", "seeds"]
     for i, measure in enumerate(suite.measures):
         header += [measure] + (["paper"] if measure in printed else []) + ([f"less {suite.against}, 95 %"] if i == 0 else [])
     rows = []
     for case in suite.cases:
         for arm in result.arms(case):
-            row = [case, arm, str(len(result.runs[case, arm]))]
+            row = [f"{case} / {arm}", str(len(result.runs[case, arm]))]
             for i, measure in enumerate(suite.measures):
                 values = result.values(case, arm, measure)
                 row.append(_spread(list(values.values())))
@@ -227,11 +227,22 @@ def _draw_sweep(result: Result, measure: str) -> Figure:
         points = [(case.x, list(result.values(name, arm, measure).values())) for name, case in cases.items()]
         known = [(x, values) for x, values in points if x is not None and values]
         spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in known]
-        ax.errorbar([x for x, _ in known], [statistics.fmean(v) for _, v in known], spread, capsize=2, marker="o", **of_place(place, len(arms)))
+        ax.errorbar(
+            [x for x, _ in known], [statistics.fmean(v) for _, v in known], spread, capsize=2, marker="o", **of_place(place, len(arms))
+        )
     ax.set_xlabel(result.suite.axis or "")
     ax.set_ylabel(measure)
     _legend(figure, arms)
     return figure
+
+
+def _draw_features(result: Result, data_root: Path | None) -> Iterator[tuple[Picture, Figure]]:
+    """Of the first seed of every arm with a codebook."""
+    for (case, arm), runs in result.runs.items():
+        figure = features.draw(runs[min(runs)].path, data_root)
+        if figure is not None:
+            caption = f"Test images of each client on the two principal axes of the features, seed {min(runs)}."
+            yield Picture(f"features-{case}-{arm}.png", f"Features and codewords of {arm} on {case}", caption), figure
 
 
 def _legend(figure: Figure, arms: list[str]) -> None:

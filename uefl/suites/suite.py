@@ -113,16 +113,25 @@ def suites() -> dict[str, str]:
 
 
 def load(name: str) -> Suite:
-    """Read a suite.
+    """Read a suite by its name, or a ``.toml`` file of your own by its path.
 
     Raises:
-        UserError: no such suite.
+        UserError: no such suite or file, or it is no suite.
     """
     files = _files()
-    if name not in files:
-        raise UserError(f"no suite {name!r}{nearest(name, files)}; see `uefl suite`")
-    table = tomllib.loads(files[name].read_text(encoding="utf-8"))
-    return parse(Suite, name, {"name": name, "about": _about(files[name]), **table})
+    if Path(name).suffix == ".toml":
+        file: Traversable = Path(name)
+    elif name in files:
+        file = files[name]
+    else:
+        raise UserError(f"no suite {name!r}{nearest(name, files)}; see `uefl suite`, or give the path of a .toml file")
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{name} is not valid TOML: {error}") from None
+    return parse(Suite, Path(name).stem, {"name": Path(name).stem, "about": _about(file), **table})
 
 
 def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
@@ -140,7 +149,9 @@ def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> lis
     """
     cases = suite.configs(scale).items()
     return [
-        Job(case, arm, seed, replace(cfg.with_run(seed=seed, threads=threads), arms={arm: cfg.arms[arm]}), out / case / arm / f"seed-{seed}")
+        Job(
+            case, arm, seed, replace(cfg.with_run(seed=seed, threads=threads), arms={arm: cfg.arms[arm]}), out / case / arm / f"seed-{seed}"
+        )
         for seed in range(seeds)
         for case, cfg in cases
         for arm in cfg.arms
