@@ -171,10 +171,8 @@ def _draw(result: Result) -> list[tuple[Picture, Figure]]:
     if result.suite.axis is not None:
         caption = f"Mean over the seeds of {measure}; bars: sample deviation."
         made.append((Picture("sweep.png", f"{measure} over {result.suite.axis}", caption), _draw_sweep(result, measure)))
-    caption = (
-        "Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; triangles: rounds in which a client of some "
-        "seed was given codewords."
-    )
+    marks = "triangles: rounds before which a client was given something by its algorithm, such as codewords"
+    caption = f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
     made.append((Picture("curves.png", "Accuracy over the rounds", caption), _draw_curves(result, "accuracy")))
     made.append((Picture("entropy.png", "Entropy over the rounds", caption), _draw_curves(result, "entropy")))
     return [(picture, figure) for picture, figure in made if figure.axes]
