@@ -12,7 +12,6 @@ from tests.federated.deploy.runs import UEFL, children, config, end, gone, round
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-
 @pytest.mark.parametrize(("arms", "clients"), [(f"[arms.fedavg]\n{UEFL}[arms.fedper]\n", 3)], ids=["labeled"])
 def test_the_same_numbers_as_in_one_process(tmp_path, arms, clients):
     cfg = config(tmp_path, arms, clients)
