@@ -203,7 +203,8 @@ class Arm:
             trained = {client: states[client] for client in self.have_trained}
             others = {client: {k: t for k, t in state.items() if k not in start} for client, state in trained.items()}
             of_network = {name: _mean(first, name, trained) for name, first in start.items()}
-            found.append(of_network | (algorithm.reference(others) if others else {}))
+            own = algorithm.reference(others) if others else {}
+            found.append(of_network | {name: tensor for name, tensor in own.items() if name in algorithm.private_predicts})
         return found
 
     def _private(self, i: int, client: str, reference: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -323,7 +324,7 @@ class Arm:
             for client in self.context.clients:
                 parts = private[client] if client in self.have_trained else private[client] | reference
                 weights = workspace.named(model, parts) if names else {}
-                mine = {name: tensor for name, tensor in parts.items() if not name.startswith("net.")}
+                mine = {name: tensor for name, tensor in parts.items() if name in algorithm.private_predicts}
                 own[client] = mine | {name: weights[name] for name in names} | algorithm.client_tensors(state, client)
             networks.append((workspace.named(model, reference), own))
         return networks
