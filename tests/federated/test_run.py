@@ -21,6 +21,7 @@ from uefl.models import saved
 from uefl_kernels import backend
 
 KEYS = [
+    'arms=["fedavg", "uefl"]',
     "clients=3", "angles=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
     "codewords=8", "rounds=[2, 1]", "local_epochs=1", "batch_size=16", "passes=3", "threads=1", "gamma=0.0",
 ]  # fmt: skip

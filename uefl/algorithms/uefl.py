@@ -180,9 +180,10 @@ class UEFL(Quantised):
     class Parameters(Codebook):
         """Of UEFL."""
 
-        extend: Literal["uncertain", "none"] = Field(
+        extend: Literal["uncertain", "random", "all", "none"] = Field(
             "uncertain",
-            description="`uncertain`: extend the codebooks of clients above the threshold; `none`: one codebook, never extended",
+            description="whose codebooks grow after an iteration: `uncertain`: of the clients above the threshold; `random`: of as many, "
+            "drawn; `all`: of every client; `none`: of nobody",
         )
         codebook_init: Literal["normal", "kmeans"] = Field(
             "normal", description="`normal`: N(0, 1); `kmeans`: on the features of all clients after a first round without quantiser"
@@ -308,20 +309,29 @@ class UEFL(Quantised):
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
         """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7)."""
-        if self.parameters.extend == "none":
+        if self.parameters.extend in ("all", "none"):
+            state.plain["pending"] = list(self.context.clients) if self.parameters.extend == "all" else []
             return False
         entropy = {record["client"]: record["holdout_entropy"] for record in records}
         if state.plain["threshold"] is None or self.parameters.threshold == "current":
             state.plain["threshold"] = threshold(entropy, self.parameters)
         limit = state.plain["threshold"]
         uncertain = [name for name, e in sorted(entropy.items()) if e > limit]
-        state.plain |= {"uncertain": uncertain, "pending": list(uncertain)}
-        for record in records:
-            record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
+        chosen = list(uncertain) if self.parameters.extend == "uncertain" else self.drawn(len(uncertain), turn)
+        state.plain |= {"uncertain": uncertain, "pending": chosen}
+        if self.parameters.extend == "uncertain":
+            for record in records:
+                record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
         shown = extensions.nats(limit, len(self.context.classes))
-        clients = above(limit, entropy, uncertain)
-        turn.notice(f"after iteration {turn.iteration + 1}, entropy above {shown}: {clients or 'no client'}")
+        line = f"after iteration {turn.iteration + 1}, entropy above {shown}: {above(limit, entropy, uncertain) or 'no client'}"
+        turn.notice(line if chosen == uncertain else f"{line}; extended in their place: {', '.join(chosen)}")
         return not uncertain and bool(self.parameters.stop_when_certain)
+
+    def drawn(self, count: int, turn: Turn) -> list[str]:
+        """So many clients at random, sorted; the same in every member of an ensemble."""
+        seed = derive(self.context.run.seed, "extended", turn.iteration)
+        order = torch.randperm(len(self.context.clients), generator=torch.Generator().manual_seed(seed))
+        return sorted(self.context.clients[i] for i in order[:count].tolist())
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
         """What the client sees."""
