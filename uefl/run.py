@@ -289,7 +289,7 @@ class _Run:
     def _arm(self, name: str) -> tuple[Arm, Workspace]:
         workspace, seed = self.workspace(name), self.cfg.run.seed
         engine = LocalEngine(self.clients.handlers(workspace), started=lambda client: self.observer.client(name, arm.round, client))
-        teacher = Teacher.of(self.federation.server, workspace)
+        teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
         arm = Arm(name, workspace, seeds, engine, teacher, self.observer.notice)

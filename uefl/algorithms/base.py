@@ -35,7 +35,7 @@ from .context import Context, ModelSpec, Parameters, Record, State
 
 if TYPE_CHECKING:
     from ..client.work import Batch, Work
-    from ..data.federation import Federation
+    from ..data.federation import Federation, ServerData
     from ..server.teacher import Teacher
     from ..server.turn import Turn
 
@@ -59,6 +59,8 @@ class Algorithm:
     """the data of a client: ``labeled`` images, or unlabeled ``sets`` whose class shares are known"""
     trains_clients: ClassVar[bool] = True
     """False: clients are only measured"""
+    pools_images: ClassVar[bool] = False
+    """whether :meth:`server_data` reads the images of clients, which only an engine in this process can allow"""
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
     private_predicts: ClassVar[tuple[str, ...]] = ()
@@ -110,6 +112,10 @@ class Algorithm:
         return False
 
     # --- the server's half -----------------------------------------------------------------------------------------
+
+    def server_data(self, federation: Federation) -> ServerData | None:
+        """The images that the server trains and validates on; None: it has none."""
+        return federation.server
 
     def rounds(self, iteration: int) -> int | None:
         """Rounds of an iteration, None behind the last one."""
