@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import uefl
+from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
 from uefl.errors import UserError
 from uefl.models.flat import FlatModule
@@ -49,8 +50,11 @@ def test_a_one_token_model_tells_at_most_as_many_images_apart_as_it_has_codeword
     torch.manual_seed(0)
     net, images = Net(TINY, (1, 8, 8), 3).eval(), torch.randn(200, 1, 8, 8)
     codebook = net.tokens(images[:5]).detach().reshape(5, 16)
-    logits, _ = net.quantized(images, codebook, 0.25)
-    known, _ = net.quantized(images[:5], codebook, 0.25)  # the rows of a batch are multiplied in blocks, which round each in its own way
+    quantizer = Quantizer()
+    logits = net.classify(quantizer(net.tokens(images), codebook).values)
+    known = net.classify(
+        quantizer(net.tokens(images[:5]), codebook).values
+    )  # the rows of a batch are multiplied in blocks, which round each in its own way
     assert (torch.cdist(logits, known, compute_mode="donot_use_mm_for_euclid_dist") < 1e-5).sum(1).tolist() == [1] * 200
     assert float(torch.nn.functional.pdist(known).min()) > 1e-3
 

@@ -1,6 +1,6 @@
 """The published UEFL code's behaviour, for comparison: what its server does, in its order, mistakes included.
 
-What differs from the corrected algorithm (``uefl.py``):
+What differs from the corrected algorithm (``uefl/uefl.py``):
 
 * no codeword is ever averaged: every silo keeps a copy of the whole codebook module, also of the "shared" block;
 * at the start of an iteration every silo starts from the *last* silo's copy;
@@ -25,7 +25,8 @@ from ..client.work import Work
 from ..engines.base import Expected, Message, Reply
 from ..server.turn import Turn
 from .base import Record, State, register
-from .uefl import Quantised, negative_usage, out_of_reach, threshold
+from .uefl.client import Quantised, negative_usage
+from .uefl.extension import out_of_reach, threshold
 
 
 @register("uefl-published")

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-import uefl_kernels
-
 from ..errors import UserError
 from . import encoders
 
@@ -115,14 +113,13 @@ class Net(nn.Module):
         features: torch.Tensor = self.encoder(images)
         return features.permute(0, 2, 3, 1)
 
+    def classify(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [B, H', W', D], quantised or not -> logits [B, classes]."""
+        return self.head.stochastic(self.head.prefix(tokens))
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits [B, classes]."""
-        return self.head.stochastic(self.head.prefix(self.tokens(images)))
-
-    def quantized(self, images: torch.Tensor, codebook: torch.Tensor, commitment: float) -> tuple[torch.Tensor, uefl_kernels.VQOutput]:
-        """Logits [B, classes] behind a quantiser with ``codebook [V, d]``, and the quantiser's output."""
-        out = uefl_kernels.vq(self.tokens(images), codebook, commitment_weight=commitment)
-        return self.head.stochastic(self.head.prefix(out.quantized)), out
+        return self.classify(self.tokens(images))
 
     @torch.no_grad()
     def _token_shape(self, name: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -3,7 +3,8 @@ import torch
 
 from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, state, values, visible
-from uefl.algorithms.uefl import above, counts_per_batch
+from uefl.algorithms.uefl.client import counts_per_batch
+from uefl.algorithms.uefl.extension import above
 from uefl.clustering import kmeans
 from uefl.engines.base import Message
 
@@ -178,7 +179,7 @@ def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
             asked.append({("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()})
             return self.inner.round(messages, deadline)
 
-    algorithm, _, _ = arm(settings(extend="none", codebook_init="kmeans"), wrap=lambda e: Spy(e, None))
+    algorithm, _, _ = arm(settings(extend="none", codebook_after=1), wrap=lambda e: Spy(e, None))
     records = finish(algorithm)
     assert asked[:3] == [{(False, False)}, {(False, True)}, {(True, False)}]
     assert [r["codewords"] for r in records] == [4] * 9
