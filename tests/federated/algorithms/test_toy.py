@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import re
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from pydantic import Field
 from torch import nn
 
 import uefl
+from tests.federated.interrupted import Killer, outcome
 from uefl.algorithms import base
 from uefl.algorithms.base import Algorithm, Parameters, find, registry
 from uefl.errors import UserError
@@ -84,31 +84,6 @@ KEYS = {
     "training": {"rounds": [2, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2},
     "arms": {"toy": {"beta": 0.3}, "fedavg": {}},
 }
-
-
-class Killer:
-    """Stops the process, or this thread, at one client of one round."""
-
-    def __init__(self, when=None, kill=False):
-        self.when, self.kill = when, kill
-
-    def __getattr__(self, name):
-        return lambda *_: None
-
-    def client(self, *now):
-        if now == self.when:
-            if self.kill:
-                import os
-
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise KeyboardInterrupt
-
-
-def outcome(path: Path):
-    summary = json.loads((path / "summary.json").read_text())
-    for arm in summary["arms"].values():
-        arm.pop("seconds")
-    return summary, (path / "metrics.jsonl").read_text(), [(f.name, f.read_bytes()) for f in sorted(path.glob("model-*"))]
 
 
 @pytest.fixture(scope="module")
