@@ -33,6 +33,8 @@ from .uefl.extension import out_of_reach, threshold
 class PublishedUEFL(Quantised):
     """See the module's docstring."""
 
+    draws = False
+
     def rounds(self, iteration: int) -> int | None:
         """Without ``max_iterations`` there is always another iteration."""
         training = self.context.training

@@ -66,7 +66,16 @@ class Model(Section):
         description="`cnn` (three residual stages), `vgg16_bn`, `resnet18`; FedUL's: `cnn5x5`, `resnet18_nopool`, with heads of their own; "
         "`given`: the network that `uefl.train(model=...)` gets",
     )
-    pretrained: bool = Field(False, description="ImageNet weights for `vgg16_bn` and the two resnets, downloaded by torchvision")
+    pretrained: bool | str = Field(
+        False,
+        description="ImageNet weights for `vgg16_bn` and the two resnets, from torchvision's cache, or from the file of this name; "
+        "nothing is downloaded; grey images are as three equal channels",
+    )
+    pooled: bool = Field(
+        False,
+        description="one feature vector per image, the mean over the positions of the encoder's map, in the place of one per position "
+        "(not of `cnn5x5` and `resnet18_nopool`)",
+    )
     width: int = Field(
         128,
         ge=1,
@@ -106,7 +115,7 @@ class Training(Section):
         """The learning rate of a round, counted from 0."""
         if self.lr_schedule == "constant":
             return self.lr
-        return self.lr * (1 + math.cos(math.pi * round / sum(self.iterations()))) / 2
+        return self.lr * (1 + math.cos(math.pi * min(1.0, round / sum(self.iterations())))) / 2
 
     def iterations(self) -> list[int]:
         """Rounds of each iteration, with ``max_iterations`` applied."""

@@ -82,7 +82,7 @@ class Net(nn.Module):
 
     Attributes:
         dim: D, channels of the encoder's feature map.
-        positions: places of the feature map, H' x W'.
+        positions: places of the feature map, H' x W', or 1 where it is pooled.
 
     Raises:
         UserError: the images are too small for the encoder.
@@ -97,6 +97,7 @@ class Net(nn.Module):
             self.encoder = encoders.cnn5x5(model.width)
         else:
             self.encoder = getattr(encoders, model.encoder)(channels, model.pretrained)
+        self.pooled = model.pooled
         height, width, self.dim = self._token_shape(model.encoder, image_shape)
         self.positions = height * width
         inputs = self.positions * self.dim
@@ -109,8 +110,10 @@ class Net(nn.Module):
             self.head = Head(inputs, model.hidden, classes, model.dropout, model.logit_dropout)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalised -> tokens [B, H', W', D]; free of a copy in channels-last memory."""
+        """images [B, C, H, W], normalised -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in channels-last memory."""
         features: torch.Tensor = self.encoder(images)
+        if self.pooled:
+            features = features.mean((2, 3), keepdim=True)
         return features.permute(0, 2, 3, 1)
 
     def classify(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -130,4 +133,4 @@ class Net(nn.Module):
             size = " x ".join(map(str, image_shape))
             raise UserError(f"images of {size} are too small for encoder {name!r}; set a larger image_size, or another encoder") from None
         self.encoder.train(training)
-        return height, width, dim
+        return (1, 1, dim) if self.pooled else (height, width, dim)

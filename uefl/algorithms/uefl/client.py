@@ -44,6 +44,7 @@ class Quantised(Algorithm):
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """The segments must divide the features, and k-means needs as many features as codewords."""
+        super().check(federation, arm, net)
         if not isinstance(net, Net) or not hasattr(net.head, "fc1"):
             raise UserError(f"arm {arm!r}: a codebook needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
         segments, codewords = self.parameters.segments, self.parameters.codewords
