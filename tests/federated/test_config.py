@@ -222,7 +222,7 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("arms=['uefl', 'uefl']", "key 'arms': expected different names of arms"),
         ("arms=fedavgg", "key 'arms.fedavgg': no algorithm 'fedavgg' (did you mean 'fedavg'?); expected one of "),
         ("arms.a/b.algorithm=uefl", "key 'arms': 'a/b' names files of the run; expected up to 40 letters"),
-        ("arms=[]", "key 'arms': expected at least one table [arms.NAME]; the algorithms are fedavg, "),
+        ("arms=[]", "key 'arms': expected at least one table [arms.NAME]; the algorithms are centralised, "),
         ("arms.x.algorithm=fedul", "key 'arms': arms on labeled silos and on unlabeled sets do not go together (on labeled silos: fedavg"),
         ("scheme=rotation", "key 'data.partition': 'rotation' is no partition (did you mean 'rotations'?)"),
         ("lr=fast", "key 'training.lr': expected a number; got 'fast'"),

@@ -25,8 +25,9 @@ from ..client.work import Work
 from ..engines.base import Expected, Message, Reply
 from ..server.turn import Turn
 from .base import Record, State, register
+from .uefl import findings
 from .uefl.client import Quantised, negative_usage
-from .uefl.extension import out_of_reach, threshold
+from .uefl.extension import threshold
 
 
 @register("uefl-published")
@@ -119,7 +120,7 @@ class PublishedUEFL(Quantised):
             state.plain["book"][name] = turn.iteration + 1
         for record in records:
             record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
-        shown = f"{limit:.3f} nats{out_of_reach(limit, len(self.context.classes))}"
+        shown = findings.nats(limit, len(self.context.classes))
         turn.notice(f"after iteration {turn.iteration + 1}, entropy above {shown}: {', '.join(uncertain) or 'no client'}")
         return not uncertain and bool(self.parameters.stop_when_certain)
 

@@ -6,6 +6,7 @@ arXiv 2402.18888), with what its text leaves open or its code gets wrong settled
 ``quantizer``   from features to codewords, and how codewords learn
 ``client``      the client half: training and measuring behind a codebook, new codewords by k-means
 ``extension``   whose codebook grows
+``findings``    what a report says of extensions
 ``unseen``      which codebook a client is measured with that has none of its own
 ``uefl``        the server half, and the parameters
 """

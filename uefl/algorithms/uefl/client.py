@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,11 +19,12 @@ from ...client.work import Batch, Work
 from ...data.federation import Federation
 from ...engines.base import Reply
 from ...errors import UserError
+from ...findings import Findings, History
 from ...models.net import Net
 from ...seeds import derive
 from ...uncertainty import Prediction, of_head
 from ..base import Algorithm, Record
-from . import unseen
+from . import findings, unseen
 from .parameters import Codebook
 from .quantizer import Quantizer, codewords, moved, moving_start, placed
 
@@ -36,6 +37,12 @@ class Quantised(Algorithm):
 
     Parameters: Any = Codebook
     ops = ("vq",)
+    columns: ClassVar = {
+        "perplexity": "how many codewords are in effective use, the mean over batches of 100 images",
+        "codewords": "size of the codebook that a client sees",
+    }
+    marks: ClassVar = {"extended": "codewords added to the client (decided on held-out training images; shown here: the test split)"}
+    levels: ClassVar = {"threshold": ("entropy", "the threshold of each decision about extensions")}
 
     @property
     def quantizer(self) -> Quantizer:
@@ -168,6 +175,10 @@ class Quantised(Algorithm):
             "perplexity_full": float(metrics.perplexity(counts.sum(1)).mean()),
         }
         return record | unseen.measured(work, extras) | ({"usage": counts[0].sum(0).tolist()} if last else {})
+
+    def findings(self, history: History) -> Findings | None:
+        """Extensions."""
+        return findings.findings(history)
 
     def infer(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Behind the client's codebook."""

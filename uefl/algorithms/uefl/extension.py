@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,12 +20,6 @@ def drawn(clients: Sequence[str], count: int, seed: int, iteration: int) -> list
     """So many clients at random, sorted."""
     generator = torch.Generator().manual_seed(derive(seed, "extended", iteration))
     return sorted(clients[i] for i in torch.randperm(len(clients), generator=generator)[:count].tolist())
-
-
-def out_of_reach(threshold: float, classes: int) -> str:
-    """What to add to a line that names a threshold which no client can exceed; empty for the others."""
-    most = math.log(classes)
-    return "" if threshold < most else f" (none of {classes} classes can exceed ln {classes} = {most:.3f}: lower gamma)"
 
 
 def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> str:

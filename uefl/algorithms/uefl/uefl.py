@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 
@@ -14,7 +15,7 @@ from ...errors import RunError, UserError
 from ...seeds import derive
 from ...server.turn import Turn
 from ..base import Record, State, register
-from . import extension, parameters, unseen
+from . import extension, findings, parameters, unseen
 from .client import Quantised, negative_usage
 from .quantizer import Quantizer, codewords, joined, moving_start, revived
 
@@ -24,7 +25,7 @@ class UEFL(Quantised):
     """FedAvg of encoder and head around a quantiser whose codebook grows for uncertain clients."""
 
     Parameters = parameters.Parameters
-    columns = unseen.COLUMNS
+    columns: ClassVar = Quantised.columns | unseen.COLUMNS
 
     @property
     def quantizer(self) -> Quantizer:
@@ -231,7 +232,7 @@ class UEFL(Quantised):
         if by_entropy and p.extend == "uncertain":
             for record in records:
                 record |= {"threshold": limit, "deciding_entropy": measured[record["client"]]}
-        shown = f"{limit:.3f} nats{extension.out_of_reach(limit, len(self.context.classes)) if by_entropy else ''}"
+        shown = findings.nats(limit, len(self.context.classes) if by_entropy else 0)
         line = f"{p.criterion} above {shown}: {extension.above(limit, measured, uncertain) or 'no client'}"
         elsewhere = "" if chosen == uncertain else f"; extended in their place: {', '.join(chosen)}"
         turn.notice(f"after iteration {turn.iteration + 1}, {line}{elsewhere}")
