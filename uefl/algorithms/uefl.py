@@ -26,12 +26,13 @@ from ..data.federation import Federation
 from ..engines.base import Expected, Message, Reply
 from ..errors import RunError, UserError
 from ..findings import Findings, History
-from ..models.net import Net
+from ..models.given import GivenNet
+from ..models.net import Head, Net, TokenNet
 from ..seeds import derive
 from ..server.turn import Turn
 from ..uncertainty import Prediction, of_head
 from . import base, extensions
-from .base import Algorithm, Record, State, register
+from .base import Algorithm, ModelSpec, Record, State, register
 
 _EVALUATION_BATCH = 500
 _PERPLEXITY_BATCH = 100  # images per batch of the published perplexity
@@ -64,9 +65,14 @@ class Quantised(Algorithm):
     marks: ClassVar = {"extended": "codewords added to the client (decided on held-out training images; shown here: the test split)"}
     levels: ClassVar = {"threshold": ("entropy", "the threshold of each decision about extensions")}
 
+    def build_model(self, spec: ModelSpec) -> torch.nn.Module:
+        """In two parts, also where the network was given in Python."""
+        net = super().build_model(spec)
+        return net if spec.given is None else GivenNet(net, spec.image_shape)
+
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """The segments must divide the features, and k-means needs as many features as codewords."""
-        if not isinstance(net, Net) or not hasattr(net.head, "fc1"):
+        if not isinstance(net, TokenNet) or (isinstance(net, Net) and not isinstance(net.head, Head)):
             raise UserError(f"arm {arm!r}: a codebook needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
         segments, codewords = self.parameters.segments, self.parameters.codewords
         if net.dim % segments:
@@ -84,7 +90,7 @@ class Quantised(Algorithm):
 
     def length(self, net: torch.nn.Module) -> int:
         """Elements of a codeword."""
-        assert isinstance(net, Net)
+        assert isinstance(net, TokenNet)
         return int(net.dim // self.parameters.segments)
 
     # --- the client's half -----------------------------------------------------------------------------------------
@@ -146,9 +152,9 @@ class Quantised(Algorithm):
         with work.amp():
             tokens = net.tokens(images)
             if codebook is None:
-                return of_head(net.head, tokens, self.passes(work))  # type: ignore[arg-type]
+                return of_head(net.head, tokens, self.passes(work))
             out = uefl_kernels.vq(tokens, codebook.detach(), commitment_weight=self.parameters.commitment)
-            prediction = of_head(net.head, out.quantized, self.passes(work))  # type: ignore[arg-type]
+            prediction = of_head(net.head, out.quantized, self.passes(work))
         return prediction._replace(extra={"codes": out.indices.flatten(1)})
 
     def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
@@ -169,7 +175,7 @@ class Quantised(Algorithm):
 
     def infer(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Behind the client's codebook."""
-        assert isinstance(net, Net)
+        assert isinstance(net, TokenNet)
         return net.quantized(images, tensors["codebook"], 0.0)[0]
 
 
@@ -371,6 +377,6 @@ def counts_per_batch(indices: torch.Tensor, codewords: int) -> torch.Tensor:
     return counts.index_add_(0, flat, torch.ones_like(flat)).view(batches, codewords)
 
 
-def _net(work: Work) -> Net:
-    assert isinstance(work.net, Net)
+def _net(work: Work) -> TokenNet:
+    assert isinstance(work.net, TokenNet)
     return work.net
