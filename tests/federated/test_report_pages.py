@@ -160,6 +160,7 @@ def test_counts_of_the_clients_are_added_up(tmp_path):
 # --- extensions ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("threshold", "entropies", "said"),
     [
@@ -184,11 +185,13 @@ def test_the_report_says_why_clients_were_extended_or_not(tmp_path, threshold, e
     assert f"| {' | '.join(row)} |" in markdown
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_clients_above_the_last_threshold_have_no_round_left(tmp_path):
     write_report(run_folder.write(tmp_path, decided(0.55, (0.5, 0.5, 0.6))))
     assert "after 4 rounds: above the threshold of 0.550 nats: silo-2 (0.600); the arm ended there" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_codebook_that_is_never_extended_is_said(tmp_path):
     write_report(run_folder.write(tmp_path, run_folder.records(("fedavg", "one-codebook"))))
     text = (tmp_path / "report.md").read_text()
@@ -261,6 +264,7 @@ def test_differences_are_taken_run_by_run(tmp_path):
     assert paired_table(runs[:1]) is None
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_on_other_data_are_kept_apart(tmp_path):
     where = {"a": {"seed": 0}, "b": {"seed": 1}, "c": {"seed": 0, "data.source": "mnist"}, "d": {"seed": 1, "data.source": "mnist"}}
     runs = [read_run(run_folder.write(tmp_path / name, **keys)) for name, keys in where.items()]
@@ -285,6 +289,7 @@ def test_given_clients_are_other_data_where_they_have_other_images(tmp_path):
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c"]]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_arm_to_compare_with_must_exist(tmp_path):
     paths = [str(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
     result = runner.invoke(app, ["report", *paths, "--against", "fedag"])
