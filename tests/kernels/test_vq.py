@@ -363,6 +363,7 @@ def test_forward_mode_is_an_error_and_not_a_zero(position):
 
 
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(request, variant):
     variants.run(request, "number_of_threads", variant)
