@@ -127,8 +127,6 @@ class Algorithm:
     """the data of a client: ``labeled`` images, or unlabeled ``sets`` whose class shares are known"""
     trains_clients: ClassVar[bool] = True
     """False: clients are only measured"""
-    pools_images: ClassVar[bool] = False
-    """whether :meth:`server_data` reads the images of clients, which only an engine in this process can allow"""
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
     columns: ClassVar[dict[str, str]] = {}
