@@ -96,7 +96,7 @@ def test_metrics_have_one_line_per_arm_round_and_client(finished):
     for r in lines:
         assert 0 <= r["accuracy"] <= 1
         assert 0 <= r["entropy"] <= 2.31
-        assert (r["perplexity"] is None) == (r["arm"] == "fedavg")
+        assert ("perplexity" in r) == (r["arm"] != "fedavg")
 
 
 def test_the_summary_is_the_last_round_s(finished):
@@ -109,7 +109,7 @@ def test_the_summary_is_the_last_round_s(finished):
         assert outcome_["accuracy_last4"]["mean"] == pytest.approx(sum(means) / 3)
         assert outcome_["rounds"] == 3
         assert set(outcome_["clients"]) == {"silo-0", "silo-1", "silo-2"}
-        assert set(outcome_["clients"]["silo-0"]) == {"accuracy", "entropy", "codewords"}
+        assert {"accuracy", "entropy"} <= set(outcome_["clients"]["silo-0"])
 
 
 def test_the_saved_model_carries_every_client_s_codebook(finished):

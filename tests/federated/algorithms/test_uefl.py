@@ -112,7 +112,7 @@ def test_a_threshold_that_no_client_can_exceed_is_said(name):
     for gamma, said in ((1e6, True), (0.0, False)):
         algorithm, _, notices = arm(settings(name, gamma=gamma, rounds=[1], max_iterations=1))
         finish(algorithm)
-        assert (r"nats (none of 3 classes can exceed ln 3 = 1.099: lower gamma): no client" in notices[-1]) is said
+        assert (r"nats (no entropy over 3 classes can exceed ln 3 = 1.099; lower gamma): no client" in notices[-1]) is said
 
 
 def test_or_goes_on_without_extension_when_arms_must_take_equal_steps():
