@@ -219,6 +219,9 @@ class Algorithm:
         """The mean loss over a batch, a scalar in nats: cross-entropy with the labels."""
         return nn.functional.cross_entropy(work.logits(batch.images), batch.labels)
 
+    def before_step(self, work: Work, gradient: torch.Tensor) -> None:
+        """The gradient ``[P]`` of a step is complete; what is changed in it is what the optimizer sees."""
+
     def after_batch(self, work: Work, batch: Batch) -> None:
         """The optimizer has taken a step."""
 

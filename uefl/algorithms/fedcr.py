@@ -52,7 +52,7 @@ class ProductOfExperts:
 
 @register("fedcr")
 class FedCR(GaussianFeatures):
-    """FedPer of Gaussian features with a divergence; without it and without draws it is FedPer of the last layer, bit for bit."""
+    """FedPer of Gaussian features with a divergence; without it, draws and a bound of the gradient it is FedPer, bit for bit."""
 
     hidden = True
     average_of = "logits"
@@ -65,6 +65,7 @@ class FedCR(GaussianFeatures):
             1.0, ge=0, le=1, description="share of the new product in the Gaussians of the classes; 0: they stay N(0, 1), as in VIB"
         )
         samples: int = Field(18, ge=1, le=100_000, description="of the features of an image, in a step of the training")
+        gradient_bound: float = Field(10.0, ge=0, description="L2 norm to which a longer gradient of a step is shortened; 0: no bound")
 
         @model_validator(mode="after")
         def _diverges(self) -> Any:
@@ -131,6 +132,11 @@ class FedCR(GaussianFeatures):
             if work.epoch == work.epochs - 1:
                 work.memory["sums"] += sums(gaussian, batch.labels, len(means))
         return loss
+
+    def before_step(self, work: Work, gradient: torch.Tensor) -> None:
+        """Shorten a gradient that is too long."""
+        if self.parameters.gradient_bound > 0:
+            gradient.mul_((self.parameters.gradient_bound / gradient.norm().clamp_min(1e-12)).clamp_max(1))
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
         """And the sums."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
+from tests.federated.algorithms.test_local import alone
 from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, split, state, values
 from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
@@ -28,7 +29,7 @@ class SameLayers(FedPer):
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"}], ids=["adam", "sgd bf16"])
 def test_without_divergence_and_draws_it_is_fedper_bit_for_bit(keys):
-    own = arm(settings("fedcr", dim=8, beta=0.0, stochastic=False, **keys))[0]
+    own = arm(settings("fedcr", dim=8, beta=0.0, stochastic=False, gradient_bound=0.0, **keys))[0]
     per = arm(settings("fedper", personal="last", **keys), algorithm=SameLayers())[0]
     assert finish(own) == finish(per)
     assert torch.equal(values(own), values(per))
@@ -113,6 +114,23 @@ def test_the_divergence_changes_the_encoder_and_the_gaussians_of_the_classes_tra
     assert not torch.equal(values(with_it), values(without))
     sent = [one.turn()[0]["bytes_sent"] for one in (with_it, without)]
     assert sent[0] - sent[1] == 2 * 3 * 8 * 4
+
+
+def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
+    steps = {}
+    for bound in (0.0, 1e-3, 1e6):
+        one, room, _ = arm(
+            settings("fedcr", dim=8, gradient_bound=bound, optimizer="sgd", lr=1.0, local_steps=1, samples=2), alone(federation(), 0)
+        )
+        before = room.named(state(one).tensors, one.private[0]["silo-0"])
+        one.turn()
+        after = room.named(state(one).tensors, one.private[0]["silo-0"])
+        moved = [(after[name] - before[name]).flatten() for name in before if "running" not in name]
+        steps[bound] = torch.cat(moved)
+    assert steps[0.0].norm() > 0.1
+    assert steps[1e-3].norm().item() == pytest.approx(1e-3, rel=1e-2)
+    assert torch.nn.functional.cosine_similarity(steps[0.0], steps[1e-3], dim=0) > 0.999
+    assert torch.equal(steps[0.0], steps[1e6])
 
 
 def test_negative_precisions_are_refused():
