@@ -197,9 +197,6 @@ def _prepare(
     except RuntimeError as error:
         raise UserError(str(error)) from None
     if deployment is not None:
-        pooled = [name for name, arm in cfg.arms.items() if find(arm.algorithm).pools_images]
-        if pooled:
-            raise UserError(f"arm {pooled[0]!r} pools the images of all clients, which this engine keeps apart; run it with --engine local")
         federation = deployment.federation(cfg, data_root)
     elif federation is None:
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]

@@ -61,8 +61,6 @@ class Algorithm:
     """False: clients are only measured"""
     draws: ClassVar[bool] = True
     """whether its predictions are of ``passes`` draws; where no arm draws, the key is refused"""
-    pools_images: ClassVar[bool] = False
-    """whether :meth:`server_data` reads the images of clients, which only an engine in this process can allow"""
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
     private_predicts: ClassVar[tuple[str, ...]] = ()
@@ -232,6 +230,9 @@ class Algorithm:
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """The mean loss over a batch, a scalar in nats: cross-entropy with the labels."""
         return nn.functional.cross_entropy(work.logits(batch.images), batch.labels)
+
+    def before_step(self, work: Work, gradient: torch.Tensor) -> None:
+        """The gradient ``[P]`` of a step is complete; what is changed in it is what the optimizer sees."""
 
     def after_batch(self, work: Work, batch: Batch) -> None:
         """The optimizer has taken a step."""
