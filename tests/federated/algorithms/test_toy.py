@@ -27,6 +27,7 @@ class Toy(Algorithm):
     """Server momentum; every client adds an offset of its own to its images, which is trained with the model."""
 
     columns: ClassVar = {"speed": "length of the server's last step"}
+    private_predicts = ("offset",)
 
     class Parameters(Parameters):
         """Of the toy."""
