@@ -43,7 +43,7 @@ def test_it_takes_the_images_of_all_clients():
     one = arm(settings("centralised"), federation(sizes=(48, 32, 40)))[0]
     assert len(one.teacher._data.train) == 120
     records = finish(one)
-    assert all(r["server_loss"] > 0 and r["train_loss"] is None and r["bytes_sent"] == 0 for r in records)
+    assert all(r["server_loss"] > 0 and r["train_loss"] is None and r["bytes_received"] == 0 for r in records)
     assert sorted({r["client"] for r in records}) == ["silo-0", "silo-1", "silo-2"]
 
 

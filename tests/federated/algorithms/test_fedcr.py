@@ -11,7 +11,8 @@ from torch.distributions import Normal, kl_divergence
 from tests.federated.algorithms.test_local import alone
 from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, split, state, values
-from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
+from uefl.aggregation import ProductOfExperts
+from uefl.algorithms.fedcr import FedCR, divergence, sums
 from uefl.algorithms.fedper import FedPer
 from uefl.algorithms.fedsr import FedSR
 from uefl.data.federation import Federation, LabeledData, Silo, Split
@@ -133,6 +134,15 @@ def test_at_the_end_all_clients_train_their_heads_and_nothing_else():
         torch.equal(a["net.values"], b["net.values"]) for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
     )
     assert all(mine["nll"] != other["nll"] for mine, other in zip(ours, theirs, strict=True))
+
+
+def test_a_client_that_trains_its_head_alone_is_measured_with_it():
+    """Of three clients one takes part in the only round; the others' heads are their own all the same."""
+    keys = {"rounds": [1], "participation": 0.3, "samples": 2}
+    tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))
+    finish(tuned), finish(plain)
+    assert len(plain.have_trained) == 1
+    assert tuned.have_trained == list(tuned.context.clients)
 
 
 def test_a_client_whose_head_cannot_be_trained_keeps_it():
