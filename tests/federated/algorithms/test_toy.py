@@ -223,6 +223,31 @@ def test_no_algorithm_is_named_outside_of_its_file():
         assert [name for name in found if path.name not in ALLOWED.get(name, ())] == [], path
 
 
+FRAME = (
+    "config",
+    "server",
+    "client",
+    "engines",
+    "report",
+    "api.py",
+    "run.py",
+    "checkpoint.py",
+    "aggregation.py",
+    "findings.py",
+    "progress.py",
+)
+
+
+def test_the_frame_does_not_speak_of_an_algorithm():
+    """Nor in a sentence, however it is written; names that are words of the language, and that of the package, cannot be told apart."""
+    root = Path(base.__file__).parents[1]
+    names = {name for name, kind in registry().items() if kind.__module__.startswith("uefl.")} - {"local", "centralised", "supervised"}
+    pattern = re.compile(rf"\b({'|'.join(sorted(names, key=len, reverse=True))})\b", re.IGNORECASE)
+    for part in FRAME:
+        for path in [root / part] if part.endswith(".py") else (root / part).rglob("*.py"):
+            assert {match.group() for match in pattern.finditer(path.read_text())} <= {"uefl"}, path
+
+
 ALLOWED = {"uefl": ("api.py", "cli.py", "load.py", "doctor.py", "__init__.py"), "local": ("cli.py",)}
 """names of algorithms that are also those of something else, here the package and an engine, and the files that name that"""
 
