@@ -81,7 +81,7 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
         return reply.error
     if not (math.isfinite(reply.examples) and reply.examples >= 1):
         return f"it claims {reply.examples} examples"
-    loss = reply.metrics.get("train_loss")
+    loss = reply.training.get("train_loss")
     if isinstance(loss, float) and not math.isfinite(loss):
         return f"its training loss is {loss}"
     unasked = sorted(set(reply.tensors) - set(message.expects))

@@ -193,6 +193,41 @@ def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_de
         _console().print(Table(_GROUPS[group], ["name", "what it runs"], rows, numeric=False).rich())
 
 
+class _Scale(str, Enum):
+    cpu = "cpu"
+    paper = "paper"
+
+
+@app.command()
+def suite(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME|SUITE.toml]", show_default=False)] = None,
+    scale: Annotated[
+        _Scale, typer.Option(help="cpu: a smaller version, within an hour on two cores; paper: its own size, for a GPU.")
+    ] = _Scale.cpu,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: cpu, as many as cores; paper, one.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the suite; default: runs/NAME-SCALE.")] = None,
+    device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
+    data_root: Annotated[Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")] = None,
+) -> None:
+    """Run a table of the papers, every arm with several seeds, and report; without a name, list them. Called again, it goes on."""
+    if name is None:
+        from .report.tables import Table
+        from .suites.suite import suites
+
+        _console().print(Table("suites", ["name", "what it runs"], list(map(list, suites().items())), numeric=False).rich())
+        return
+    from .suites.command import run
+
+    folder = out or Path("runs") / f"{Path(name).stem}-{scale.value}"
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        run(name, scale=scale.value, seeds=seeds, jobs=jobs, out=folder, device=device.value, data_root=data_root, console=_console())
+    except KeyboardInterrupt as end:
+        typer.echo("interrupted; the same command goes on", err=True)
+        raise typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130) from None
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],

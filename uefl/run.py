@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -242,7 +242,8 @@ class _Run:
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
         report.write_samples(self.out, [silo.name for silo in self.federation.silos], self.clients.data)
-        with _events(self.out, self.metrics) as events:
+        own = dict.fromkeys(key for columns in report.own_columns(self.cfg).values() for key in columns)
+        with _events(self.out, self.metrics, own) as events:
             names = list(self.cfg.arms)
             for index in range(plain["arm"], len(names)):
                 arm, workspace = self._arm(names[index])
@@ -288,7 +289,7 @@ class _Run:
     def _arm(self, name: str) -> tuple[Arm, Workspace]:
         workspace, seed = self.workspace(name), self.cfg.run.seed
         engine = LocalEngine(self.clients.handlers(workspace), started=lambda client: self.observer.client(name, arm.round, client))
-        teacher = Teacher.of(self.federation.server, workspace)
+        teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
         arm = Arm(name, workspace, seeds, engine, teacher, self.observer.notice)
@@ -315,7 +316,8 @@ class _Run:
         saved.save(self.out / f"model-{arm.name}.safetensors", self.cfg, arm.name, self.federation, arm.networks(workspace))
 
     def _summary(self) -> dict[str, Any]:
-        arms = report.summarize([json.loads(line) for line in self.metrics.read_text().splitlines()], self.cfg.run.target_accuracy)
+        records = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        arms = report.summarize(records, self.cfg.run.target_accuracy, report.own_columns(self.cfg))
         for name, outcome in arms.items():
             outcome |= {"seconds": round(self.seconds[name], 3), "rejected": self.rejected[name]}
         return {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
@@ -350,9 +352,9 @@ def _lock(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _events(out: Path, metrics: Path) -> Iterator[report.EventWriter | None]:
+def _events(out: Path, metrics: Path, columns: Iterable[str]) -> Iterator[report.EventWriter | None]:
     """What is in the metrics already is written again: the events of a run that was killed may be ahead of them."""
-    writer = report.open_event_writer(out, [json.loads(line) for line in metrics.read_text().splitlines()])
+    writer = report.open_event_writer(out, [json.loads(line) for line in metrics.read_text().splitlines()], columns)
     try:
         yield writer
     finally:

@@ -46,12 +46,12 @@ def outcome(path: Path):
     return summary, (path / "metrics.jsonl").read_text(), [(f.name, f.read_bytes()) for f in sorted(path.glob("model-*"))]
 
 
-def run_twice(tmp_path: Path, arms: dict[str, Any], **training: Any) -> uefl.Run:
-    """A run of two clients, which ends alike where it is interrupted in its second round and resumed."""
-    keys = KEYS | {"arms": arms, "training": KEYS["training"] | training}
-    run = uefl.train(keys, out=tmp_path / "whole")
+def run_twice(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Run:
+    """A run of two clients, which ends alike where it is interrupted in its second round and resumed; ``overrides`` as with ``--set``."""
+    keys = KEYS | {"arms": arms}
+    run = uefl.train(keys, out=tmp_path / "whole", **overrides)
     with pytest.raises(KeyboardInterrupt):
-        uefl.train(keys, out=tmp_path / "stopped", observer=Killer((next(iter(arms)), 2, "silo-1")))
+        uefl.train(keys, out=tmp_path / "stopped", observer=Killer((next(iter(arms)), 2, "silo-1")), **overrides)
     uefl.resume(tmp_path / "stopped")
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
     return run

@@ -80,7 +80,7 @@ def finished(tmp_path_factory):
 def test_a_preset_with_overrides_gives_metrics_summary_and_models(tmp_path, caplog):
     caplog.set_level(logging.INFO, "uefl")
     keys = {**KEYS, **SMALL, "data": {"train_per_client": 30, "test_per_client": 10, "partition": {"angles": []}}, "clients": 2}
-    run = uefl.train("demo", out=tmp_path / "run", codewords=4, **keys)
+    run = uefl.train("demo", out=tmp_path / "run", arms=["fedavg", "uefl"], codewords=4, **keys)
     assert repr(run) == f"Run({str(tmp_path / 'run')!r}, finished: fedavg, uefl)"
     assert run.config.data.clients == 2
     frame = run.metrics

@@ -87,7 +87,7 @@ def arm(
     engine = wrap(LocalEngine(Clients((*fed.silos, *fed.unseen), torch.device("cpu")).handlers(room)))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
-    return Arm("arm", room, seeds, engine, Teacher.of(fed.server, room), notices.append), room, notices
+    return Arm("arm", room, seeds, engine, Teacher.of(room.algorithm.server_data(fed), room), notices.append), room, notices
 
 
 def finish(arm: Arm, limit: int = 50) -> list[dict[str, Any]]:

@@ -19,93 +19,25 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import nn
 
 from ..aggregation import Mean, WeightedMean
 from ..engines.base import Expected, Message, Reply, expected_like
 from ..errors import UserError, nearest
 from ..fields import parse
-from ..models.net import Net
+from ..findings import Findings, History
 from ..uncertainty import Prediction, of_network
+from .context import Context, ModelSpec, Parameters, Record, State
 
 if TYPE_CHECKING:
     from ..client.work import Batch, Work
-    from ..config import Model, Run, Training
-    from ..data.federation import Federation
+    from ..data.federation import Federation, ServerData
     from ..server.teacher import Teacher
     from ..server.turn import Turn
-
-Record = dict[str, Any]
-"""The metrics of one client after one round: one line of metrics.jsonl."""
-
-
-class Parameters(BaseModel):
-    """The parameters of an algorithm; fields with a range and a description become keys of its arms and lines of the documentation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """What a network is built for."""
-
-    settings: Model
-    image_shape: tuple[int, int, int]
-    """(C, H, W)"""
-    classes: int
-    given: Callable[[], nn.Module] | None = None
-    """makes the network that was given in Python in the place of one that ``settings`` name"""
-
-    def network(self) -> nn.Module:
-        """The network that was given, or the one that ``settings`` name.
-
-        Raises:
-            UserError: ``settings`` name one that had to be given.
-        """
-        if self.given is not None:
-            return self.given()
-        if self.settings.encoder == "given":
-            raise UserError("its network was given in Python; give it again: uefl.resume(out, model=...), uefl.load(out, model=...)")
-        return Net(self.settings, self.image_shape, self.classes)
-
-
-@dataclass(frozen=True)
-class Context:
-    """What an algorithm may know of its run."""
-
-    seed: int
-    """of the run, or of one member of an ensemble"""
-    run: Run
-    model: Model
-    training: Training
-    classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    clients: tuple[str, ...]
-    """names of the clients that are trained on, sorted"""
-    network: Callable[[], nn.Module] | None = None
-    """see :attr:`ModelSpec.given`"""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What the network is built for."""
-        return ModelSpec(self.model, self.image_shape, len(self.classes), self.network)
-
-
-@dataclass
-class State:
-    """The server's state between two turns; with the private states of the clients it is all that a checkpoint holds of an algorithm."""
-
-    tensors: dict[str, torch.Tensor]
-    """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and whatever else the algorithm keeps"""
-    plain: dict[str, Any] = field(default_factory=dict)
-    """values of JSON"""
-    scratch: dict[str, Any] = field(default_factory=dict)
-    """for the methods of one exchange; emptied before each, never written"""
 
 
 class Algorithm:
@@ -127,11 +59,21 @@ class Algorithm:
     """the data of a client: ``labeled`` images, or unlabeled ``sets`` whose class shares are known"""
     trains_clients: ClassVar[bool] = True
     """False: clients are only measured"""
+    pools_images: ClassVar[bool] = False
+    """whether :meth:`server_data` reads the images of clients, which only an engine in this process can allow"""
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
     columns: ClassVar[dict[str, str]] = {}
-    """metrics of its own (of :meth:`record` or :meth:`measure`) that a report shows for its arms, as means over the clients at the last
-    round: by name, what each is"""
+    """metrics of its own that a report shows: by name, what each is. They are in the records of its clients, which have them from
+    :meth:`record`, from :meth:`measure`, or from what the client half put into ``work.metrics`` while it trained. The report shows the mean
+    over the clients at the last round. A metric that is not named here is in metrics.jsonl alone."""
+
+    marks: ClassVar[dict[str, str]] = {}
+    """entries of a client's records that are true where something has just happened to it, which plots mark with a triangle: by name, what
+    has happened before that round"""
+    levels: ClassVar[dict[str, tuple[str, str]]] = {}
+    """entries of the records of an iteration's last round that plots draw as a dashed line through the rounds of the iteration: by name,
+    the metric whose plot it is, and what the number is"""
 
     context: Context
 
@@ -167,6 +109,10 @@ class Algorithm:
         return False
 
     # --- the server's half -----------------------------------------------------------------------------------------
+
+    def server_data(self, federation: Federation) -> ServerData | None:
+        """The images that the server trains and validates on; None: it has none."""
+        return federation.server
 
     def rounds(self, iteration: int) -> int | None:
         """Rounds of an iteration, None behind the last one."""
@@ -296,6 +242,10 @@ class Algorithm:
             last: whether this is the last measurement of an iteration.
         """
         return {}
+
+    def findings(self, history: History) -> Findings | None:
+        """A section that a report has for its arm, made from the records; None: none. There is no ``context`` here."""
+        return None
 
     # --- the trained model -----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,11 +25,12 @@ from ..client.work import Batch, Work
 from ..data.federation import Federation
 from ..engines.base import Expected, Message, Reply
 from ..errors import RunError, UserError
+from ..findings import Findings, History
 from ..models.net import Net
 from ..seeds import derive
 from ..server.turn import Turn
 from ..uncertainty import Prediction, of_head
-from . import base
+from . import base, extensions
 from .base import Algorithm, Record, State, register
 
 _EVALUATION_BATCH = 500
@@ -56,6 +57,12 @@ class Quantised(Algorithm):
 
     Parameters: Any = Codebook
     ops = ("vq",)
+    columns: ClassVar = {
+        "perplexity": "how many codewords are in effective use, the mean over batches of 100 images",
+        "codewords": "size of the codebook that a client sees",
+    }
+    marks: ClassVar = {"extended": "codewords added to the client (decided on held-out training images; shown here: the test split)"}
+    levels: ClassVar = {"threshold": ("entropy", "the threshold of each decision about extensions")}
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """The segments must divide the features, and k-means needs as many features as codewords."""
@@ -156,6 +163,10 @@ class Quantised(Algorithm):
         }
         return record | ({"usage": counts[0].sum(0).tolist()} if last else {})
 
+    def findings(self, history: History) -> Findings | None:
+        """Extensions."""
+        return extensions.findings(history)
+
     def infer(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Behind the client's codebook."""
         assert isinstance(net, Net)
@@ -169,9 +180,10 @@ class UEFL(Quantised):
     class Parameters(Codebook):
         """Of UEFL."""
 
-        extend: Literal["uncertain", "none"] = Field(
+        extend: Literal["uncertain", "random", "all", "none"] = Field(
             "uncertain",
-            description="`uncertain`: extend the codebooks of clients above the threshold; `none`: one codebook, never extended",
+            description="whose codebooks grow after an iteration: `uncertain`: of the clients above the threshold; `random`: of as many, "
+            "drawn; `all`: of every client; `none`: of nobody",
         )
         codebook_init: Literal["normal", "kmeans"] = Field(
             "normal", description="`normal`: N(0, 1); `kmeans`: on the features of all clients after a first round without quantiser"
@@ -297,20 +309,29 @@ class UEFL(Quantised):
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
         """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7)."""
-        if self.parameters.extend == "none":
+        if self.parameters.extend in ("all", "none"):
+            state.plain["pending"] = list(self.context.clients) if self.parameters.extend == "all" else []
             return False
         entropy = {record["client"]: record["holdout_entropy"] for record in records}
         if state.plain["threshold"] is None or self.parameters.threshold == "current":
             state.plain["threshold"] = threshold(entropy, self.parameters)
         limit = state.plain["threshold"]
         uncertain = [name for name, e in sorted(entropy.items()) if e > limit]
-        state.plain |= {"uncertain": uncertain, "pending": list(uncertain)}
-        for record in records:
-            record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
-        shown = f"{limit:.3f} nats{out_of_reach(limit, len(self.context.classes))}"
-        clients = above(limit, entropy, uncertain)
-        turn.notice(f"after iteration {turn.iteration + 1}, entropy above {shown}: {clients or 'no client'}")
+        chosen = list(uncertain) if self.parameters.extend == "uncertain" else self.drawn(len(uncertain), turn)
+        state.plain |= {"uncertain": uncertain, "pending": chosen}
+        if self.parameters.extend == "uncertain":
+            for record in records:
+                record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
+        shown = extensions.nats(limit, len(self.context.classes))
+        line = f"after iteration {turn.iteration + 1}, entropy above {shown}: {above(limit, entropy, uncertain) or 'no client'}"
+        turn.notice(line if chosen == uncertain else f"{line}; extended in their place: {', '.join(chosen)}")
         return not uncertain and bool(self.parameters.stop_when_certain)
+
+    def drawn(self, count: int, turn: Turn) -> list[str]:
+        """So many clients at random, sorted; the same in every member of an ensemble."""
+        seed = derive(self.context.run.seed, "extended", turn.iteration)
+        order = torch.randperm(len(self.context.clients), generator=torch.Generator().manual_seed(seed))
+        return sorted(self.context.clients[i] for i in order[:count].tolist())
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
         """What the client sees."""
@@ -321,12 +342,6 @@ def threshold(entropy: Mapping[str, float], parameters: Any) -> float:
     """The entropy above which a client is extended (eq. 7), from those of the clients."""
     reference = min(entropy.values()) if parameters.reference == "min" else sum(entropy.values()) / len(entropy)
     return float((1 + parameters.gamma) * reference)
-
-
-def out_of_reach(threshold: float, classes: int) -> str:
-    """What to add to a line that names a threshold which no client can exceed; empty for the others."""
-    most = math.log(classes)
-    return "" if threshold < most else f" (none of {classes} classes can exceed ln {classes} = {most:.3f}: lower gamma)"
 
 
 def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> str:

@@ -24,8 +24,9 @@ from ..aggregation import Mean
 from ..client.work import Work
 from ..engines.base import Expected, Message, Reply
 from ..server.turn import Turn
+from . import extensions
 from .base import Record, State, register
-from .uefl import Quantised, negative_usage, out_of_reach, threshold
+from .uefl import Quantised, negative_usage, threshold
 
 
 @register("uefl-published")
@@ -116,7 +117,7 @@ class PublishedUEFL(Quantised):
             state.plain["book"][name] = turn.iteration + 1
         for record in records:
             record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
-        shown = f"{limit:.3f} nats{out_of_reach(limit, len(self.context.classes))}"
+        shown = extensions.nats(limit, len(self.context.classes))
         turn.notice(f"after iteration {turn.iteration + 1}, entropy above {shown}: {', '.join(uncertain) or 'no client'}")
         return not uncertain and bool(self.parameters.stop_when_certain)
 

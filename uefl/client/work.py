@@ -18,6 +18,36 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 
+RESERVED = frozenset(
+    (
+        "arm",
+        "iteration",
+        "round",
+        "client",
+        "unseen",
+        "accuracy",
+        "nll",
+        "ece",
+        "brier",
+        "entropy",
+        "entropy_deterministic",
+        "mutual_info",
+        "holdout_accuracy",
+        "holdout_entropy",
+        "global_accuracy",
+        "personalised_accuracy",
+        "confusion",
+        "reliability",
+        "confidence",
+        "train_loss",
+        "steps",
+        "bytes_sent",
+        "bytes_received",
+    )
+)
+"""names of metrics.jsonl that the frame fills"""
+
+
 class Batch(NamedTuple):
     """Training images, normalised ``[b, C, H, W]`` float32, and their positions ``[b]`` in the client's data."""
 
@@ -48,6 +78,8 @@ class Work:
     """leaves that are trained with the network; put there in ``before_round``"""
     memory: dict[str, Any] = field(default_factory=dict)
     """whatever the methods of this turn leave for each other"""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """what the algorithm measures while it trains, e.g. the mean of a term of its loss: part of the client's metrics of this round"""
     epochs: int = 0
     """passes planned in this round"""
     epoch: int = 0

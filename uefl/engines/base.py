@@ -53,9 +53,12 @@ class Reply:
     examples: int = 0
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     metrics: dict[str, float | list[int] | list[float]] = field(default_factory=dict)
+    """of the model as it was sent"""
     error: str | None = None
     """why the client did not do its work; then everything else is empty"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
+    training: dict[str, float] = field(default_factory=dict)
+    """what the training of this round leaves: ``train_loss``, ``steps``, and what the algorithm put into ``work.metrics``"""
 
     @property
     def bytes(self) -> int:

@@ -266,14 +266,12 @@ class Arm:
 
     def _left(self, reply: Reply, message: Message) -> dict[str, Any]:
         sent, received = self._traffic[reply.client]
-        kept = {key: reply.metrics[key] for key in ("train_loss", "steps", "personalised_accuracy") if key in reply.metrics}
-        return kept | {"bytes_sent": sent + message.bytes, "bytes_received": received + reply.bytes}
+        self._check_finite(reply.client, reply.training, f"in round {self.round + 1}")
+        return reply.training | {"bytes_sent": sent + message.bytes, "bytes_received": received + reply.bytes}
 
     def _record(self, reply: Reply, each: list[tuple[Algorithm, State, Turn]]) -> Record:
         """The line of metrics.jsonl for one client."""
         algorithm, state, turn = each[0]
-        of_training = ("train_loss", "steps", "personalised_accuracy")
-        measured = {k: v for k, v in reply.metrics.items() if k not in of_training}
         left = {"train_loss": None, "bytes_sent": 0, "bytes_received": 0} | self.last.get(reply.client, {})
         known = reply.client in self.context.clients
         place = {"arm": self.name, "iteration": self.iteration, "round": self.round - 1, "client": reply.client}
@@ -282,12 +280,8 @@ class Arm:
             "accuracy": None,
             "nll": None,
             "ece": None,
-            "perplexity": None,
-            "perplexity_full": None,
-            **measured,
+            **reply.metrics,
             **left,
-            "codewords": 0,
-            "extended": False,
             **({} if known else {"unseen": True}),
             **algorithm.record(state, reply.client, turn),
             **place,
@@ -303,9 +297,7 @@ class Arm:
     def _check_course(self, records: list[Record]) -> None:
         """A model that has left all bounds is no result, even where its numbers are finite."""
         for record in records:
-            for key, value in record.items():
-                if isinstance(value, float) and not math.isfinite(value):
-                    raise RunError(f"diverged: {key} of {record['client']} is {value} after round {self.round}; lower lr")
+            self._check_finite(record["client"], record, f"after round {self.round}")
         losses = [float(left["train_loss"]) for left in self.last.values() if "train_loss" in left]
         losses = losses or [record["server_loss"] for record in records if record.get("server_loss") is not None]
         if not losses:
@@ -314,6 +306,11 @@ class Arm:
         self.first_loss = self.first_loss or loss
         if loss > _DIVERGED * max(self.first_loss, 1.0):
             raise RunError(f"diverged: the training loss is {loss:.3g} in round {self.round}, it began at {self.first_loss:.3g}; lower lr")
+
+    def _check_finite(self, client: str, metrics: Mapping[str, Any], when: str) -> None:
+        for key, value in metrics.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise RunError(f"diverged: {key} of {client} is {value} {when}; lower lr")
 
     # --- the result ------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class Teacher:
         *,
         seed: int,
         round: int,
-        epochs: int,
+        epochs: int | None,
         moments: dict[str, torch.Tensor] | None = None,
         loss: Callable[[Work, Batch], torch.Tensor],
     ) -> Taught:
@@ -71,7 +71,7 @@ class Teacher:
         Args:
             tensors: ``values`` and ``buffers``.
             seed, round: make the order of the batches and the dropout.
-            epochs: passes over the images.
+            epochs: passes over the images; None: the budget of a client, of the configuration.
             moments: the state of its optimizer, to go on; None: a fresh one.
             loss: the mean loss of a batch.
         """
