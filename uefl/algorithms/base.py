@@ -219,7 +219,7 @@ class Algorithm:
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """The mean loss over a batch, a scalar in nats: cross-entropy with the labels."""
-        return nn.functional.cross_entropy(work.logits(batch.images), batch.labels)
+        return work.cross_entropy(work.logits(batch.images), batch.labels)
 
     def after_batch(self, work: Work, batch: Batch) -> None:
         """The optimizer has taken a step."""

@@ -124,7 +124,7 @@ class FedCR(GaussianFeatures):
         with work.amp():
             gaussian = net.distribution(batch.images)
             logits = net.head(self.features(work, gaussian, p.samples))
-        loss = nn.functional.cross_entropy(logits.float(), batch.labels.repeat(len(logits) // len(batch.labels)))
+        loss = work.cross_entropy(logits, batch.labels.repeat(len(logits) // len(batch.labels)))
         if p.beta > 0:
             means, stds = work.message.tensors["classes"]
             loss = loss + p.beta * divergence(Gaussian(means[batch.labels], stds[batch.labels]), gaussian)

@@ -127,8 +127,8 @@ class Quantised(Algorithm):
         with work.amp():
             logits, out = _net(work).quantized(batch.images, codebook, self.parameters.commitment)
         work.memory["usage"] += out.counts
-        total: torch.Tensor = torch.nn.functional.cross_entropy(logits.float(), batch.labels) + out.loss
-        return total
+        work.note("vq_loss", out.loss, len(batch.labels))
+        return work.cross_entropy(logits, batch.labels) + out.loss
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
         """Also the codebook, and how it was used."""
