@@ -27,9 +27,6 @@ inline double power_of_two(int64_t e) { return __builtin_ldexp(1.0, static_cast<
 // The least power of two that is not below a value, 2^-900 at least.
 double least_power_of_two(double value);
 
-// Of an element of x or of a centre: the squares of 2^60 of them add up in float64.
-constexpr double kLargest = 0x1p480;
-
 // Sum by halves: value i and value i + half, half a power of two.
 double tree_sum(std::vector<double> values);
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import uefl
+import uefl_kernels
 from uefl.algorithms.base import Algorithm
 from uefl.client.work import RESERVED
 from uefl.errors import RunError
@@ -75,7 +76,7 @@ def test_the_loss_of_the_quantiser_is_recorded():
     records = finish(one)
     room.net.train()
     for silo, record in zip(federation().silos, records, strict=True):
-        out = room.net.quantized(room.normalize(silo.load().train.images), codebook, 0.25)[1]
+        out = uefl_kernels.vq(room.net.tokens(room.normalize(silo.load().train.images)), codebook, commitment_weight=0.25)
         assert record["vq_loss"] == pytest.approx(float(out.loss.detach()), rel=1e-4)
 
 
