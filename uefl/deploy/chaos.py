@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..engines.flower import QUIET
-from .faulty import SECRET
 from .processes import free_port
 
+SECRET = "patient 7"
+"""stands for what an exception may tell of the data"""
 SILOS = ("silo-0", "silo-1", "silo-2")
 _CONFIG = """
 [run]

@@ -14,10 +14,8 @@ from flwr.app import RecordDict
 from ..engines.base import Message, Reply
 from ..engines.flower.codec import Header, pack_reply, unpack, unpack_reply
 from . import silo
+from .chaos import SECRET
 from .silo import SiloProgram
-
-SECRET = "patient 7"
-"""stands for what an exception may tell of the data"""
 
 
 def _raises(message: Message) -> Reply:
