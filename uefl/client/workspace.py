@@ -1,4 +1,4 @@
-"""The resident network of an arm on one device, and what every client there has in common."""
+"""The resident network of an arm on one device, with all that its clients share: precision, normalisation, augmentation."""
 
 from __future__ import annotations
 
