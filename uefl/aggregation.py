@@ -49,24 +49,24 @@ class CodewordMean:
     Averaging by examples would pull a codeword towards clients that never touch it, where it has not moved.
 
     Args:
-        old: ``[V, d]``, the codewords before the round.
+        old: ``[..., V, d]``, the codewords before the round.
     """
 
     def __init__(self, old: torch.Tensor) -> None:
         self._old = old
         self._sum = torch.zeros_like(old, dtype=torch.float64)
-        self._usage = torch.zeros(len(old), dtype=torch.float64, device=old.device)
+        self._usage = torch.zeros(old.shape[:-1], dtype=torch.float64, device=old.device)
 
     def add(self, codewords: torch.Tensor, usage: torch.Tensor) -> None:
-        """codewords [V, d] of one client, usage [V] its assignment counts."""
+        """codewords [..., V, d] of one client, usage [..., V] its assignment counts."""
         usage = usage.double()
-        self._sum += codewords.double() * usage[:, None]
+        self._sum += codewords.double() * usage[..., None]
         self._usage += usage
 
     def result(self) -> torch.Tensor:
-        """[V, d] float32."""
-        mean = self._sum / self._usage.clamp_min(1)[:, None]
-        return torch.where(self._usage[:, None] > 0, mean, self._old.double()).float()
+        """[..., V, d] float32."""
+        mean = self._sum / self._usage.clamp_min(1)[..., None]
+        return torch.where(self._usage[..., None] > 0, mean, self._old.double()).float()
 
 
 class ProductOfExperts:
@@ -123,7 +123,7 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
             return f"{name} is not finite"
         old = message.tensors.get(name)
         if max_norm > 0 and old is not None:
-            part = new[: len(old)] if old.dim() else new  # what grew is no distance
+            part = new[tuple(map(slice, old.shape))]  # what grew is no distance
             moved += float((part - old).double().square().sum())
     if moved**0.5 > max_norm > 0:
         return f"the update is {moved**0.5:.3g} long, more than max_update_norm = {max_norm:g}"

@@ -67,6 +67,7 @@ def test_the_saved_model_is_the_selected_one(finished):
     assert float(hits) == pytest.approx(best, abs=0.05)  # float32 here, bfloat16 there
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("calls", [0, 3, 6, 13, 22])
 def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):
     with pytest.raises(KeyboardInterrupt):
@@ -75,6 +76,7 @@ def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, call
     assert outcome(tmp_path / "run") == outcome(finished[0])
 
 
+@pytest.mark.slow
 def test_kill_9_loses_at_most_a_round(finished, tmp_path):
     killed(__name__, tmp_path / "run", "fedul-m2", 2, "client-1")
     go_on(tmp_path / "run")

@@ -57,6 +57,7 @@ def test_export(name):
         same(loaded(normal(rows, 8, seed=3)), model(normal(rows, 8, seed=3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["averages"])
 def test_aot_inductor(name, tmp_path):
     """In a new process, which has to import uefl_kernels for the op."""

@@ -59,6 +59,8 @@ class Algorithm:
     """the data of a client: ``labeled`` images, or unlabeled ``sets`` whose class shares are known"""
     trains_clients: ClassVar[bool] = True
     """False: clients are only measured"""
+    draws: ClassVar[bool] = True
+    """whether its predictions are of ``passes`` draws; where no arm draws, the key is refused"""
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
     private_predicts: ClassVar[tuple[str, ...]] = ()
@@ -93,6 +95,12 @@ class Algorithm:
         Raises:
             UserError: what ``arm`` lacks, and what to do.
         """
+        few = min(federation.silos, key=lambda silo: silo.sizes.train)
+        if self.trains_clients and few.sizes.train == 1:
+            try:
+                net.train()(torch.zeros(1, *federation.image_shape, device=next(net.parameters()).device))
+            except ValueError:  # of a batch norm that sees one value per channel
+                raise UserError(f"silo {few.name!r} has one training image, which batch norm cannot normalise; give it two") from None
 
     # --- the model -------------------------------------------------------------------------------------------------
 

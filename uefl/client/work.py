@@ -33,7 +33,9 @@ RESERVED = frozenset(
         "entropy_deterministic",
         "mutual_info",
         "holdout_accuracy",
+        "holdout_nll",
         "holdout_entropy",
+        "holdout_entropy_se",
         "global_accuracy",
         "personalised_accuracy",
         "confusion",
@@ -76,6 +78,8 @@ class Work:
     """tensors of ``client_state``; what is put here comes back in the next turn"""
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
     """leaves that are trained with the network; put there in ``before_round``"""
+    rates: dict[str, float] = field(default_factory=dict)
+    """learning rates of tensors in ``trained`` as multiples of the network's; put there in ``before_round``"""
     memory: dict[str, Any] = field(default_factory=dict)
     """whatever the methods of this turn leave for each other"""
     metrics: dict[str, float] = field(default_factory=dict)

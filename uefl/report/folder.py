@@ -144,8 +144,8 @@ def summarize(records: list[Record], target: float = 0.0, columns: Mapping[str, 
     means at the last round, also of the ``columns`` that the algorithm of the arm adds; ``accuracy_last4``, mean and sample deviation over
     the last four rounds (0 for a single one); ``best``, the round with the highest mean accuracy; ``worst_tenth``, the mean accuracy of
     the worst tenth of the clients at the last round; ``global_accuracy`` and ``personalised_accuracy`` where they were measured;
-    ``unseen_accuracy`` of the clients that are measured only; ``bytes_sent`` and ``bytes_received`` by the server over the run, those of
-    the clients that are measured only too; ``rounds_to_target`` where a ``target`` is given, null where it is not reached; and the clients themselves.
+    ``unseen_accuracy`` of the clients that are measured only; ``bytes_sent`` and ``bytes_received`` by the server over the run, for those
+    clients too; ``rounds_to_target`` where a ``target`` is given, null where it is not reached; and the clients themselves.
     """
     arms = {}
     for arm, lines in _grouped(records, "arm"):

@@ -145,6 +145,7 @@ def test_the_supervised_losses_reach_theirs():
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_the_published_losses_reach_their_floors_on_mnist(data_root):
     keys = ["loss=legacy_double_softmax", "clients=1", "augment=none", "validation=0"]
 
