@@ -35,7 +35,14 @@ def test_row(name):
         assert op.flops(case) > 0 or case.name in ("copy", "read")
 
 
-@pytest.mark.parametrize("name", [name for name, op in REGISTRY.items() if "uefl" in op.providers])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name.endswith("compiled") else [])
+        for name, op in REGISTRY.items()
+        if "uefl" in op.providers
+    ],
+)
 def test_benchmark(name, benchmark):
     op = REGISTRY[name]
     inputs = op.inputs(op.smoke, "cpu")

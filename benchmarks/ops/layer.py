@@ -1,14 +1,16 @@
-"""A training step of a VQ layer: forward, moving averages of the codewords, backward to the input."""
+"""A training step of a VQ layer, plain, compiled, and of a residual one: forward, moving averages of the codewords, backward to x."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 
-from uefl_kernels.nn import VectorQuantize
+from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
 from ..registry import Call, Case, Gate, Op
 from .vq import nearest
@@ -19,13 +21,14 @@ ESTIMATORS = ("rotation", "straight_through")
 
 @dataclass(frozen=True)
 class Step(Case):
-    """A batch of sequences of D elements each, and K codewords; the estimator is both layers' default or the plain one."""
+    """A batch of sequences of D elements each, and K codewords for each quantiser; the estimator is both layers' default or not."""
 
     batch: int
     length: int
     dim: int
     k: int
     estimator: str = "rotation"
+    quantizers: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,28 +40,40 @@ class Step(Case):
         """Of the input."""
         return self.batch * self.length * self.dim
 
+    @property
+    def bytes(self) -> int:
+        """x, written codewords, the gradient that comes and x again, and the gradient; codebooks read and written; indices."""
+        return 4 * (5 * self.elements + 2 * self.quantizers * self.k * self.dim) + 8 * self.quantizers * self.batch * self.length
+
+    @property
+    def flops(self) -> int:
+        """The products of the searches."""
+        return 2 * self.elements * self.k * self.quantizers
+
 
 def gaussian(case: Step, device: str) -> Inputs:
-    """The estimator; x and the gradient that comes back [B, L, D], a codebook [K, D]: standard normal, the same numbers everywhere."""
+    """The estimator; x and the gradient that comes back [B, L, D], codebooks [Q, K, D]: standard normal, the same numbers everywhere."""
     generator = torch.Generator().manual_seed(0)
-    sizes = ((case.batch, case.length, case.dim), (case.batch, case.length, case.dim), (case.k, case.dim))
-    x, grad, codebook = (torch.randn(size, generator=generator).to(device) for size in sizes)
-    return case.estimator, x, grad, codebook
+    sizes = ((case.batch, case.length, case.dim), (case.batch, case.length, case.dim), (case.quantizers, case.k, case.dim))
+    x, grad, codebooks = (torch.randn(size, generator=generator).to(device) for size in sizes)
+    return case.estimator, x, grad, codebooks
 
 
-def train_step(layer_class: Callable[..., Any]) -> Callable[[Inputs], Call]:
-    """Both layers have the same interface, the same defaults (moving averages) and the same result."""
+def train_step(layer_class: Callable[..., Any], compiler: Callable[[Any], Any] = lambda layer: layer) -> Callable[[Inputs], Call]:
+    """Both libraries' layers have the same interface, the same defaults (moving averages) and the same result."""
 
     def prepare(inputs: Inputs) -> Call:
-        estimator, x, grad, codebook = inputs
-        k, d = codebook.shape
-        layer = layer_class(dim=d, codebook_size=k, rotation_trick=estimator == "rotation").to(x.device)
-        layer.codebook = codebook
-        leaf = x.detach().requires_grad_()
+        estimator, x, grad, codebooks = inputs
+        count, k, d = codebooks.shape
+        several = {"num_quantizers": count} if count > 1 else {}
+        layer = layer_class(dim=d, codebook_size=k, rotation_trick=estimator == "rotation", **several).to(x.device)
+        for quantizer, codes in zip(layer.layers if several else [layer], codebooks, strict=True):
+            quantizer.codebook = codes
+        run, leaf = compiler(layer), x.detach().requires_grad_()
 
         def call() -> torch.Tensor | None:
             leaf.grad = None
-            quantized, _, loss = layer(leaf)
+            quantized, _, loss = run(leaf)
             torch.autograd.backward((quantized, loss.sum()), (grad, None))
             return leaf.grad
 
@@ -67,39 +82,69 @@ def train_step(layer_class: Callable[..., Any]) -> Callable[[Inputs], Call]:
     return prepare
 
 
-def vector_quantize_pytorch(inputs: Inputs) -> Call:
-    from vector_quantize_pytorch import VectorQuantize
+def vector_quantize_pytorch(name: str, compiler: Callable[[Any], Any] = lambda layer: layer) -> Callable[[Inputs], Call]:
+    """The peer's layer of that name."""
 
-    return train_step(VectorQuantize)(inputs)
+    def prepare(inputs: Inputs) -> Call:
+        return train_step(getattr(import_module("vector_quantize_pytorch"), name), compiler)(inputs)
+
+    return prepare
 
 
 def gradient_error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
     """Relative error of the gradient of the first step; a row with a wrong codeword has a wrong gradient.
 
     Plus that of the commitment loss, it is the gradient given, or turned by the rotation that takes x to its codeword (Fifty et al.
-    2024, eq. 4).
+    2024, eq. 4); of several quantisers it is the sum over them, each with what the ones before it left, in float32, as its x.
     """
-    estimator, x, grad, codebook = inputs
-    q = codebook.double()[nearest(x, codebook)].reshape(x.shape)
-    g, x = grad.double(), x.double()
-    unit_x, unit_q = (v / v.norm(dim=-1, keepdim=True) for v in (x, q))
-    half = torch.nn.functional.normalize(unit_x + unit_q, dim=-1)
-    turned = g - 2 * half * (half * g).sum(-1, True) + 2 * unit_x * (unit_q * g).sum(-1, True)
-    scaled = turned * q.norm(dim=-1, keepdim=True) / x.norm(dim=-1, keepdim=True)
-    right = (scaled if estimator == "rotation" else g) + 2 / x.numel() * (x - q)
+    estimator, x, grad, codebooks = inputs
+    right = torch.zeros_like(x, dtype=torch.float64)
+    for codebook in codebooks:
+        q = codebook[nearest(x, codebook)].reshape(x.shape)
+        right += (_turned(grad.double(), x.double(), q.double()) if estimator == "rotation" else grad) + 2 / x.numel() * (x - q).double()
+        x = x - q
     return lambda found: float((found.double() - right).norm() / right.norm())
 
 
+def _turned(g: torch.Tensor, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    unit_x, unit_q = (v / v.norm(dim=-1, keepdim=True) for v in (x, q))
+    half = torch.nn.functional.normalize(unit_x + unit_q, dim=-1)
+    turned = g - 2 * half * (half * g).sum(-1, True) + 2 * unit_x * (unit_q * g).sum(-1, True)
+    return turned * q.norm(dim=-1, keepdim=True) / x.norm(dim=-1, keepdim=True)
+
+
+def row(cases: tuple[Step, ...], smoke: Step, providers: dict[str, Callable[[Inputs], Call]], covers: tuple[str, ...] = ()) -> Op[Step]:
+    return Op(
+        cases=cases,
+        smoke=smoke,
+        inputs=gaussian,
+        providers=providers,
+        gate=Gate("gradient error", limit=1e-5, against=gradient_error),
+        bytes=lambda case: case.bytes,
+        flops=lambda case: case.flops,
+        covers=covers,
+    )
+
+
+PEER = "vector-quantize-pytorch"
 OPS = {
-    "layer": Op(
+    "layer": row(
         cases=(Step(64, 1024, 256, 1024), Step(1024, 9, 512, 64), Step(1024, 9, 512, 64, "straight_through")),
         smoke=Step(2, 3, 16, 5),
-        inputs=gaussian,
-        providers={"uefl": train_step(VectorQuantize), "vector-quantize-pytorch": vector_quantize_pytorch},
-        gate=Gate("gradient error", limit=1e-5, against=gradient_error),
-        # x read and codewords written, then gradient and x read and gradient written; the codebook read and written
-        bytes=lambda case: 4 * (5 * case.elements + 2 * case.k * case.dim) + 8 * case.batch * case.length,
-        flops=lambda case: 2 * case.elements * case.k,
+        providers={"uefl": train_step(VectorQuantize), PEER: vector_quantize_pytorch("VectorQuantize")},
         covers=("vq_backward",),
+    ),
+    "layer_compiled": row(  # by torch.compile with its default backend; the peer's with the breaks that it has
+        cases=(Step(64, 1024, 256, 1024), Step(1024, 9, 512, 64)),
+        smoke=Step(2, 3, 16, 5),
+        providers={
+            "uefl": train_step(VectorQuantize, partial(torch.compile, fullgraph=True)),
+            PEER: vector_quantize_pytorch("VectorQuantize", torch.compile),
+        },
+    ),
+    "residual_vq": row(  # frames of eight seconds of an audio codec
+        cases=(Step(16, 600, 128, 1024, quantizers=8),),
+        smoke=Step(2, 3, 16, 5, quantizers=3),
+        providers={"uefl": train_step(ResidualVQ), PEER: vector_quantize_pytorch("ResidualVQ")},
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from uefl import config
 from uefl.algorithms.base import registry
-from uefl.report import summarize
+from uefl.report import own_columns, summarize
 
 ROUNDS = (2, 2)
 CLASSES = ("0", "1", "2", "3")
@@ -24,7 +24,7 @@ def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> lis
         for round in range(sum(ROUNDS)):
             for client in range(clients):
                 extended = arm == "uefl" and round >= ROUNDS[0] and client == clients - 1
-                codewords = None if arm == "fedavg" else 8 if extended else 4
+                codewords = 0 if arm == "fedavg" else 8 if extended else 4
                 line = {
                     "arm": arm,
                     "iteration": int(round >= ROUNDS[0]),
@@ -36,14 +36,12 @@ def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> lis
                     "holdout_entropy": 0.6,
                     "nll": 0.7,
                     "ece": 0.05,
-                    "perplexity": None if arm == "fedavg" else 3.0 + client,
-                    "perplexity_full": None if arm == "fedavg" else 3.5,
                     "train_loss": 0.4,
-                    "codewords": codewords,
-                    "extended": extended and round == ROUNDS[0],
                     "bytes_sent": 1000,
                     "bytes_received": 500,
                 }
+                if codewords:
+                    line |= {"perplexity": 3.0 + client, "codewords": codewords, "extended": extended and round == ROUNDS[0]}
                 if round == sum(ROUNDS) - 1:
                     line |= {"confusion": [61 if i % 5 == 0 else 13 for i in range(16)]}
                     line |= {"reliability": [0, 0, 100, 50, 300, 194], "confidence": [0.0, 55.0, 240.0]}
@@ -77,7 +75,7 @@ def write(
     (path / "manifest.json").write_text(json.dumps({"classes": list(classes)}))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
-        outcome = summarize(lines)
+        outcome = summarize(lines, columns=own_columns(cfg))
         for arm in outcome.values():
             arm |= {"seconds": 1.5, "rejected": rejected}
         (path / "summary.json").write_text(json.dumps({"schema": 2, "preset": "demo", "seed": cfg.run.seed, "arms": outcome}))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from uefl.aggregation import CodewordMean, WeightedMean, refusal
-from uefl.algorithms.uefl import negative_usage
+from uefl.algorithms.uefl.client import negative_usage
 from uefl.engines.base import Expected, Message, Reply, expected_like
 
 
@@ -123,4 +123,4 @@ def test_what_is_new_in_the_private_state_or_the_loss_must_be_finite():
     assert refusal(sound, SENT, 0.0) is None
     sound.private = {"new": torch.tensor([torch.nan])}
     assert refusal(sound, SENT, 0.0) == "its private new is not finite"
-    assert refusal(Reply("a", 1, reply().tensors, {"train_loss": float("inf")}), SENT, 0.0) == "its training loss is inf"
+    assert refusal(Reply("a", 1, reply().tensors, training={"train_loss": float("inf")}), SENT, 0.0) == "its training loss is inf"

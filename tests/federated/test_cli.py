@@ -88,7 +88,7 @@ def test_out_wins_over_the_default_folder(fake_run):
 def test_resume_goes_on_in_the_folder(fake_run):
     result = runner.invoke(app, ["train", "--resume", "there", "--device", "cpu"])
     assert result.exit_code == 0, result.output
-    assert fake_run.calls == [("resume", Path("there"), {"device": "cpu", "data_root": None})]
+    assert fake_run.calls == [("resume", Path("there"), {"device": "cpu", "data_root": None, "deployment": None})]
 
 
 @pytest.mark.parametrize("extra", [["demo"], ["--set", "gamma=1"], ["--seed", "0"], ["--out", "o"]], ids=lambda extra: extra[0])

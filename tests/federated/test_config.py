@@ -113,7 +113,7 @@ def test_arms_are_picked_by_name(tmp_path):
 
 
 def test_one_algorithm_may_stand_twice():
-    cfg = config.load("demo", ["arms.one.algorithm=uefl", "arms.one.segments=1"])
+    cfg = config.load("demo", ['arms=["fedavg", "uefl"]', "arms.one.algorithm=uefl", "arms.one.segments=1"])
     assert {name: arm.algorithm for name, arm in cfg.arms.items()} == {"fedavg": "fedavg", "uefl": "uefl", "one": "uefl"}
     assert [cfg.arms[name].parameters.segments for name in ("uefl", "one")] == [4, 1]
 
@@ -197,7 +197,7 @@ def test_an_ambiguous_key_is_refused_with_the_list(monkeypatch):
 
     monkeypatch.setattr(registry()["uefl"], "Parameters", Parameters)
     with pytest.raises(UserError, match=r"^key 'lr' is ambiguous; write one of training.lr, arms.uefl.lr$"):
-        config.load("demo", ["lr=0.1"])
+        config.load("demo", ["arms=uefl", "lr=0.1"])
     assert config.load("demo", ["training.lr=0.1"]).arms["uefl"].parameters.lr == 1.0
 
 
@@ -220,9 +220,16 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("seed=1\nlr=2", "--set 'seed=1\\nlr=2': expected key=value, in one line"),
         ("arms.uefl=3", "--set arms.uefl: expected arms.NAME.key=value"),
         ("arms=['uefl', 'uefl']", "key 'arms': expected different names of arms"),
-        ("arms=fedavgg", "key 'arms.fedavgg': no algorithm 'fedavgg' (did you mean 'fedavg'?); expected one of "),
+        (
+            "arms=fedavgg",
+            "key 'arms.fedavgg': no algorithm 'fedavgg' (did you mean 'fedavg'?); an arm with a name of its own says which it is, "
+            'algorithm = "..."; there are ',
+        ),
+        ("arms.mine.gamma=1.0", "key 'arms.mine': no algorithm 'mine'; an arm with a name of its own says which it is, algorithm = "),
+        ("data=runs/x", "key 'data' is a section; set one of its keys, as in data.source=runs/x"),
+        ("training=3", "key 'training' is a section; set one of its keys, as in training.lr=VALUE"),
         ("arms.a/b.algorithm=uefl", "key 'arms': 'a/b' names files of the run; expected up to 40 letters"),
-        ("arms=[]", "key 'arms': expected at least one table [arms.NAME]; the algorithms are fedavg, "),
+        ("arms=[]", "key 'arms': expected at least one table [arms.NAME]; the algorithms are centralised, "),
         ("arms.x.algorithm=fedul", "key 'arms': arms on labeled silos and on unlabeled sets do not go together (on labeled silos: fedavg"),
         ("scheme=rotation", "key 'data.partition': 'rotation' is no partition (did you mean 'rotations'?)"),
         ("lr=fast", "key 'training.lr': expected a number; got 'fast'"),
@@ -291,6 +298,12 @@ def test_every_number_of_an_algorithm_has_a_range(name):
         ),
         ({"model": {"pretrained": True}}, "key 'model.pretrained': cnn has no pretrained weights"),
         ({"model": {"encoder": "cnn5x5", "hidden": 3}}, "key 'model.hidden': expected its default 512"),
+        ({"model": {"encoder": "cnn5x5", "pooled": True}}, "key 'model.pooled': expected its default False"),
+        ({"training": {"batch_size": 1}}, "key 'training.batch_size': expected 2 or more, for batch norm; got 1"),
+        (
+            {"run": {"passes": 7}, "arms": {"uefl-published": {}}},
+            "key 'run.passes': expected its default 20, so leave it out: its arms measure one pass with dropout off; got 7",
+        ),
         (
             {"training": {"momentum": 0.9}},
             "key 'training.momentum': expected its default 0.0, so leave it out: it is for optimizer = 'sgd'",

@@ -57,13 +57,13 @@ def test_summarize_means_the_last_round_over_clients_and_four_rounds_over_time()
     lines = [line | {"round": 0, "accuracy": 0.0} for line in lines if line["round"] == 1 and line["arm"] == "uefl"] + [
         line for line in lines if line["arm"] == "uefl"
     ]
-    uefl = summarize(lines)["uefl"]
+    uefl = summarize(lines, columns={"uefl": ("perplexity", "codewords")})["uefl"]
     assert uefl["rounds"] == 5
     assert uefl["accuracy"] == pytest.approx(0.61)
     assert uefl["perplexity"] == pytest.approx(4.0)
     assert uefl["accuracy_last4"]["mean"] == pytest.approx(0.46)
     assert uefl["accuracy_last4"]["sd"] == pytest.approx(np.std([0.3, 0.4, 0.5, 0.6], ddof=1))
-    assert uefl["clients"]["silo-2"] == {"accuracy": pytest.approx(0.62), "entropy": pytest.approx(0.7), "codewords": 8}
+    assert uefl["clients"]["silo-2"] == {"accuracy": pytest.approx(0.62), "entropy": pytest.approx(0.7), "perplexity": 5.0, "codewords": 8}
 
 
 def test_tables_show_numbers_and_a_dash_for_what_an_arm_has_not(tmp_path):
@@ -71,7 +71,8 @@ def test_tables_show_numbers_and_a_dash_for_what_an_arm_has_not(tmp_path):
     arms = arm_table(run)
     assert column(arms, "accuracy") == ["0.410", "0.610"]
     assert column(arms, "last 4 rounds") == ["0.260 ± 0.129", "0.460 ± 0.129"]
-    assert column(arms, "perplexity") == ["-", "4.0"]
+    assert column(arms, "perplexity") == ["-", "4"]
+    assert column(arms, "codewords") == ["-", "5.333"]
     assert column(arms, "seconds") == ["1.5", "1.5"]
     clients = client_table(run)
     assert column(clients, "accuracy uefl") == ["0.600", "0.610", "0.620"]
@@ -113,7 +114,7 @@ def test_a_folder_of_runs_is_no_run_but_holds_some(tmp_path):
 @pytest.mark.parametrize("clients", [1, 3])
 def test_the_legend_of_the_colours_is_not_cut_off(tmp_path, clients):
     run = read_run(run_folder.write(tmp_path, run_folder.records(clients=clients)))
-    figure = plots._draw_usage(run, "uefl")
+    figure = plots._draw_shares(run, "uefl", run.findings["uefl"].shares)
     figure.draw_without_rendering()
     label = figure.axes[1].yaxis.label.get_window_extent()
     assert 0 <= label.y0 < label.y1 <= figure.bbox.height
@@ -165,11 +166,11 @@ def test_the_entropy_shows_the_threshold_of_each_iteration_on_a_scale_that_fits(
             line["threshold"] = 9.5 + line["round"] / 10
     run = read_run(run_folder.write(tmp_path, lines))
     ax = draw(run, "entropy").axes[-1]  # of the last client, or of uefl
-    limits = [line.get_xydata().tolist() for line in ax.lines if line.get_linestyle() == "--" and line.get_linewidth() == plots._THRESHOLD]
+    limits = [line.get_xydata().tolist() for line in ax.lines if line.get_linestyle() == "--" and line.get_linewidth() == plots._THIN]
     assert limits == [[[0.5, 9.6], [2.5, 9.6]], [[2.5, 9.8], [4.5, 9.8]]]
     assert 9.4 < ax.get_ylim()[0] < 9.6
     assert 10 < ax.get_ylim()[1] < 10.2
-    assert plots._thresholds(run, "accuracy", "uefl") == plots._thresholds(run, "entropy", "fedavg") == []
+    assert plots._levels(run, "accuracy", "uefl") == plots._levels(run, "entropy", "fedavg") == []
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8])

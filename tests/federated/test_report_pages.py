@@ -1,4 +1,4 @@
-"""What the pages of a report say and how: HTML, extensions, names of clients, several runs, terminals that lack characters."""
+"""What the pages of a report say and how: HTML, names of clients, several runs, terminals that lack characters."""
 
 import io
 import json
@@ -55,15 +55,6 @@ class Page(HTMLParser):
     @property
     def text(self):
         return " ".join(" ".join(self.words).split())
-
-
-def decided(threshold, entropies, lines=None):
-    """Records with a decision after each iteration of uefl."""
-    lines = run_folder.records() if lines is None else lines
-    for line in lines:
-        if line["arm"] == "uefl" and line["round"] in (1, 3):
-            line |= {"threshold": threshold, "deciding_entropy": entropies[int(line["client"][-1])]}
-    return lines
 
 
 def with_samples(path):
@@ -155,48 +146,6 @@ def test_counts_of_the_clients_are_added_up(tmp_path):
     assert run.counts("uefl", "confusion").tolist() == [183 if i % 5 == 0 else 39 for i in range(16)]
     assert run.counts("uefl", "confidence").tolist() == pytest.approx([0, 165, 720])
     assert run.counts("uefl", "absent") is None
-
-
-# --- extensions ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("threshold", "entropies", "said"),
-    [
-        (
-            0.9,
-            (0.5, 0.7, 0.6),
-            "the highest entropy, 0.700 nats of silo-1, is not above the threshold of 0.900 (at most it could be ln 4 = 1.386)",
-        ),
-        (1.5, (0.5, 0.7, 0.6), "is not above the threshold of 1.500; no entropy over 4 classes can exceed ln 4 = 1.386; lower gamma"),
-        (0.55, (0.5, 0.5, 0.6), "after 2 rounds: above the threshold of 0.550 nats: silo-2 (0.600); extended before the next round"),
-    ],
-    ids=["certain", "out-of-reach", "extended"],
-)
-def test_the_report_says_why_clients_were_extended_or_not(tmp_path, threshold, entropies, said):
-    write_report(run_folder.write(tmp_path, decided(threshold, entropies)))
-    markdown, page = (tmp_path / "report.md").read_text(), Page((tmp_path / "report.html").read_text())
-    assert said in markdown
-    assert said in page.text
-    warned = "> **uefl: the threshold of 1.500 nats cannot be reached" in markdown
-    assert warned == (threshold == 1.5)
-    row = ["uefl", "2", f"{threshold:.3f}", f"{min(entropies):.3f} silo-0", f"{max(entropies):.3f} silo-{entropies.index(max(entropies))}"]
-    assert f"| {' | '.join(row)} |" in markdown
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_clients_above_the_last_threshold_have_no_round_left(tmp_path):
-    write_report(run_folder.write(tmp_path, decided(0.55, (0.5, 0.5, 0.6))))
-    assert "after 4 rounds: above the threshold of 0.550 nats: silo-2 (0.600); the arm ended there" in (tmp_path / "report.md").read_text()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_codebook_that_is_never_extended_is_said(tmp_path):
-    write_report(run_folder.write(tmp_path, run_folder.records(("fedavg", "one-codebook"))))
-    text = (tmp_path / "report.md").read_text()
-    assert "one-codebook: its codebook is never extended." in text
-    assert "fedavg: its codebook" not in text
 
 
 # --- names ---------------------------------------------------------------------------------------------------------

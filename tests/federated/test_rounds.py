@@ -151,8 +151,8 @@ def test_a_loss_far_above_its_beginning_is_divergence():
     losses = iter([2.0] * 3 + [5.0e3] * 6)
 
     def meddle(reply):
-        if "train_loss" in reply.metrics:
-            reply.metrics["train_loss"] = next(losses)
+        if "train_loss" in reply.training:
+            reply.training["train_loss"] = next(losses)
         return reply
 
     algorithm, _, _ = arm(settings("fedavg", rounds=[4]), wrap=lambda e: Meddler(e, meddle))

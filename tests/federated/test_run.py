@@ -21,6 +21,7 @@ from uefl.models import saved
 from uefl_kernels import backend
 
 KEYS = [
+    'arms=["fedavg", "uefl"]',
     "clients=3", "angles=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
     "codewords=8", "rounds=[2, 1]", "local_epochs=1", "batch_size=16", "passes=3", "threads=1", "gamma=0.0",
 ]  # fmt: skip
@@ -96,7 +97,7 @@ def test_metrics_have_one_line_per_arm_round_and_client(finished):
     for r in lines:
         assert 0 <= r["accuracy"] <= 1
         assert 0 <= r["entropy"] <= 2.31
-        assert (r["perplexity"] is None) == (r["arm"] == "fedavg")
+        assert ("perplexity" in r) == (r["arm"] != "fedavg")
 
 
 def test_the_summary_is_the_last_round_s(finished):
@@ -109,7 +110,7 @@ def test_the_summary_is_the_last_round_s(finished):
         assert outcome_["accuracy_last4"]["mean"] == pytest.approx(sum(means) / 3)
         assert outcome_["rounds"] == 3
         assert set(outcome_["clients"]) == {"silo-0", "silo-1", "silo-2"}
-        assert set(outcome_["clients"]["silo-0"]) == {"accuracy", "entropy", "codewords"}
+        assert {"accuracy", "entropy"} <= set(outcome_["clients"]["silo-0"])
 
 
 def test_the_saved_model_carries_every_client_s_codebook(finished):

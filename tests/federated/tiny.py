@@ -32,7 +32,7 @@ def settings(algorithm: str = "uefl", base: dict[str, Any] = KEYS, **keys: Any) 
     """A configuration of one arm, called ``arm``; keys go where they belong, as with ``--set``."""
     fields = registry()[algorithm].Parameters.model_fields
     own = {key: value for key, value in CODEBOOK.items() if key in fields}
-    if keys.get("uncertainty") == "ensemble":
+    if keys.get("uncertainty") == "ensemble" or not registry()[algorithm].draws:
         base = base | {"run": {k: v for k, v in base["run"].items() if k != "passes"}}
     return config.load({**base, "arms": {"arm": {"algorithm": algorithm, **own}}}, **keys)
 
@@ -87,7 +87,7 @@ def arm(
     engine = wrap(LocalEngine(Clients((*fed.silos, *fed.unseen), torch.device("cpu")).handlers(room)))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
-    return Arm("arm", room, seeds, engine, Teacher.of(fed.server, room), notices.append), room, notices
+    return Arm("arm", room, seeds, engine, Teacher.of(room.algorithm.server_data(fed), room), notices.append), room, notices
 
 
 def finish(arm: Arm, limit: int = 50) -> list[dict[str, Any]]:

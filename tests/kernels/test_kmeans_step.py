@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._inductor.compile_fx import compile_fx
 
 from uefl_kernels import COMPILED, KMeansUnits, backend, kmeans, kmeans_step
 from uefl_kernels._library import triton_available
@@ -232,7 +233,7 @@ def test_compile_fullgraph():
 
     def counting(graph, inputs):
         traced.append(graph)
-        return graph.forward
+        return compile_fx(graph, inputs)
 
     step = torch.compile(lambda x, c: kmeans_step(x * 2, c, weights=x[:, 0].abs()), fullgraph=True, dynamic=True, backend=counting)
     for n in (50, 60, 70):

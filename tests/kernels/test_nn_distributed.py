@@ -30,6 +30,19 @@ CASES = {
     "k-means per head": {"kmeans_init": True, "heads": 4, "codebook_dim": 2, "separate_codebook_per_head": True},
 }
 
+SGD = functools.partial(torch.optim.SGD, lr=0.5)
+OPTIMIZED = {"learnable_codebook": True, "ema_update": False, "in_place_codebook_optimizer": SGD}
+UPDATES = {  # options of the layer; what each call is given
+    "apart": ({"sync_codebook": False, "threshold_ema_dead_code": 1}, lambda step: {}),
+    "apart k-means": ({"sync_codebook": False, "kmeans_init": True}, lambda step: {}),
+    "apart optimizer": (OPTIMIZED | {"sync_codebook": False}, lambda step: {}),
+    "accumulated": ({}, lambda step: {"accum_ema_update": step % 3 < 2}),
+    "manual": ({"manual_ema_update": True}, lambda step: {}),
+    "weighted": ({}, lambda step: {"ema_update_weight": lambda sums, sizes: (sizes > 2).float()}),
+    "affine": ({"affine_param": True, "sync_affine_param": True}, lambda step: {}),
+    "optimizer": (OPTIMIZED, lambda step: {}),
+}
+
 
 def rows(rank, step):
     return normal(SIZES[step][rank], 8, seed=100 * rank + step) + 3 * rank
@@ -52,6 +65,24 @@ def train(rank, name, masked):
         vq(x.requires_grad_(), **given)[2].backward()
         messages.append(sent() - before)
     return vq.state_dict() | {"messages": torch.tensor(messages)}
+
+
+def train_updated(rank, name):
+    """The state after the first step and after the last one."""
+    options, given = UPDATES[name]
+    vq, messages, states = layer(**options), [], {}
+    torch.manual_seed(rank)
+    for step in range(len(SIZES)):
+        before = sent()
+        _, _, loss = vq(rows(rank, step).requires_grad_(), **given(step))
+        if loss.requires_grad:
+            loss.backward()
+        if name == "manual" and step % 2 == 1:
+            vq._codebook.update_ema()
+        messages.append(sent() - before)
+        if step == 0:
+            states = {f"first.{key}": value.clone() for key, value in vq.state_dict().items()}
+    return states | vq.state_dict() | {"messages": torch.tensor(messages)}
 
 
 def train_residual(rank):
@@ -93,7 +124,7 @@ def train_compiled(rank):
 
 
 def sent():
-    return dist.all_reduce.calls
+    return getattr(dist.all_reduce, "calls", 0)  # not counted in the process of the tests
 
 
 def counted(function):
@@ -122,6 +153,7 @@ def give_nan(rank):
 
 def jobs(world):
     found = {(name, masked): (train, name, masked) for name in CASES for masked in (False, True)}
+    found |= {("updates", name): (train_updated, name) for name in UPDATES}
     found["ddp"] = (functools.partial(train_under_ddp, threshold_ema_dead_code=1),)
     found["learnable"] = (functools.partial(train_under_ddp, learnable_codebook=True, threshold_ema_dead_code=0.5),)
     found |= {"rows": (give_rows,), "residual": (train_residual,), "nan": (give_nan,)}
@@ -186,6 +218,37 @@ def test_averages_are_those_of_one_process_with_all_rows(states):
         vq(torch.cat([rows(rank, step) for rank in range(len(states))]))
     for name, value in vq.state_dict().items():  # float32 sums of a part each instead of one
         torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in UPDATES if name.startswith("apart")])
+def test_codebooks_that_are_not_shared_are_those_of_a_process_alone(states, name):
+    for rank, found in enumerate(states):
+        assert_same(train_updated(rank, name), found["updates", name])  # also that nothing was sent
+    books = [found["updates", name]["_codebook.embed"] for found in states]
+    assert not torch.equal(*books[:2])
+
+
+@pytest.mark.parametrize("name", ["accumulated", "manual", "weighted", "affine"])
+def test_kinds_of_updates_are_those_of_one_process_with_all_rows(states, name):
+    state = state_of(states, ("updates", name))
+    options, given = UPDATES[name]
+    vq = layer(**options)
+    for step in range(len(SIZES)):
+        vq(torch.cat([rows(rank, step) for rank in range(len(states))]), **given(step))
+        if name == "manual" and step % 2 == 1:
+            vq._codebook.update_ema()
+    assert not torch.equal(state["_codebook.embed"], layer()._codebook.embed)
+    for key, value in vq.state_dict().items():
+        torch.testing.assert_close(state[key], value, rtol=1e-4, atol=1e-5)
+    if name == "accumulated":
+        assert state["messages"].tolist() == [0, 0, 1, 0, 0, 1]
+
+
+def test_an_optimizer_in_the_layer_steps_by_the_mean_gradient(states):
+    state = state_of(states, ("updates", "optimizer"))
+    alone = [train_updated(rank, "optimizer")["first._codebook.embed"] for rank in range(len(states))]
+    torch.testing.assert_close(state["first._codebook.embed"], torch.stack(alone).mean(0), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(state["_codebook.embed"], state["first._codebook.embed"])
 
 
 def test_dead_codewords_take_rows_of_every_process(states):

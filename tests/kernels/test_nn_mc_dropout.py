@@ -189,15 +189,6 @@ def test_gradients_reach_every_parameter(make):
     assert all(parameter.grad is not None and bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
 
 
-def test_consistent_masks():
-    layer = MCDropout(classifier(), 6, consistent=True)
-    with torch.no_grad():
-        stats = layer(torch.randn(1, 6).repeat(5, 1), seed=2)
-    assert float((stats.mean_probs - stats.mean_probs[0]).abs().max()) < 1e-6
-    with pytest.raises(ValueError, match="consistent=True needs a model that ends in a chain"):
-        MCDropout(Functional(), consistent=True)
-
-
 def test_a_model_that_cannot_be_traced_runs_as_a_whole():
     model, x = Branching(), torch.randn(4, 6)
     with pytest.warns(UserWarning, match="Branching cannot be traced .*whole model runs for every pass"):

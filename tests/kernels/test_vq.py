@@ -322,7 +322,7 @@ def test_uninitialised_memory_does_not_leak():
 def test_codebook_that_is_not_finite(name):
     codebook = normal(5, 3)
     codebook[2, 1] = float("nan")
-    with backend(name), pytest.raises(RuntimeError, match=r"^vq: the codebook holds NaN or infinity; re-initialise those codewords"):
+    with backend(name), pytest.raises(RuntimeError, match=r"^vq: the codebook holds NaN or infinity, or values beyond"):
         vq(normal(4, 3), codebook)
 
 
@@ -343,7 +343,7 @@ def test_a_weight_that_is_no_finite_number(weight):
 
 def test_weights_that_change_under_compile():
     x, codebook = normal(9, 6), normal(5, 3)
-    compiled = torch.compile(lambda weight: vq(x, codebook, commitment_weight=weight).loss, fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda weight: vq(x, codebook, commitment_weight=weight).loss, fullgraph=True)
     for weight in (0.25, 0.5, 0.75):
         assert torch.equal(compiled(weight), vq(x, codebook, commitment_weight=weight).loss)
 

@@ -19,93 +19,25 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import nn
 
 from ..aggregation import Mean, WeightedMean
 from ..engines.base import Expected, Message, Reply, expected_like
 from ..errors import UserError, nearest
 from ..fields import parse
-from ..models.net import Net
+from ..findings import Findings, History
 from ..uncertainty import Prediction, of_network
+from .context import Context, ModelSpec, Parameters, Record, State
 
 if TYPE_CHECKING:
     from ..client.work import Batch, Work
-    from ..config import Model, Run, Training
-    from ..data.federation import Federation
+    from ..data.federation import Federation, ServerData
     from ..server.teacher import Teacher
     from ..server.turn import Turn
-
-Record = dict[str, Any]
-"""The metrics of one client after one round: one line of metrics.jsonl."""
-
-
-class Parameters(BaseModel):
-    """The parameters of an algorithm; fields with a range and a description become keys of its arms and lines of the documentation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """What a network is built for."""
-
-    settings: Model
-    image_shape: tuple[int, int, int]
-    """(C, H, W)"""
-    classes: int
-    given: Callable[[], nn.Module] | None = None
-    """makes the network that was given in Python in the place of one that ``settings`` name"""
-
-    def network(self) -> nn.Module:
-        """The network that was given, or the one that ``settings`` name.
-
-        Raises:
-            UserError: ``settings`` name one that had to be given.
-        """
-        if self.given is not None:
-            return self.given()
-        if self.settings.encoder == "given":
-            raise UserError("its network was given in Python; give it again: uefl.resume(out, model=...), uefl.load(out, model=...)")
-        return Net(self.settings, self.image_shape, self.classes)
-
-
-@dataclass(frozen=True)
-class Context:
-    """What an algorithm may know of its run."""
-
-    seed: int
-    """of the run, or of one member of an ensemble"""
-    run: Run
-    model: Model
-    training: Training
-    classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    clients: tuple[str, ...]
-    """names of the clients that are trained on, sorted"""
-    network: Callable[[], nn.Module] | None = None
-    """see :attr:`ModelSpec.given`"""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What the network is built for."""
-        return ModelSpec(self.model, self.image_shape, len(self.classes), self.network)
-
-
-@dataclass
-class State:
-    """The server's state between two turns; with the private states of the clients it is all that a checkpoint holds of an algorithm."""
-
-    tensors: dict[str, torch.Tensor]
-    """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and whatever else the algorithm keeps"""
-    plain: dict[str, Any] = field(default_factory=dict)
-    """values of JSON"""
-    scratch: dict[str, Any] = field(default_factory=dict)
-    """for the methods of one exchange; emptied before each, never written"""
 
 
 class Algorithm:
@@ -127,11 +59,24 @@ class Algorithm:
     """the data of a client: ``labeled`` images, or unlabeled ``sets`` whose class shares are known"""
     trains_clients: ClassVar[bool] = True
     """False: clients are only measured"""
+    draws: ClassVar[bool] = True
+    """whether its predictions are of ``passes`` draws; where no arm draws, the key is refused"""
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
+    private_predicts: ClassVar[tuple[str, ...]] = ()
+    """tensors of ``work.private`` that :meth:`predict` uses, by name: it sees no others, and a saved model has these for every client.
+    A tensor for training alone is not among them. Private parts of the network always count."""
     columns: ClassVar[dict[str, str]] = {}
-    """metrics of its own (of :meth:`record` or :meth:`measure`) that a report shows for its arms, as means over the clients at the last
-    round: by name, what each is"""
+    """metrics of its own that a report shows: by name, what each is. They are in the records of its clients, which have them from
+    :meth:`record`, from :meth:`measure`, or from what the client half put into ``work.metrics`` while it trained. The report shows the mean
+    over the clients at the last round. A metric that is not named here is in metrics.jsonl alone."""
+
+    marks: ClassVar[dict[str, str]] = {}
+    """entries of a client's records that are true where something has just happened to it, which plots mark with a triangle: by name, what
+    has happened before that round"""
+    levels: ClassVar[dict[str, tuple[str, str]]] = {}
+    """entries of the records of an iteration's last round that plots draw as a dashed line through the rounds of the iteration: by name,
+    the metric whose plot it is, and what the number is"""
 
     context: Context
 
@@ -150,6 +95,12 @@ class Algorithm:
         Raises:
             UserError: what ``arm`` lacks, and what to do.
         """
+        few = min(federation.silos, key=lambda silo: silo.sizes.train)
+        if self.trains_clients and few.sizes.train == 1:
+            try:
+                net.train()(torch.zeros(1, *federation.image_shape, device=next(net.parameters()).device))
+            except ValueError:  # of a batch norm that sees one value per channel
+                raise UserError(f"silo {few.name!r} has one training image, which batch norm cannot normalise; give it two") from None
 
     # --- the model -------------------------------------------------------------------------------------------------
 
@@ -167,6 +118,10 @@ class Algorithm:
         return False
 
     # --- the server's half -----------------------------------------------------------------------------------------
+
+    def server_data(self, federation: Federation) -> ServerData | None:
+        """The images that the server trains and validates on; None: it has none."""
+        return federation.server
 
     def rounds(self, iteration: int) -> int | None:
         """Rounds of an iteration, None behind the last one."""
@@ -229,8 +184,9 @@ class Algorithm:
         return {}
 
     def reference(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Of the state in ``work.private``, what stands for all clients: the global model is measured with it, and a client that has
-        never trained. What is not in it is as :meth:`client_state` makes it. Private parts of the network are averaged by the frame.
+        """A state in the place of a client's own, made from those of all clients: the global model is measured with it, and so is a
+        client that has never trained. Only the tensors in ``private_predicts`` are taken; those that are missing are as
+        :meth:`client_state` makes them. The frame averages private parts of the network itself.
 
         Args:
             states: of the clients that have trained, by name.
@@ -273,7 +229,10 @@ class Algorithm:
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """The mean loss over a batch, a scalar in nats: cross-entropy with the labels."""
-        return nn.functional.cross_entropy(work.logits(batch.images), batch.labels)
+        return work.cross_entropy(work.logits(batch.images), batch.labels)
+
+    def before_step(self, work: Work, gradient: torch.Tensor) -> None:
+        """The gradient ``[P]`` of a step is complete; what is changed in it is what the optimizer sees."""
 
     def after_batch(self, work: Work, batch: Batch) -> None:
         """The optimizer has taken a step."""
@@ -297,10 +256,17 @@ class Algorithm:
         """
         return {}
 
+    def findings(self, history: History) -> Findings | None:
+        """A section that a report has for its arm, made from the records; None: none. There is no ``context`` here."""
+        return None
+
     # --- the trained model -----------------------------------------------------------------------------------------
 
     def infer(self, net: nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Logits ``[B, classes]`` of a saved model with dropout off; ``tensors`` are :meth:`client_tensors` of the client asked for."""
+        """Logits ``[B, classes]`` of a saved model with dropout off.
+
+        ``tensors`` belong to the client whose model it is: its :meth:`client_tensors`, and those that ``private_predicts`` names.
+        """
         logits: torch.Tensor = net(images)
         return logits
 

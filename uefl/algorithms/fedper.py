@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from ..errors import UserError
+from ..models.parts import layers
 from . import base
 from .base import Algorithm, ModelSpec, register
 
@@ -30,33 +30,11 @@ class FedPer(Algorithm):
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """The usual network, with a mark on each layer that is personal."""
-        net = super().build_model(spec)
-        for module in self._personal(net):
+        net, personal = super().build_model(spec), self.parameters.personal
+        for module in () if personal == "none" else layers(net, personal, "personal"):
             module.personal = True  # type: ignore[assignment]
         return net
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """By the mark that the layer has."""
         return getattr(owner, "personal", False) is True
-
-    def _personal(self, net: nn.Module) -> list[nn.Module]:
-        """The layers that stay with the client.
-
-        Raises:
-            UserError: the network has none of the kind that was asked for.
-        """
-        personal = self.parameters.personal
-        if personal == "none":
-            return []
-        linear: list[nn.Module] = [module for module in net.modules() if isinstance(module, nn.Linear)]
-        head = getattr(net, "head", None)
-        choices: dict[str, list[nn.Module]] = {
-            "last": linear[-1:],
-            "head": list(head.modules()) if isinstance(head, nn.Module) else [],
-            "all": list(net.modules()),
-        }
-        chosen = choices[personal]
-        if not any(True for module in chosen for _ in module.parameters(recurse=False)):
-            what = {"last": "no linear layer", "head": "no part called 'head' that has parameters", "all": "no parameters"}[personal]
-            raise UserError(f"key 'personal': the network has {what}, so {personal!r} leaves nothing with the clients; choose another one")
-        return chosen

@@ -33,7 +33,7 @@ from ..seeds import derive
 from ..uncertainty import Prediction, ensemble
 from . import evaluation
 from .training import fit
-from .work import Work
+from .work import RESERVED, Work
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ class Client:
         if of_all and isinstance(works[0].test, Split):
             reply.metrics["global_accuracy"] = float(metrics.accuracy(ensemble(of_all).probs, works[0].test.labels))
         reply.tensors, reply.private = (number(tensors), number(private)) if several else (tensors[0], private[0])
-        for key in outcomes[0] if outcomes else ():
-            reply.metrics[key] = statistics.fmean(outcome[key] for outcome in outcomes) if several else outcomes[0][key]
+        for key in dict.fromkeys(key for outcome in outcomes for key in outcome):
+            reply.training[key] = statistics.fmean(outcome[key] for outcome in outcomes if key in outcome)
         return reply
 
     def _train(self, algorithm: Algorithm, work: Work) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
@@ -132,6 +132,11 @@ class Client:
             algorithm.after_round(work)
         result = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
         update, kept = algorithm.update(work), work.private | self._workspace.private()
+        work.metrics = work.noted() | work.metrics
+        taken = sorted(RESERVED & work.metrics.keys())
+        if taken:
+            raise ValueError(f"work.metrics: the frame itself records {taken[0]!r}; choose another name")
+        result |= {name: float(value) for name, value in work.metrics.items()}
         if work.message.options.get("personalised") and isinstance(work.test, Split):
             self._seed(work, "personalised")
             probs = evaluation.predict(algorithm, work, work.test.images).probs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,7 +45,9 @@ def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Predictio
     """What the network that is loaded says of images ``[N, C, H, W]`` uint8."""
     work.net.eval()
     normalize = work.workspace.normalize
-    return joined([algorithm.predict(work, normalize(part)) for part in images.split(_BATCH)])
+    # a saved model has no other private tensors: a prediction that needs one that was not declared fails here, not when it is used
+    seen = replace(work, private={name: tensor for name, tensor in work.private.items() if name in algorithm.private_predicts})
+    return joined([algorithm.predict(seen, normalize(part)) for part in images.split(_BATCH)])
 
 
 @torch.no_grad()
@@ -57,7 +60,9 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
         if name == "holdout":
             split = _split(work, name)
             values["holdout_accuracy"] = metrics.accuracy(prediction.probs, split.labels)
+            values["holdout_nll"] = metrics.nll(prediction.probs, split.labels)
             values["holdout_entropy"] = prediction.entropy.double().mean()
+            values["holdout_entropy_se"] = prediction.entropy.double().std(correction=0) / max(1, len(split) - 1) ** 0.5
             continue
         if name == "test":
             labels = _split(work, name).labels

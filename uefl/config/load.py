@@ -17,10 +17,12 @@ from typing import Any
 from ..errors import UserError, nearest
 from ..fields import shown, unknown
 from .config import SECTIONS, Config, from_table, tomllib
-from .keys import all_keys, fields, homes, named, places
+from .keys import all_keys, homes, named, places
 
 _GROUPS = ("start", "codebooks", "sets", "own")
 """folders of presets, in the order in which they are listed"""
+_FIRST = {"run": "seed", "data": "source", "model": "encoder", "training": "lr"}
+"""of each section, the key that whoever sets the section itself may have meant"""
 
 
 def presets() -> dict[str, str]:
@@ -68,7 +70,7 @@ def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, **
         if key == "arms" and isinstance(value, Mapping):
             table["arms"] = _picked(value, {})
         elif key in SECTIONS and isinstance(value, Mapping):
-            table[key] = _merged(table.get(key, {}), dict(value))
+            table[key] = merged(table.get(key, {}), dict(value))
         elif value is not None:
             _put(table, key, value)
     return from_table(table)
@@ -113,7 +115,8 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
         inner[last] = value
         return
     if key in SECTIONS:
-        raise UserError(f"key {key!r} is a section; set one of its keys, as in {key}.{min(fields(table)[key])}=VALUE")
+        example = f"{key}.{_FIRST[key]}={value if isinstance(value, str) else 'VALUE'}"
+        raise UserError(f"key {key!r} is a section; set one of its keys, as in {example}")
     found = places(key, table)
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]
@@ -178,14 +181,14 @@ def _with_base(table: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(base, str) or base not in presets():
         raise UserError(f"key 'base': expected the name of a preset, got {shown(base)}; see `uefl presets`")
     whole = _with_base(tomllib.loads(preset_text(base)))
-    result = whole | {name: _merged(whole.get(name, {}), value) for name, value in table.items() if name != "arms"}
+    result = whole | {name: merged(whole.get(name, {}), value) for name, value in table.items() if name != "arms"}
     if "arms" in table:
         before = named(whole.get("arms", {}))
-        result["arms"] = {name: _merged(before.get(name, {}), keys) for name, keys in _picked(table["arms"], before).items()}
+        result["arms"] = {name: merged(before.get(name, {}), keys) for name, keys in _picked(table["arms"], before).items()}
     return result
 
 
-def _merged(before: Any, now: Any) -> Any:
+def merged(before: Any, now: Any) -> Any:
     """Two tables key by key; a partition of another scheme takes nothing from the one before."""
     if (
         not isinstance(before, Mapping)
@@ -193,7 +196,7 @@ def _merged(before: Any, now: Any) -> Any:
         or before.get("scheme", now.get("scheme")) != now.get("scheme", before.get("scheme"))
     ):
         return now
-    return {**before, **{key: _merged(before.get(key), value) for key, value in now.items()}}
+    return {**before, **{key: merged(before.get(key), value) for key, value in now.items()}}
 
 
 def _copy(value: Any) -> Any:

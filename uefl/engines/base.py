@@ -38,8 +38,8 @@ class Message:
 
     @property
     def bytes(self) -> int:
-        """Size of the broadcast tensors."""
-        return _bytes(self.tensors)
+        """Size of the tensors that the server sends: the broadcast ones and the reference, without the client's own state."""
+        return _bytes(self.tensors) + _bytes(self.reference)
 
 
 @dataclass
@@ -53,9 +53,12 @@ class Reply:
     examples: int = 0
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     metrics: dict[str, float | list[int] | list[float]] = field(default_factory=dict)
+    """of the model as it was sent"""
     error: str | None = None
     """why the client did not do its work; then everything else is empty"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
+    training: dict[str, float] = field(default_factory=dict)
+    """what the training of this round leaves: ``train_loss``, ``steps``, and what the algorithm put into ``work.metrics``"""
 
     @property
     def bytes(self) -> int:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-import uefl_kernels
-
 from ..errors import UserError
 from . import encoders
 
@@ -74,7 +72,34 @@ class PooledHead(nn.Module):
         return logits
 
 
-class Net(nn.Module):
+class TokenNet(nn.Module):
+    """A network in two parts, which a quantiser may stand between.
+
+    Attributes:
+        head: from tokens to logits ``[B, classes]``.
+        dim: D, elements of a token.
+        positions: tokens of an image.
+    """
+
+    head: nn.Module
+    dim: int
+    positions: int
+
+    def tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """images [B, C, H, W], normalised -> tokens [B, ..., D]."""
+        raise NotImplementedError
+
+    def classify(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens, quantised or not -> logits [B, classes]."""
+        logits: torch.Tensor = self.head(tokens)
+        return logits
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits [B, classes]."""
+        return self.classify(self.tokens(images))
+
+
+class Net(TokenNet):
     """Encoder and head; the codebook is not a parameter here, because each client sees one of its own.
 
     Args:
@@ -84,7 +109,7 @@ class Net(nn.Module):
 
     Attributes:
         dim: D, channels of the encoder's feature map.
-        positions: places of the feature map, H' x W'.
+        positions: places of the feature map, H' x W', or 1 where it is pooled.
 
     Raises:
         UserError: the images are too small for the encoder.
@@ -99,6 +124,7 @@ class Net(nn.Module):
             self.encoder = encoders.cnn5x5(model.width)
         else:
             self.encoder = getattr(encoders, model.encoder)(channels, model.pretrained)
+        self.pooled = model.pooled
         height, width, self.dim = self._token_shape(model.encoder, image_shape)
         self.positions = height * width
         inputs = self.positions * self.dim
@@ -111,18 +137,15 @@ class Net(nn.Module):
             self.head = Head(inputs, model.hidden, classes, model.dropout, model.logit_dropout)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalised -> tokens [B, H', W', D]; free of a copy in channels-last memory."""
+        """images [B, C, H, W], normalised -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in channels-last memory."""
         features: torch.Tensor = self.encoder(images)
+        if self.pooled:
+            features = features.mean((2, 3), keepdim=True)
         return features.permute(0, 2, 3, 1)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits [B, classes]."""
-        return self.head.stochastic(self.head.prefix(self.tokens(images)))
-
-    def quantized(self, images: torch.Tensor, codebook: torch.Tensor, commitment: float) -> tuple[torch.Tensor, uefl_kernels.VQOutput]:
-        """Logits [B, classes] behind a quantiser with ``codebook [V, d]``, and the quantiser's output."""
-        out = uefl_kernels.vq(self.tokens(images), codebook, commitment_weight=commitment)
-        return self.head.stochastic(self.head.prefix(out.quantized)), out
+    def classify(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [B, H', W', D], quantised or not -> logits [B, classes]."""
+        return self.head.stochastic(self.head.prefix(tokens))
 
     @torch.no_grad()
     def _token_shape(self, name: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -133,4 +156,4 @@ class Net(nn.Module):
             size = " x ".join(map(str, image_shape))
             raise UserError(f"images of {size} are too small for encoder {name!r}; set a larger image_size, or another encoder") from None
         self.encoder.train(training)
-        return height, width, dim
+        return (1, 1, dim) if self.pooled else (height, width, dim)

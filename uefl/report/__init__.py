@@ -2,7 +2,7 @@
 
 from .compare import by_data, differing_keys, paired_table, repeated, spread_table
 from .events import EventWriter, open_event_writer
-from .folder import Run, read_run, summarize
+from .folder import Run, own_columns, read_run, summarize
 from .samples import write as write_samples
 from .tables import Table, arm_table, client_table, protocol_table, tables
 from .words import count, means
@@ -19,6 +19,7 @@ __all__ = [
     "differing_keys",
     "means",
     "open_event_writer",
+    "own_columns",
     "paired_table",
     "protocol_table",
     "read_run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import extensions
+from . import plots
 from .folder import Run
 from .plots import Picture
 from .tables import Table, arm_table, client_table, protocol_table
@@ -14,7 +14,7 @@ Block = str | list[str] | Table | Picture
 """A paragraph, a list, a table or a picture. In text, only `` `code` `` is markup."""
 
 _SILOS_LEGEND = (
-    "Accuracy, entropy (nats, of the mean over the {several}), perplexity, NLL and ECE are means over the clients' test splits at the "
+    "Accuracy, entropy (nats, of the mean over the {several}), NLL and ECE are means over the clients' test splits at the "
     "last round; the third column is the mean and the standard deviation of the accuracy over the rounds that it names."
 )
 _SETS_LEGEND = (
@@ -29,8 +29,8 @@ _NO_TEST_LEGEND = (
 
 _PROTOCOL_LEGEND = (
     "Best: the highest mean accuracy and its round; worst 10 %: the mean over the worst tenth of the clients at the last round; global: "
-    "without what is private to a client; personalised: after the client's own training; MB: what the server sent to train and got back, "
-    "all rounds."
+    "without what is private to a client; personalised: after the client's own training; MB: tensors that the server sent, "
+    "to train or only to measure, and got back, all rounds and clients."
 )
 
 
@@ -60,11 +60,10 @@ def content(run: Run, pictures: list[Picture]) -> Content:
     def shown(*names: str) -> list[Block]:
         return [by_name[name] for name in names if name in by_name]
 
-    usage = [name for name in by_name if name.startswith("usage-")]
     sections = [
         Section("", [_facts(run), arm_table(run), _legend(run), protocol_table(run), _PROTOCOL_LEGEND, *shown("arms.png")]),
         Section("Clients over the rounds", shown("accuracy.png", "entropy.png")),
-        Section("Extensions", [*_extensions(run), *shown(*usage)]),
+        *_findings(run, by_name),
         Section("Predictions", shown("reliability.png", "classes.png", "confusion.png")),
         Section("Images", shown("samples.png")),
         Section("Clients", [] if run.on_sets else [client_table(run)]),
@@ -94,7 +93,7 @@ def _warnings(run: Run) -> list[str]:
     for name, arm in run.arms.items():
         if arm.get("rejected"):
             notes.append(f"{name}: {count(arm['rejected'], 'rejected update')}. Not finite or out of bounds, left out of the average.")
-    return notes + [f"{arm}: {reason}." for arm, reason in extensions.out_of_reach(run).items()]
+    return notes + [f"{arm}: {warning}." for arm, findings in run.findings.items() for warning in findings.warnings]
 
 
 def _facts(run: Run) -> list[str]:
@@ -124,6 +123,18 @@ def _parameters(run: Run, name: str) -> str:
     return ", ".join([arm.algorithm, *own])
 
 
-def _extensions(run: Run) -> list[Block]:
-    lines, table = extensions.sentences(run), extensions.table(run)
-    return [block for block in (lines, table) if block]
+def _findings(run: Run, pictures: dict[str, Picture]) -> list[Section]:
+    """What the algorithms add; arms whose findings have the same title share a section."""
+    sections = []
+    for title in dict.fromkeys(findings.title for findings in run.findings.values()):
+        same = {arm: findings for arm, findings in run.findings.items() if findings.title == title}
+        lines = [f"{arm}: {line}" for arm, findings in same.items() for line in findings.lines]
+        headers = {tuple(findings.header): None for findings in same.values() if findings.rows}
+        tables = [
+            Table(title, ["arm", *header], [[arm, *row] for arm, f in same.items() if tuple(f.header) == header for row in f.rows])
+            for header in headers
+        ]
+        names = [plots.shares_file(findings.shares, arm) for arm, findings in same.items() if findings.shares is not None]
+        blocks: list[Block] = [*([lines] if lines else []), *tables, *(pictures[name] for name in names if name in pictures)]
+        sections.append(Section(title, blocks))
+    return sections

@@ -9,26 +9,31 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-_MEANS = ("accuracy", "entropy", "nll", "ece", "perplexity", "train_loss")
+_MEANS = ("accuracy", "entropy", "nll", "ece", "train_loss")
 _PER_CLIENT = ("accuracy", "entropy")
 
 
 class EventWriter:
     """Writes ``<metric>/<arm>`` (mean over the clients) and ``<metric> <arm>/<client>`` for every round.
 
+    Args:
+        directory: of the run.
+        columns: metrics of the algorithms, whose means are written too.
+
     Raises:
         ImportError: the extra ``tensorboard`` is not installed.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, columns: Iterable[str] = ()) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(directory))
+        self._means = (*_MEANS, *columns)
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """Add one round; ``records`` as in metrics.jsonl; null values and clients that are only measured are passed over."""
         records = [r for r in records if not r.get("unseen")]
-        for key in _MEANS:
+        for key in self._means:
             values = [r[key] for r in records if r.get(key) is not None]
             if values:
                 self._writer.add_scalar(f"{key}/{arm}", statistics.fmean(values), round)
@@ -43,8 +48,8 @@ class EventWriter:
         self._writer.close()
 
 
-def open_event_writer(directory: Path, records: Iterable[dict[str, Any]] = ()) -> EventWriter | None:
-    """A writer of events into a run folder, or None when the extra is not installed.
+def open_event_writer(directory: Path, records: Iterable[dict[str, Any]] = (), columns: Iterable[str] = ()) -> EventWriter | None:
+    """A writer of events into a run folder, or None when the extra is not installed. Arguments as of :class:`EventWriter`.
 
     Events that are there are replaced by those of ``records``: TensorBoard would show a round that was written twice as two.
     """
@@ -54,7 +59,7 @@ def open_event_writer(directory: Path, records: Iterable[dict[str, Any]] = ()) -
         return None
     for old in directory.glob("events.out.tfevents.*"):
         old.unlink()
-    writer = EventWriter(directory)
+    writer = EventWriter(directory, columns)
     for (arm, number), lines in groupby(records, key=lambda r: (r["arm"], r["round"])):
         writer.round(arm, number, list(lines))
     return writer

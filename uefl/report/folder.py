@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import config as configuration
-from ..algorithms.base import find
+from ..algorithms.base import Algorithm, find
 from ..errors import UserError
+from ..findings import Findings, History
 from .words import labels
 
 Record = dict[str, Any]
 """One line of metrics.jsonl: an arm, a round and a client, and what was measured there."""
 
-_KEYS = frozenset({"arm", "iteration", "round", "client", "accuracy", "entropy", "nll", "ece", "perplexity", "codewords", "extended"})
+_KEYS = frozenset({"arm", "iteration", "round", "client", "accuracy", "entropy", "nll", "ece"})
 _SCHEMA = 2
 _WORST = 0.1  # share of the clients
 
@@ -67,9 +70,21 @@ class Run:
         return [r for r in self.records if r["arm"] == arm and not r.get("unseen")]
 
     @cached_property
+    def algorithms(self) -> dict[str, Algorithm]:
+        """The algorithm of each arm, with its parameters."""
+        return {name: find(arm.algorithm)(arm.parameters) for name, arm in self.config.arms.items()}
+
+    @property
     def columns(self) -> dict[str, str]:
         """Metrics that the algorithms of the arms add to a report: by name, what each is."""
-        return {key: about for arm in self.config.arms.values() for key, about in find(arm.algorithm).columns.items()}
+        return {key: about for columns in own_columns(self.config).values() for key, about in columns.items()}
+
+    @cached_property
+    def findings(self) -> dict[str, Findings]:
+        """By arm, the section that its algorithm adds to a report; arms without one are left out."""
+        histories = {arm: History(self.of(arm), self.labels, len(self.classes), self.finished) for arm in self.arms}
+        found = {arm: self.algorithms[arm].findings(history) for arm, history in histories.items()}
+        return {arm: findings for arm, findings in found.items() if findings is not None}
 
     def mean(self, arm: str, key: str) -> float | None:
         """Of one metric over the clients at the last round of an arm; None: it was not measured there."""
@@ -114,18 +129,24 @@ def read_run(path: Path) -> Run:
     if not records:
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet; continue with `uefl train --resume {path}`")
     config = configuration.load_whole(path / "config.toml")
-    arms = _read_summary(path / "summary.json") if finished else summarize(records, config.run.target_accuracy)
+    arms = _read_summary(path / "summary.json") if finished else summarize(records, config.run.target_accuracy, own_columns(config))
     return Run(path, config, records, arms, finished, _read_manifest(path / "manifest.json"))
 
 
-def summarize(records: list[Record], target: float = 0.0) -> dict[str, Record]:
+def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
+    """By arm, the metrics that its algorithm adds: by name, what each is."""
+    return {name: find(arm.algorithm).columns for name, arm in config.arms.items()}
+
+
+def summarize(records: list[Record], target: float = 0.0, columns: Mapping[str, Iterable[str]] = MappingProxyType({})) -> dict[str, Record]:
     """Per arm, over the clients that are trained on unless said otherwise:
 
-    means at the last round; ``accuracy_last4``, mean and sample deviation over the last four rounds (0 for a single one); ``best``, the
-    round with the highest mean accuracy; ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
+    means at the last round, also of the ``columns`` that the algorithm of the arm adds (of one that only clients have that are measured
+    only, over these); ``accuracy_last4``, mean and sample deviation over the last four rounds (0 for a single one); ``best``, the round
+    with the highest mean accuracy; ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
     ``global_accuracy`` and ``personalised_accuracy`` where they were measured; ``unseen_accuracy`` of the clients that are measured only;
-    ``bytes_sent`` and ``bytes_received`` by the server over the run; ``rounds_to_target`` where a ``target`` is given, null where it is not
-    reached; and the clients themselves.
+    ``bytes_sent`` and ``bytes_received`` by the server over the run, for those clients too; ``rounds_to_target`` where a ``target`` is
+    given, null where it is not reached; and the clients themselves.
     """
     arms = {}
     for arm, lines in _grouped(records, "arm"):
@@ -134,18 +155,20 @@ def summarize(records: list[Record], target: float = 0.0) -> dict[str, Record]:
         last = rounds[-1]
         means = [_mean(chunk, "accuracy") for chunk in rounds]
         known = [(value, i) for i, value in enumerate(means) if value is not None]
+        own = tuple(columns.get(arm, ()))
         arms[arm] = {
-            **{key: _mean(last, key) for key in ("accuracy", "entropy", "perplexity", "nll", "ece")},
+            **{key: value for key in own if (value := _mean(last, key)) is not None or (value := _mean(unseen, key)) is not None},
+            **{key: _mean(last, key) for key in ("accuracy", "entropy", "nll", "ece")},
             "accuracy_last4": _spread([value for value in means[-4:] if value is not None]),
             "best": {"round": (best := max(known, key=lambda k: (k[0], -k[1])))[1] + 1, "accuracy": best[0]} if known else None,
             "worst_tenth": _worst([r["accuracy"] for r in last if r["accuracy"] is not None]),
             **{key: value for key in ("global_accuracy", "personalised_accuracy") if (value := _mean(last, key)) is not None},
             **({"unseen_accuracy": _mean(unseen, "accuracy")} if unseen else {}),
-            **{key: sum(r.get(key, 0) for chunk in rounds for r in chunk) for key in ("bytes_sent", "bytes_received")},
+            **{key: sum(r.get(key, 0) for r in lines) for key in ("bytes_sent", "bytes_received")},
             **({"rounds_to_target": next((i + 1 for value, i in known if value >= target), None)} if target else {}),
             "rounds": len(rounds),
             **_selected(rounds),
-            "clients": {r["client"]: {key: r[key] for key in ("accuracy", "entropy", "codewords")} for r in (*last, *unseen)},
+            "clients": {r["client"]: {key: r[key] for key in ("accuracy", "entropy", *own) if key in r} for r in (*last, *unseen)},
         }
     return arms
 

@@ -15,12 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from ..findings import Shares
 from . import quality, samples
-from .folder import Run
+from .folder import Record, Run
 from .style import RC, Matrix, canvas, color, drawn, handles, legend, line, lines, replaced
 
 _DASHED = (0, (7, 4))
-_THRESHOLD = 0.8
+_THIN = 0.8
 _MARGIN = 0.03
 _MOST_PANELS = 12
 _LABEL = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
@@ -55,20 +56,28 @@ def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
     few = len(run.clients) <= _MOST_PANELS
     starts = " Grey uprights: an iteration begins." if len(run.config.training.iterations()) > 1 else ""
     band = f"Lines: mean over the clients; bands: from the 10 % to the 90 % quantile of the clients.{starts}"
-    marks = "Triangles: codewords added before this round (decided on held-out training images; shown here: the test split)."
+    about = dict.fromkeys(what for algorithm in run.algorithms.values() for what in algorithm.marks.values())
+    marks = f" Triangles, before a round: {'; '.join(about)}." if about else ""
     yield "arms.png", "Arms side by side", band, _draw_arms(run)
     for key in ("accuracy", "entropy"):
         alt = f"{key.capitalize()} per client over the rounds"
-        limit = " Thin dashes: the threshold of each decision." if any(_thresholds(run, key, arm) for arm in run.arms) else ""
+        dashes = dict.fromkeys(level.about for arm in run.arms for level in _levels(run, key, arm))
+        levels = f" Thin dashes: {'; '.join(dashes)}." if dashes else ""
         if few:
-            yield f"{key}.png", alt, f"One panel per client. {marks}{limit}{starts}{replaced(run)}", _draw_clients(run, key)
+            yield f"{key}.png", alt, f"One panel per client.{marks}{levels}{starts}{replaced(run)}", _draw_clients(run, key)
         else:
-            yield f"{key}.png", alt, f"{band} Thin lines: the clients that were extended. {marks}{limit}", _draw_many_clients(run, key)
-    for arm in run.arms:
-        if any(r.get("usage") for r in run.of(arm)):
-            whose = ", of the ensemble's first member" if run.config.run.uncertainty == "ensemble" else ""
-            caption = f"Share of each client's test vectors that took each codeword of arm {arm}{whose}; grey: codewords it does not have."
-            yield f"usage-{arm}.png", f"Codeword usage of arm {arm}", caption, _draw_usage(run, arm)
+            thin = " Thin lines: the clients with a triangle." if about else ""
+            yield f"{key}.png", alt, f"{band}{thin}{marks}{levels}", _draw_many_clients(run, key)
+    for arm, findings in run.findings.items():
+        if findings.shares is not None:
+            whose = " Of the ensemble's first member." if run.config.run.uncertainty == "ensemble" else ""
+            name, alt = shares_file(findings.shares, arm), f"{findings.shares.title} of arm {arm}"
+            yield name, alt, f"{findings.shares.caption} Arm {arm}.{whose}", _draw_shares(run, arm, findings.shares)
+
+
+def shares_file(shares: Shares, arm: str) -> str:
+    """The name of the picture of an arm's shares."""
+    return f"{shares.name}-{arm}.png"
 
 
 def _draw_arms(run: Run) -> Figure:
@@ -104,9 +113,9 @@ def _draw_clients(run: Run, key: str) -> Figure:
         for arm, values in series.items():
             ax.plot(_rounds(values), values[:, i], marker=_marker(values), **styles[arm])
         _finish(ax, run)
-        _draw_threshold(ax, run, key)
+        _draw_levels(ax, run, key)
         for arm in run.arms:
-            _mark(ax, run, arm, [r["round"] for r in run.of(arm) if r["extended"] and r["client"] == names[i]])
+            _mark(ax, run, arm, [r["round"] for r in marked(run, arm) if r["client"] == names[i]])
         ax.set_title(_title(run, names[i]))
         if i + columns >= len(names):  # the lowest panel of its column
             ax.tick_params(labelbottom=True)
@@ -120,7 +129,7 @@ def _draw_clients(run: Run, key: str) -> Figure:
 
 
 def _draw_many_clients(run: Run, key: str) -> Figure:
-    """A panel per arm: the mean and the band of all clients, and a thin line for each extended one."""
+    """A panel per arm: the mean and the band of all clients, and a thin line for each one with a mark."""
     columns = min(3, len(run.arms))
     rows = math.ceil(len(run.arms) / columns)
     figure = canvas(max(3.4 * columns, 4.4), 2.7 * rows + 0.7)
@@ -129,14 +138,15 @@ def _draw_many_clients(run: Run, key: str) -> Figure:
         ax.set_axis_off()
     for ax, arm in zip(panels.flat, run.arms, strict=False):
         values = run.series(arm, key)
-        extended = [r for r in run.of(arm) if r["extended"]]
-        who = [i for i, name in enumerate(run.clients) if name in {r["client"] for r in extended}]
+        shown = marked(run, arm)
+        who = [i for i, name in enumerate(run.clients) if name in {r["client"] for r in shown}]
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
         _draw_mean(ax, values, line(run, arm))
         _finish(ax, run)
-        _draw_threshold(ax, run, key, arm)
-        _mark(ax, run, arm, sorted({r["round"] for r in extended}))
-        ax.set_title(f"{arm}: {len(who)} of {len(run.clients)} clients extended" if who else arm)
+        _draw_levels(ax, run, key, arm)
+        _mark(ax, run, arm, sorted({r["round"] for r in shown}))
+        what = " or ".join(run.algorithms[arm].marks)
+        ax.set_title(f"{arm}: {len(who)} of {len(run.clients)} clients {what}" if who else arm)
         ax.set_xlabel("round")
         ax.tick_params(labelbottom=True)
     _limit(panels[0, 0], key)
@@ -146,24 +156,23 @@ def _draw_many_clients(run: Run, key: str) -> Figure:
     return figure
 
 
-def _draw_usage(run: Run, arm: str) -> Figure:
-    counts = {r["client"]: np.asarray(r["usage"], dtype=np.float64) for r in run.of(arm) if r.get("usage")}
+def _draw_shares(run: Run, arm: str, shares: Shares) -> Figure:
+    counts = {client: np.asarray(row, dtype=np.float64) for client, row in shares.counts.items()}
     names = [name for name in run.clients if name in counts]
-    share = np.full((len(names), max(map(len, counts.values()))), np.nan)
+    percent = np.full((len(names), max(map(len, counts.values()))), np.nan)
     for i, name in enumerate(names):
-        share[i, : len(counts[name])] = 100 * counts[name] / max(counts[name].sum(), 1)
+        percent[i, : len(counts[name])] = 100 * counts[name] / max(counts[name].sum(), 1)
     figure = canvas(8.4, min(1.3 + 0.26 * len(names), 12))
     ax = figure.subplots()
     ax.set_facecolor("#d9d9d9")
     ax.grid(False)
-    # The square root keeps rare codewords visible beside a dominant one.
-    image = ax.imshow(share, aspect="auto", interpolation="nearest", cmap="viridis", norm=PowerNorm(0.5, vmin=0))
-    codewords = min(map(len, counts.values()))  # every client has the shared ones, and extensions are as large
-    for edge in range(codewords, share.shape[1], codewords):
+    # The square root keeps small shares visible beside a dominant one.
+    image = ax.imshow(percent, aspect="auto", interpolation="nearest", cmap="viridis", norm=PowerNorm(0.5, vmin=0))
+    for edge in range(shares.group, percent.shape[1], shares.group):
         ax.axvline(edge - 0.5, color="white", linewidth=2)
     step = math.ceil(len(names) / 40)
     ax.set_yticks(range(0, len(names), step), labels=[_title(run, name) for name in names[::step]])
-    ax.set_xlabel(f"codeword (shared: the first {codewords}; then the client's extensions)")
+    ax.set_xlabel(shares.label)
     ax.set_title(arm)
     ax.spines[:].set_visible(False)
     figure.colorbar(image, ax=ax, label="share (%)", pad=0.01, fraction=0.03)
@@ -176,19 +185,36 @@ def _draw_mean(ax: Axes, values: Matrix, style: dict[str, Any]) -> None:
     ax.plot(_rounds(values), np.nanmean(values, axis=1), marker=_marker(values), **style)
 
 
-def _thresholds(run: Run, key: str, arm: str) -> list[tuple[int, int, float]]:
-    """Of each iteration with a decision about extensions: its first and last round, and the entropy above which clients were extended."""
-    if key != "entropy":
-        return []
-    found = {r["iteration"]: (r["round"], r["threshold"]) for r in run.of(arm) if r.get("threshold") is not None}
-    starts = {i: min(r["round"] for r in run.of(arm) if r["iteration"] == i) for i in found}
-    return [(starts[i] + 1, last + 1, value) for i, (last, value) in found.items()]
+class Level(NamedTuple):
+    """A dashed line through the rounds of an iteration."""
+
+    first: int
+    last: int
+    value: float
+    name: str
+    about: str
 
 
-def _draw_threshold(ax: Axes, run: Run, key: str, *arms: str) -> None:
+def _levels(run: Run, key: str, arm: str) -> list[Level]:
+    """Those that the algorithm of an arm has in the plot of a metric; an iteration has one where its last round has the number."""
+    found = []
+    for name, (metric, about) in run.algorithms[arm].levels.items():
+        ends = {r["iteration"]: (r["round"], r[name]) for r in run.of(arm) if metric == key and r.get(name) is not None}
+        starts = {i: min(r["round"] for r in run.of(arm) if r["iteration"] == i) for i in ends}
+        found += [Level(starts[i] + 1, last + 1, value, name, about) for i, (last, value) in ends.items()]
+    return found
+
+
+def _draw_levels(ax: Axes, run: Run, key: str, *arms: str) -> None:
     for arm in arms or run.arms:
-        for first, last, value in _thresholds(run, key, arm):
-            ax.plot([first - 0.5, last + 0.5], [value, value], color=color(run, arm), linestyle=_DASHED, linewidth=_THRESHOLD, zorder=1)
+        for level in _levels(run, key, arm):
+            ends, height = [level.first - 0.5, level.last + 0.5], [level.value, level.value]
+            ax.plot(ends, height, color=color(run, arm), linestyle=_DASHED, linewidth=_THIN, zorder=1)
+
+
+def marked(run: Run, arm: str) -> list[Record]:
+    """The records of an arm that have one of the marks of its algorithm."""
+    return [r for r in run.of(arm) if any(r.get(mark) for mark in run.algorithms[arm].marks)]
 
 
 def _finish(ax: Axes, run: Run) -> None:
@@ -218,7 +244,7 @@ def _limit(ax: Axes, key: str) -> None:
 
 
 def _mark(ax: Axes, run: Run, arm: str, rounds: list[int]) -> None:
-    """A tick between the round before an extension and the first one after it."""
+    """A tick between the round before it and the first one after it."""
     for round in rounds:
         ax.axvline(round + 0.5, color=color(run, arm), linewidth=0.9)
         ax.plot([round + 0.5], [1], marker="v", color=color(run, arm), markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
@@ -226,16 +252,17 @@ def _mark(ax: Axes, run: Run, arm: str, rounds: list[int]) -> None:
 
 def _legend(figure: Figure, run: Run, key: str) -> None:
     marks = [
-        Line2D([], [], label=f"{arm}: codebook extended", color=color(run, arm), linestyle="", marker="v")
+        Line2D([], [], label=f"{arm}: {mark}", color=color(run, arm), linestyle="", marker="v")
         for arm in run.arms
-        if any(r["extended"] for r in run.of(arm))
+        for mark in run.algorithms[arm].marks
+        if any(r.get(mark) for r in run.of(arm))
     ]
-    limits = [
-        Line2D([], [], label=f"{arm}: threshold", color=color(run, arm), linestyle=_DASHED, linewidth=_THRESHOLD)
+    levels = [
+        Line2D([], [], label=f"{arm}: {name}", color=color(run, arm), linestyle=_DASHED, linewidth=_THIN)
         for arm in run.arms
-        if _thresholds(run, key, arm)
+        for name in dict.fromkeys(level.name for level in _levels(run, key, arm))
     ]
-    legend(figure, [*handles(run), *marks, *limits])
+    legend(figure, [*handles(run), *marks, *levels])
 
 
 def _marker(values: Matrix) -> str:

@@ -65,12 +65,16 @@ def color(run: Run, arm: str) -> str:
 
 def line(run: Run, arm: str) -> dict[str, Any]:
     """The line of an arm that no other one hides."""
-    place = list(run.arms).index(arm)
+    return of_place(list(run.arms).index(arm), len(run.arms))
+
+
+def of_place(place: int, arms: int) -> dict[str, Any]:
+    """The line of an arm by its place among so many."""
     return {
-        "color": color(run, arm),
+        "color": _STYLES[place % len(_STYLES)][0],
         "linestyle": _STYLES[place % len(_STYLES)][1],
         "linewidth": _WIDTH,
-        "zorder": 2 + place / len(run.arms),
+        "zorder": 2 + place / arms,
     }
 
 

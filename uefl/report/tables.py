@@ -86,14 +86,13 @@ def arm_table(run: Run) -> Table:
         last_rounds(run): lambda arm: plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
         "selected": lambda arm: _at_round(arm.get("selected")),
         "entropy": lambda arm: number(arm["entropy"]),
-        "perplexity": lambda arm: number(arm["perplexity"], 1),
         "NLL": lambda arm: number(arm["nll"]),
         "ECE": lambda arm: number(arm["ece"]),
         "left out": lambda arm: str(arm.get("rejected", "-")),
         "rounds": lambda arm: str(arm["rounds"]),
         "seconds": lambda arm: number(arm.get("seconds"), 1),
     }
-    own = {key: {name: number(run.mean(name, key)) for name in run.arms} for key in run.columns if key not in columns}
+    own = {key: {name: own_number(run.mean(name, key)) for name in run.arms} for key in run.columns if key not in columns}
     added = [key for key, cells in own.items() if set(cells.values()) != {"-"}]
     header, rows = _filled(run, columns, ("entropy", "left out", "rounds", "seconds"))
     header, rows = [*header, *added], [[*row, *(own[key][row[0]] for key in added)] for row in rows]
@@ -139,23 +138,16 @@ def tables(run: Run) -> list[Table]:
 
 
 def client_table(run: Run) -> Table:
-    """One row per client: accuracy, entropy and visible codewords in each arm, at the last round."""
-    with_codebook = [name for name, arm in run.arms.items() if arm["perplexity"] is not None]
-    header = ["client"]
-    header += [f"accuracy {arm}" for arm in run.arms] + [f"entropy {arm}" for arm in run.arms]
-    header += [f"codewords {arm}" for arm in with_codebook]
+    """One row per client: accuracy and entropy in each arm at the last round, and what its algorithm adds where clients differ in it."""
 
-    def cell(arm: str, client: str, key: str, digits: int) -> str:
-        return number(run.arms[arm]["clients"].get(client, {}).get(key), digits)
+    def values(key: str, arm: str) -> list[Any]:
+        return [run.arms[arm]["clients"].get(client, {}).get(key) for client in run.clients]
 
-    rows = [
-        [run.labels[client]]
-        + [cell(arm, client, "accuracy", 3) for arm in run.arms]
-        + [cell(arm, client, "entropy", 3) for arm in run.arms]
-        + [cell(arm, client, "codewords", 0) for arm in with_codebook]
-        for client in run.clients
-    ]
-    return Table("per client", header, rows)
+    columns = {f"{key} {arm}": [number(value) for value in values(key, arm)] for key in ("accuracy", "entropy") for arm in run.arms}
+    own = {f"{key} {arm}": [own_number(value) for value in values(key, arm)] for key in run.columns for arm in run.arms}
+    columns |= {name: cells for name, cells in own.items() if len(set(cells)) > 1}
+    rows = [[run.labels[client], *(cells[i] for cells in columns.values())] for i, client in enumerate(run.clients)]
+    return Table("per client", ["client", *columns], rows)
 
 
 def _cells(row: list[str]) -> str:
@@ -176,6 +168,13 @@ def _reached(arm: dict[str, Any]) -> str:
 def number(value: Any, digits: int = 3) -> str:
     """A number with fixed digits, or a dash for what was not measured."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def own_number(value: float | None) -> str:
+    """A metric of an algorithm, of any magnitude: four digits, of a count that is whole all of them."""
+    if value is None:
+        return "-"
+    return str(int(value)) if value == int(value) else f"{value:.4g}"
 
 
 def plus_minus(mean: float | None, sd: float | None) -> str:

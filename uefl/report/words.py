@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import unicodedata
 from collections.abc import Iterable
@@ -43,11 +42,3 @@ def labels(names: Iterable[str]) -> dict[str, str]:
         taken.add(text)
         made[name] = text
     return made
-
-
-def beyond_reach(threshold: float, classes: int) -> str:
-    """Why no entropy can exceed a threshold; empty where one can."""
-    most = math.log(classes)
-    if threshold < most:
-        return ""
-    return f"no entropy over {classes} classes can exceed ln {classes} = {most:.3f}; lower gamma"

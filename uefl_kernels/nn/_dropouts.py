@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
+from ._insert import not_called
 
 _F = nn.functional
 _FUNCTIONS: dict[Any, str] = dict.fromkeys(  # and their argument that switches them on
@@ -39,6 +39,8 @@ class Functional(TorchFunctionMode):
             switch = _FUNCTIONS[function]
             bound = dict(zip(("input", "p", switch, "inplace"), args, strict=False)) | kwargs
             _require_rate(function, bound.get("p"))
+            if not bound["input"].is_floating_point():
+                raise TypeError(f"MCDropout: a dropout got a tensor of {bound['input'].dtype}, expected floating point")
             return function(**bound | {switch: self.training})
         return function(*args, **kwargs)
 
@@ -76,6 +78,19 @@ def dropouts_on(model: nn.Module) -> Iterator[Functional]:
         restore(modes)
 
 
+@contextmanager
+def dropouts_off(model: nn.Module, functional: Functional) -> Iterator[None]:
+    """A trial without them, amid a call with them."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        functional.training = False
+        yield
+    finally:
+        functional.training = True
+        restore(modes)
+
+
 def restore(modes: list[tuple[nn.Module, bool]]) -> None:
     """Give modules their modes back."""
     for module, mode in modes:
@@ -91,8 +106,8 @@ def no_dropout(model: nn.Module) -> str:
                 f"MCDropout: {kind} {name!r} is not reached in evaluation mode; call it whatever self.training is, it is switched on here"
             )
     return (
-        "MCDropout: the model has no dropout with p > 0; add nn.Dropout (dropout_p of F.scaled_dot_product_attention is not switched on), "
-        "or use the model as it is"
+        "MCDropout: the model has no dropout with p > 0; add nn.Dropout (dropout_p of F.scaled_dot_product_attention is not switched on) "
+        "or give insert=0.1"
     )
 
 
@@ -101,23 +116,8 @@ class Chain:
     """A tail that mc_dropout_mlp can run: dropout, Linear, activation, dropout, ..., Linear, and perhaps a dropout."""
 
     linears: list[nn.Linear]
-    dropouts: list[nn.Dropout | None]  # before each Linear and after the last one
+    dropouts: list[nn.Dropout | float]  # before each Linear and after the last one; those of functions by their rates
     activation: str
-
-    def run(self, hidden: torch.Tensor, passes: int, consistent: bool, seed: int | None) -> MCStats:
-        """The statistics of the passes."""
-        return mc_dropout_mlp(
-            hidden,
-            [linear.weight for linear in self.linears],
-            [linear.bias for linear in self.linears],
-            p=[0.0 if dropout is None else dropout.p for dropout in self.dropouts],  # as they are now
-            passes=passes,
-            activation=self.activation,
-            input_dropout=True,
-            logit_dropout=True,
-            consistent=consistent,
-            seed=seed,
-        )
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,16 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
+    def __init__(self, rates: Mapping[nn.Module, float]) -> None:
+        super().__init__()
+        self.rates, self.called = rates, set[nn.Module]()
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if m in self.rates and args:
+            self.called.add(m)
+            args = (_F.dropout(args[0], self.rates[m]), *args[1:])
+        return super().call_module(m, forward, args, kwargs)
+
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         for name, parameter in self.root.named_parameters() if type(attr_val) is torch.Tensor else ():
             if parameter is attr_val:  # functional_call puts plain tensors in their places
@@ -146,15 +156,19 @@ class _Tracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
-def cut_model(model: nn.Module) -> tuple[Parts | None, str]:
-    """The parts, or None and why there are none. Raises ValueError for a model without dropout."""
+def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Parts | None, str]:
+    """The parts, or None and why there are none; ``rates`` of dropouts before modules. Raises ValueError for a model without dropout."""
     modes = [(module, module.training) for module in model.modules()]
+    tracer = _Tracer(rates)
     try:
-        graph = _Tracer().trace(model.eval())
+        graph = tracer.trace(model.eval())
     except Exception as error:  # whatever the model's forward raises when it meets a proxy
         return None, f"{type(model).__name__} cannot be traced ({str(error).strip().splitlines()[0]})"
     finally:
         restore(modes)
+    for module in rates:
+        if module not in tracer.called:
+            raise ValueError(not_called(model, module))
     random: set[fx.Node] = set()
     for node in graph.nodes:
         if _draws(node, model) or (node.op != "output" and any(source in random for source in node.all_input_nodes)):
@@ -204,27 +218,28 @@ def _draws(node: fx.Node, model: nn.Module) -> bool:
 def _chain(nodes: list[fx.Node], boundary: list[fx.Node], output: fx.Node, model: nn.Module) -> Chain | None:
     """The nodes as a chain for mc_dropout_mlp, or None."""
     linears: list[nn.Linear] = []
-    dropouts: list[nn.Dropout | None] = []
+    dropouts: list[nn.Dropout | float] = []
     activations: set[str] = set()
-    pending: nn.Dropout | None = None
+    pending: nn.Dropout | float = 0.0
     activated, previous = True, boundary[0]
     for node in nodes:
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
         kind = node.target if module is None else type(module)
-        if node.args != (previous,) or any(value not in (False, "none") for value in node.kwargs.values()):
+        functional = kind is _F.dropout
+        if node.args != (previous,) or not (functional or all(value in (False, "none") for value in node.kwargs.values())):
             return None
         previous = node
         if module is not None and (module._forward_pre_hooks or module._forward_hooks):
             return None  # a hook may see or change what passes, or make the weight, as spectral_norm does
         if isinstance(module, nn.Identity):
             continue
-        if type(module) is nn.Dropout and pending is None and (activated or node is nodes[-1]):
-            pending = module
+        if (functional or type(module) is nn.Dropout) and pending == 0 and (activated or node is nodes[-1]):
+            pending = cast(float, node.kwargs["p"]) if functional else cast(nn.Dropout, module)
         elif type(module) is nn.Linear and activated:
             linears.append(module)
             dropouts.append(pending)
-            pending, activated = None, False
-        elif kind in _ACTIVATIONS and not activated and pending is None and getattr(module, "approximate", "none") == "none":
+            pending, activated = 0.0, False
+        elif kind in _ACTIVATIONS and not activated and pending == 0 and getattr(module, "approximate", "none") == "none":
             activations.add(_ACTIVATIONS[kind])
             activated = True
         else:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import index
 from typing import Any
 
@@ -15,15 +15,21 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .._numbers import is_count, is_seed
 from ..ops.mc_dropout_mlp import MCStats
-from ._dropouts import Functional, cut_model, dropouts_on, drops, no_dropout, restore
+from ._dropouts import Functional, Parts, cut_model, dropouts_off, dropouts_on, drops, no_dropout
+from ._insert import inserted_before, insertions
+from ._passes import ChainPasses, ModelPasses, of_one_row
+
+_MOST_LOGITS = 2**22  # of a folded batch
+Run = tuple[Callable[..., torch.Tensor], Sequence[Any]]
 
 
 class MCDropout(nn.Module):
     """Turn a classifier with dropout into one that says how uncertain it is.
 
     The model is traced (``torch.fx``) and cut: what no dropout reaches runs once, the rest ``passes`` times. If the rest is a
-    chain of Linear, GELU (exact), ReLU, SiLU or Tanh, and ``nn.Dropout``, it runs in :func:`~uefl_kernels.mc_dropout_mlp`, which
-    stores neither masks nor passes. Otherwise the passes are folded into batches of at most ``max_rows`` rows. A model that
+    chain of Linear, GELU (exact), ReLU, SiLU or Tanh, and dropout, it runs in :func:`~uefl_kernels.mc_dropout_mlp`, which
+    stores neither masks nor passes. Otherwise the passes are folded into batches of at most ``max_rows`` rows, and of at most 2^22
+    logits: without a gradient, memory is that of a few passes, however many there are (autograd keeps all of them). A model that
     cannot be traced runs as a whole, once per pass, and a warning says so.
 
     During a call everything is in evaluation mode (batch norm uses its running statistics) but the dropouts; afterwards every
@@ -38,17 +44,24 @@ class MCDropout(nn.Module):
     Args:
         model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters stay its own.
         passes: T, at least 1; with one, variance and mutual_info are 0 whatever the model, so they say nothing.
-        consistent: one mask per pass for the whole batch (BatchBALD); for the chain above only.
+        consistent: one mask per pass for the whole batch, so that a pass is one sampled network (BatchBALD). Outside the chain above
+            every row then runs as a batch of its own with the same draws: by ``torch.vmap`` where it takes the model, row by row
+            where it does not, which is slow.
         max_rows: of a folded batch; a batch that is larger is not cut.
+        insert: for a model that has no dropout: the rate of one before the last ``nn.Linear`` of the model, or ``{name: rate}`` of
+            dropouts before the modules so named (as by ``named_modules``), on their first argument. The model itself stays as it is.
 
     Raises:
-        TypeError: ``model`` is not a module.
-        ValueError: ``passes`` or ``max_rows`` below 1, the model has no dropout with p > 0, a rate is 1, or ``consistent``
-            with another model than the chain above; also in a call, where the model was changed so.
+        TypeError: ``model`` is not a module; a dropout is reached by integers.
+        ValueError: ``passes`` or ``max_rows`` below 1; the model has no dropout with p > 0, a rate is 1; ``insert`` is no rate in (0, 1),
+            names no module or one that the model does not call; also in a call, where the model was changed so. In a call with
+            ``consistent``: rows see each other, or a tensor does not have the batch first.
+        RuntimeError: in a call, for a model that cannot be traced: no dropout is reached, or a module of ``insert`` is not called.
 
     Shapes: the arguments of ``model`` -> :class:`~uefl_kernels.MCStats`, ``[B, ..., C]`` and ``[B, ...]``. Differentiable.
 
-    Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation".
+    Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation"; ``consistent`` and :meth:`probs`: Kirsch et al. 2019,
+    "BatchBALD".
 
     Equivalent to (with dropouts in training mode, the rest in evaluation mode)::
 
@@ -58,13 +71,21 @@ class MCDropout(nn.Module):
         MCStats(mean, entropy, expected_entropy, entropy - expected_entropy, probs.var(0, correction=0))
     """
 
-    def __init__(self, model: nn.Module, passes: int = 20, *, consistent: bool = False, max_rows: int = 4096) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        passes: int = 20,
+        *,
+        consistent: bool = False,
+        max_rows: int = 4096,
+        insert: float | Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"MCDropout: model must be a torch.nn.Module, got {type(model).__name__}")
         for name, value in (("passes", passes), ("max_rows", max_rows)):
             _count(name, value)
-        self.model, self.passes, self.consistent, self.max_rows = model, passes, consistent, max_rows
+        self.model, self.passes, self.consistent, self.max_rows, self.insert = model, passes, consistent, max_rows, insert
         self._trace()
 
     @property
@@ -84,17 +105,31 @@ class MCDropout(nn.Module):
 
     def _trace(self) -> None:
         """Cut the model as it is now."""
-        parts, problem = cut_model(self.model)
+        self._rates = insertions(self.model, self.insert)
+        self._parts, problem = cut_model(self.model, self._rates)
         if problem:
             warnings.warn(f"MCDropout: {problem}; the whole model runs for every pass", stacklevel=3)
-        if self.consistent and (parts is None or parts.chain is None):
-            raise ValueError("MCDropout: consistent=True needs a model that ends in a chain of Linear, activation and nn.Dropout")
-        self._parts, self._seen = parts, _modules(self.model)
-        self._foldable: dict[tuple[Any, ...], bool] = {}  # by the shapes of what the suffix takes
+        self._seen = _modules(self.model)
+        self._tried: dict[tuple[Any, ...], int] = {}  # by the shapes of what the suffix or the model takes
 
     def forward(self, *args: Any, seed: int | None = None, **kwargs: Any) -> MCStats:
         """The statistics of the passes; ``seed`` of the masks, or None: they follow torch's generator."""
-        passes, max_rows = _count("passes", self.passes), _count("max_rows", self.max_rows)
+        with self._open(args, kwargs, seed) as passes:
+            return passes.statistics(_count("passes", self.passes), seed)
+
+    def probs(self, *args: Any, seed: int | None = None, **kwargs: Any) -> torch.Tensor:
+        """The probabilities of every pass, ``[passes, B, ..., C]``, float32 (float64 where the logits are).
+
+        Those of the masks of a call with the same seed. With ``consistent=True``, ``probs[t]`` is one sampled network on all rows: what
+        the joint entropy of a batch is made of (BatchBALD, eq. 12). Raises what a call does.
+        """
+        with self._open(args, kwargs, seed) as passes:
+            return passes.probs(_count("passes", self.passes), seed)
+
+    @contextmanager
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None) -> Iterator[ChainPasses | ModelPasses]:
+        """The passes of one call, with the dropouts on."""
+        max_rows = _count("max_rows", self.max_rows)
         if seed is not None and not is_seed(seed):
             raise ValueError(f"MCDropout: seed must be an integer in [0, 2^63) or None, got {seed!r}")
         if self._seen != _modules(self.model) or (self._parts is not None and not self._parts.reads_from(self.model)):
@@ -103,48 +138,75 @@ class MCDropout(nn.Module):
         if parts is not None and any(isinstance(value, np.ndarray) for value in (*args, *kwargs.values())):
             raise TypeError("MCDropout: the model takes tensors, got a NumPy array; give torch.from_numpy(x), in the dtype of the model")
         with dropouts_on(self.model) as functional:
-            if parts is None:
-                stats = _statistics(lambda _: _logits(self.model(*args, **kwargs)).unsqueeze(0), passes, 1, seed)
-                if functional.calls == 0 and all(isinstance(module, _DropoutNd) for module in self.model.modules() if drops(module)):
-                    raise RuntimeError(no_dropout(self.model))
-                return stats
-            boundary = parts.prefix(*args, **kwargs)
-            if parts.chain is not None:
-                return parts.chain.run(boundary[0], passes, self.consistent, seed)
-            rows = next((len(value) for value in boundary if isinstance(value, torch.Tensor) and value.dim() > 0), 0)
-            if not self._folds(parts.suffix, boundary, rows, functional):
-                return _statistics(lambda _: _logits(parts.suffix(*map(_copy, boundary))).unsqueeze(0), passes, 1, seed)
+            boundary: tuple[Any, ...] = parts.prefix(*args, **kwargs) if parts is not None else ()
+            if parts is not None and parts.chain is not None:
+                yield ChainPasses(parts.chain, boundary[0], self.consistent)
+            elif self.consistent:
+                run, values = self._independent(parts, boundary, args, kwargs, functional)
+                yield ModelPasses(lambda _: of_one_row(run, values).unsqueeze(0), 1)
+            elif parts is None:
+                yield ModelPasses(lambda _: self._whole(*args, **kwargs).unsqueeze(0), 1)
+            else:
+                yield self._folded(parts.suffix, boundary, max_rows, functional)
+            if parts is None and functional.calls == 0 and all(isinstance(m, _DropoutNd) for m in self.model.modules() if drops(m)):
+                raise RuntimeError(no_dropout(self.model))
 
-            def draw(count: int) -> torch.Tensor:
-                stacked = _logits(parts.suffix(*_repeat(boundary, count)))
-                return stacked.reshape(count, rows, *stacked.shape[1:])
+    def _whole(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The logits of the model as it is, with the dropouts of ``insert``."""
+        with inserted_before(self.model, self._rates):
+            return _logits(self.model(*map(_copy, args), **{name: _copy(value) for name, value in kwargs.items()}))
 
-            return _statistics(draw, passes, max(1, max_rows // max(1, rows)), seed)
+    def _folded(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], max_rows: int, functional: Functional) -> ModelPasses:
+        """Passes stacked along the first dimension where a trial says that they may be, else one by one."""
+        rows = _rows(boundary)
+        logits = self._folds(suffix, boundary, functional) if rows > 0 else 0
+        if logits == 0:
+            return ModelPasses(lambda _: _logits(suffix(*map(_copy, boundary))).unsqueeze(0), 1)
+
+        def draw(count: int) -> torch.Tensor:
+            stacked = _logits(suffix(*_repeat(boundary, count)))
+            return stacked.reshape(count, rows, *stacked.shape[1:])
+
+        return ModelPasses(draw, max(1, min(max_rows // rows, _MOST_LOGITS // logits)))
 
     @torch.no_grad()
-    def _folds(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], rows: int, functional: Functional) -> bool:
-        """Whether the passes may be stacked along the first dimension: tried once per shape, with the dropouts off.
+    def _folds(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], functional: Functional) -> int:
+        """The logits of a pass if passes may be stacked along the first dimension, else 0: tried once per shape, with the dropouts off.
 
         The second half of the trial holds other numbers: rows that see each other's mean would not notice a copy.
         """
-        if not all(isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == rows for value in boundary) or rows == 0:
-            return False
         shapes = tuple(value.shape for value in boundary)
-        if shapes not in self._foldable:
-            modes = [(module, module.training) for module in self.model.modules()]
-            self.model.eval()
-            functional.training = False
-            other = [value / 2 if value.is_floating_point() else value for value in boundary]
-            alone = [_logits(suffix(*map(_copy, values))) for values in (boundary, other)]
-            together = _logits(suffix(*map(torch.cat, zip(boundary, other, strict=True))))
-            functional.training = True
-            restore(modes)
-            expected = torch.cat(alone)
-            same = together.shape == expected.shape and torch.allclose(
-                together.float(), expected.float(), rtol=1e-2, atol=1e-3, equal_nan=True
-            )
-            self._foldable[shapes] = same
-        return self._foldable[shapes]
+        if shapes not in self._tried:
+            with dropouts_off(self.model, functional):
+                other = [value / 2 if value.is_floating_point() else value for value in boundary]
+                alone = [_logits(suffix(*map(_copy, values))) for values in (boundary, other)]
+                together = _logits(suffix(*map(torch.cat, zip(boundary, other, strict=True))))
+            self._tried[shapes] = alone[0].numel() if _agree(together, torch.cat(alone)) else 0
+        return self._tried[shapes]
+
+    def _independent(
+        self, parts: Parts | None, boundary: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], functional: Functional
+    ) -> Run:
+        """What a pass runs, and on which tensors, so that rows are independent: the suffix, else the whole model; or an error."""
+        given = [*args, *kwargs.values()]
+
+        def whole(*values: torch.Tensor) -> torch.Tensor:
+            left = iter(values)
+            filled = [next(left) if isinstance(value, torch.Tensor) else value for value in given]
+            return self._whole(*filled[: len(args)], **dict(zip(kwargs, filled[len(args) :], strict=True)))
+
+        runs: list[Run] = [(whole, [value for value in given if isinstance(value, torch.Tensor)])]
+        if parts is not None:
+            runs.insert(0, (lambda *values: _logits(parts.suffix(*map(_copy, values))), boundary))
+        for run, values in runs:
+            if _rows(values) > 0:
+                key = (run is whole, *(value.shape for value in values))
+                if key not in self._tried:
+                    with torch.no_grad(), dropouts_off(self.model, functional):
+                        self._tried[key] = int(_agree(of_one_row(run, values), run(*values)))
+                if self._tried[key]:
+                    return run, values
+        raise ValueError("MCDropout: consistent=True needs rows that do not see each other, and every tensor with the batch first")
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
@@ -161,7 +223,17 @@ def _count(name: str, value: Any) -> int:
 
 
 def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value  # the suffix may write in place
+    return value.clone() if isinstance(value, torch.Tensor) else value  # a pass may write in place
+
+
+def _rows(values: Sequence[Any]) -> int:
+    """How many rows all of them have, or 0 where they are not tensors of the same number."""
+    sizes = {len(value) if isinstance(value, torch.Tensor) and value.dim() > 0 else 0 for value in values}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return found.shape == expected.shape and torch.allclose(found.float(), expected.float(), rtol=1e-2, atol=1e-3, equal_nan=True)
 
 
 def _repeat(values: tuple[Any, ...], times: int) -> list[torch.Tensor]:
@@ -173,24 +245,3 @@ def _logits(output: Any) -> torch.Tensor:
         got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise TypeError(f"MCDropout: the model must return logits [B, ..., C], got {got}")
     return output
-
-
-def _statistics(draw: Callable[[int], torch.Tensor], passes: int, fold: int, seed: int | None) -> MCStats:
-    """Means and variances over the passes, ``fold`` at a time; draw(n) gives the logits of n passes, [n, B, ..., C]."""
-    mean = moment = expected = torch.zeros(())
-    with nullcontext() if seed is None else torch.random.fork_rng():
-        if seed is not None:
-            torch.manual_seed(seed)
-        for done in range(0, passes, fold):
-            logits = draw(min(fold, passes - done))
-            probs = logits.softmax(-1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
-            if done == 0:
-                mean = moment = torch.zeros_like(probs[0])
-                expected = torch.zeros_like(probs[0, ..., 0])
-            share, part = len(probs) / (done + len(probs)), probs.mean(0)
-            step = part - mean
-            moment = moment + (probs - part).square().sum(0) + step.square() * (done * share)
-            mean = mean + step * share
-            expected = expected + torch.special.entr(probs).sum(-1).sum(0)
-    entropy, expected = torch.special.entr(mean).sum(-1), expected / passes
-    return MCStats(mean, entropy, expected, (entropy - expected).clamp_min(0), moment / passes)

@@ -98,7 +98,7 @@ def test_the_last_linear_layer_of_any_network_is_personal(net, names):
 
 def test_a_network_that_would_leave_nothing_with_the_clients_is_refused():
     convolutions = nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten())
-    with pytest.raises(UserError, match="key 'personal': the network has no linear layer, so 'last' leaves nothing"):
+    with pytest.raises(UserError, match="key 'personal': the network has no linear layer, so 'last' names nothing"):
         arm(settings("fedper"), algorithm=own(convolutions))
     with pytest.raises(UserError, match="no part called 'head'"):
         arm(settings("fedper"), algorithm=own(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), personal="head"))

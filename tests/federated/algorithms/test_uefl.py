@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from tests.federated.test_rounds import Meddler
-from tests.federated.tiny import arm, federation, finish, settings, state, values, visible
-from uefl.algorithms.uefl import above, counts_per_batch
+from tests.federated.tiny import again, arm, federation, finish, settings, state, visible
+from uefl.algorithms.uefl.client import counts_per_batch
+from uefl.algorithms.uefl.extension import above
+from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.clustering import kmeans
 from uefl.engines.base import Message
 
@@ -112,7 +114,7 @@ def test_a_threshold_that_no_client_can_exceed_is_said(name):
     for gamma, said in ((1e6, True), (0.0, False)):
         algorithm, _, notices = arm(settings(name, gamma=gamma, rounds=[1], max_iterations=1))
         finish(algorithm)
-        assert (r"nats (none of 3 classes can exceed ln 3 = 1.099: lower gamma): no client" in notices[-1]) is said
+        assert (r"nats (no entropy over 3 classes can exceed ln 3 = 1.099; lower gamma): no client" in notices[-1]) is said
 
 
 def test_or_goes_on_without_extension_when_arms_must_take_equal_steps():
@@ -156,18 +158,24 @@ def test_group_centroids_are_weighted_by_the_clusters_they_stand_for():
 
     algorithm, _, _ = arm(settings(codewords=1), wrap=lambda e: Meddler(e, meddle))
     one, own, turn = next(algorithm._each(False, True, algorithm.context.clients))
-    algorithm._traffic, algorithm._asked = {}, 0
     block = one.pooled_kmeans(own, ["silo-0", "silo-1"], "extend", turn)
     assert float((block - 1.0).abs().max()) < 0.01
 
 
 def test_the_commitment_weight_pulls_features_to_their_codewords():
-    ends = {}
+    """Codewords that cannot move, and images whose features have to come to them."""
+    distance = {}
     for weight in (0.0, 0.25):
-        algorithm, _, _ = arm(settings(extend="none", commitment=weight))
-        algorithm.turn()
-        ends[weight] = values(algorithm).clone()
-    assert not torch.equal(ends[0.0], ends[0.25])
+        algorithm, room, _ = arm(settings(extend="none", commitment=weight, codebook_lr=1e-12, rounds=[4], local_epochs=3))
+        turns(algorithm, 4)
+        own = state(algorithm).tensors
+        room.flat.set(own["values"], own["buffers"])
+        room.net.eval()
+        images = federation().silos[0].load().train.images
+        with torch.no_grad():
+            tokens = room.net.tokens(room.normalize(images))
+        distance[weight] = float((tokens - Quantizer()(tokens, visible(algorithm, "silo-0")).values).square().mean())
+    assert distance[0.25] < 0.7 * distance[0.0]
 
 
 def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
@@ -178,7 +186,7 @@ def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
             asked.append({("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()})
             return self.inner.round(messages, deadline)
 
-    algorithm, _, _ = arm(settings(extend="none", codebook_init="kmeans"), wrap=lambda e: Spy(e, None))
+    algorithm, _, _ = arm(settings(extend="none", codebook_after=1), wrap=lambda e: Spy(e, None))
     records = finish(algorithm)
     assert asked[:3] == [{(False, False)}, {(False, True)}, {(True, False)}]
     assert [r["codewords"] for r in records] == [4] * 9
@@ -224,6 +232,34 @@ def test_a_client_whose_extension_was_refused_is_asked_again_and_not_called_exte
 def test_the_arm_without_extension_never_grows():
     records = finish(arm(settings(extend="none", gamma=0.0))[0])
     assert {r["codewords"] for r in records} == {4}
+
+
+def test_every_codebook_grows_after_every_iteration_where_all_are_extended():
+    algorithm, _, notices = arm(settings(extend="all", rounds=[1, 1, 1], gamma=1e6, stop_when_certain=True))
+    records = finish(algorithm)
+    assert [(r["codewords"], r["extended"]) for r in records] == [(4, False)] * 3 + [(8, True)] * 3 + [(12, True)] * 3
+    assert notices == []
+
+
+def test_at_random_as_many_clients_are_extended_as_are_uncertain_and_the_same_in_every_member():
+    chosen = set()
+    for seed in range(3):
+        algorithm, _, notices = arm(settings(extend="random", rounds=[2, 1], local_epochs=2, seed=seed, uncertainty="ensemble", members=2))
+        turns(algorithm, 3)
+        first, second = (list(state.plain["pending"]) for state in algorithm.states)
+        assert first == second
+        assert len(first) == len(state(algorithm).plain["uncertain"]) >= 1
+        chosen.add(tuple(first))
+        assert ("extended in their place: " + ", ".join(first) in notices[-1]) is (first != state(algorithm).plain["uncertain"])
+        turns(algorithm, 2)
+        assert [len(visible(algorithm, f"silo-{k}")) for k in range(3)] == [4 + 4 * (f"silo-{k}" in first) for k in range(3)]
+    assert len(chosen) > 1
+
+
+@pytest.mark.parametrize("extend", ["random", "all"])
+def test_a_run_that_goes_on_extends_the_same_clients(extend):
+    cfg = settings(extend=extend, rounds=[1, 1, 1])
+    assert again(cfg) == finish(arm(cfg)[0])
 
 
 def test_a_refused_client_keeps_its_codebook():

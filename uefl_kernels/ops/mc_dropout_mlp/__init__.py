@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..._numbers import as_integer, is_count, is_seed
 from ..linear import linear
 from . import backward, reference
 
+_Arguments = tuple[torch.Tensor, torch.Tensor, list[int], list[float], int, str, bool, torch.Tensor]
 _NUMBER = (int, float, np.integer, np.floating)
 
 
@@ -149,6 +151,46 @@ def mc_dropout_mlp(
         entropy, expected_entropy = torch.special.entr(mean).sum(-1), torch.special.entr(probs).sum(-1).mean(0)
         MCStats(mean, entropy, expected_entropy, entropy - expected_entropy, probs.var(0, correction=0))
     """
+    arguments = _arguments(x, weights, biases, p, passes, activation, input_dropout, logit_dropout, consistent, seed)
+    mean, expected, variance = _overload(arguments[0])(*arguments)
+    shape = x.shape[:-1]
+    mean, variance, expected = (result.reshape(shape + result.shape[1:]) for result in (mean, variance, expected))
+    entropy = torch.special.entr(mean).sum(-1)
+    return MCStats(mean, entropy, expected, (entropy - expected).clamp_min(0), variance)
+
+
+def mc_dropout_probs(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    *,
+    p: Sequence[float],
+    passes: int,
+    activation: str,
+    consistent: bool,
+    seed: int | None,
+) -> torch.Tensor:
+    """The probabilities ``[passes, ..., C]`` that :func:`mc_dropout_mlp` sums up, by the same masks; ``p`` as with both flags."""
+    arguments = _arguments(x, weights, biases, p, passes, activation, True, True, consistent, seed)
+    hidden, parameters = arguments[0].to(arguments[1].dtype), arguments[1]
+    keep = torch.ops.uefl.dropout_mask.default
+    probs = torch.stack([*reference.probs_of_passes(hidden, parameters, *arguments[2:], keep)])
+    return probs.expand(passes, -1, -1).reshape(passes, *x.shape[:-1], probs.shape[-1])
+
+
+def _arguments(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None] | None,
+    p: float | Sequence[float],
+    passes: int,
+    activation: str,
+    input_dropout: bool,
+    logit_dropout: bool,
+    consistent: bool,
+    seed: int | None,
+) -> _Arguments:
+    """Those of the op: what comes before the first dropout as rows, the layers from there on, and one pass where nothing drops."""
     for name, given in (("weights", weights), ("biases", biases)):
         if isinstance(given, torch.Tensor) or not (hasattr(given, "__getitem__") or (given is None and name == "biases")):
             raise TypeError(f"mc_dropout_mlp: {name} must be a list of tensors, one for each layer, got {type(given).__name__}")
@@ -171,20 +213,16 @@ def mc_dropout_mlp(
         for weight, bias in zip(weights[first:], biases[first:], strict=True)
         for part in (weight.flatten(), weight.new_zeros(len(weight)) if bias is None else bias)
     ]
-    mean, expected, variance = _overload(hidden)(
+    return (
         hidden,
         torch.cat(parameters) if parameters else hidden.new_zeros(0, dtype=dtype),
         [hidden.shape[-1], *(len(weight) for weight in weights[first:])],
         rates[first:],
-        as_integer(passes) if any(rates) else 1,
+        index(passes) if any(rates) else 1,
         activation,
         bool(consistent),
         _seed(None if seed is None else as_integer(seed), x.device),
     )
-    shape = x.shape[:-1]
-    mean, variance, expected = (result.reshape(shape + result.shape[1:]) for result in (mean, variance, expected))
-    entropy = torch.special.entr(mean).sum(-1)
-    return MCStats(mean, entropy, expected, (entropy - expected).clamp_min(0), variance)
 
 
 def _overload(x: torch.Tensor) -> Any:

@@ -13,7 +13,7 @@ the expectation is exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -67,6 +67,27 @@ def drop(x: torch.Tensor, seed: torch.Tensor, pass_: int, stream: int, p: float,
     return torch.where(keep(seed, rows, columns, pass_, stream, p, consistent), x * scale(p), 0.0)
 
 
+def probs_of_passes(
+    x: torch.Tensor,
+    parameters: torch.Tensor,
+    widths: Sequence[int],
+    p: Sequence[float],
+    passes: int,
+    activation: str,
+    consistent: bool,
+    seed: torch.Tensor,
+    keep: Keep = dropout_mask,
+) -> Iterator[torch.Tensor]:
+    """The probabilities ``[B, C]`` of one pass after the other, in the dtype of x and the parameters."""
+    tail = layers(parameters, widths)
+    for t in range(passes):
+        hidden = x
+        for i, (weight, bias) in enumerate(tail):
+            hidden = ACTIVATIONS[activation](hidden) if i > 0 else hidden
+            hidden = nn.functional.linear(drop(hidden, seed, t, i, p[i], consistent, keep), weight, bias)
+        yield drop(hidden, seed, t, len(tail), p[-1], consistent, keep).softmax(-1)
+
+
 def mc_dropout_mlp(
     x: torch.Tensor,
     parameters: torch.Tensor,
@@ -78,15 +99,10 @@ def mc_dropout_mlp(
     seed: torch.Tensor,
 ) -> Stats:
     """x ``[B, widths[0]]`` -> mean ``[B, C]``, expected entropy ``[B]``, variance ``[B, C]`` of the softmax over the passes."""
-    wide, tail = x.double(), layers(parameters.double(), widths)
+    wide = x.double()
     mean = wide.new_zeros(len(x), widths[-1])
     moment, entropy = torch.zeros_like(mean), wide.new_zeros(len(x))
-    for t in range(passes):
-        hidden = wide
-        for i, (weight, bias) in enumerate(tail):
-            hidden = ACTIVATIONS[activation](hidden) if i > 0 else hidden
-            hidden = nn.functional.linear(drop(hidden, seed, t, i, p[i], consistent, dropout_mask), weight, bias)
-        probs = drop(hidden, seed, t, len(tail), p[-1], consistent, dropout_mask).softmax(-1)
+    for t, probs in enumerate(probs_of_passes(wide, parameters.double(), widths, p, passes, activation, consistent, seed)):
         deviation = probs - mean
         mean = mean + deviation / (t + 1)
         moment = moment + deviation * (probs - mean)

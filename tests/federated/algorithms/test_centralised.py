@@ -1,0 +1,82 @@
+"""Centralised training: with one client and a fresh optimizer it is FedAvg."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.federated.algorithms.test_local import Uniform, alone
+from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from uefl.errors import UserError
+
+
+def one_client():
+    """Its name makes the same order of the batches and the same dropout as the server has."""
+    fed = alone(federation(), 0)
+    return replace(fed, silos=(replace(fed.silos[0], name="server"),))
+
+
+@pytest.mark.parametrize("keys", [{"dropout": 0.3}, {"optimizer": "sgd", "momentum": 0.9, "local_steps": 4}], ids=["adam", "sgd"])
+def test_of_one_client_it_is_fedavg_bit_for_bit(keys):
+    own = arm(settings("centralised", keep_optimizer=False, **keys), one_client())[0]
+    average = arm(settings("fedavg", **keys), one_client(), algorithm=Uniform())[0]
+    measured = ("accuracy", "nll", "entropy", "holdout_entropy")
+    assert [[r[k] for k in measured] for r in finish(own)] == [[r[k] for k in measured] for r in finish(average)]
+    assert torch.equal(values(own), values(average))
+
+
+@pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "momentum": 0.9}], ids=["adam", "momentum"])
+def test_rounds_with_the_optimizer_kept_are_one_long_training(keys):
+    """Three rounds of one pass are three passes: the order of the batches is another one, so there is one batch in a pass."""
+    keys |= {"batch_size": 1000, "dropout": 0.0}
+    rounds = arm(settings("centralised", rounds=[3], **keys))[0]
+    once = arm(settings("centralised", rounds=[1], local_epochs=3, **keys))[0]
+    apart = arm(settings("centralised", rounds=[3], keep_optimizer=False, **keys))[0]
+    for one in (rounds, once, apart):
+        finish(one)
+    assert torch.allclose(values(rounds), values(once), atol=1e-4)
+    assert not torch.allclose(values(rounds), values(apart), atol=1e-3)
+
+
+def test_it_takes_the_images_of_all_clients():
+    one = arm(settings("centralised"), federation(sizes=(48, 32, 40)))[0]
+    assert len(one.teacher._data.train) == 120
+    records = finish(one)
+    assert all(r["server_loss"] > 0 and r["train_loss"] is None and r["bytes_received"] == 0 for r in records)
+    assert sorted({r["client"] for r in records}) == ["silo-0", "silo-1", "silo-2"]
+
+
+def test_clients_that_keep_their_images_are_refused():
+    def stays():
+        raise UserError("the images of this client stay with it")
+
+    fed = federation()
+    room = arm(settings("centralised"), fed)[1]
+    room.algorithm.check(fed, "arm", room.net)
+    apart = replace(fed, silos=tuple(replace(silo, load=stays) for silo in fed.silos))
+    with pytest.raises(UserError, match="stay with it"):
+        room.algorithm.check(apart, "arm", room.net)
+
+
+def test_members_of_an_ensemble_and_clients_that_never_train():
+    cfg, fed = settings("centralised", uncertainty="ensemble", members=2), federation(unseen=1)
+    one = arm(cfg, fed)[0]
+    records = finish(one)
+    assert not torch.equal(one.states[0].tensors["values"], one.states[1].tensors["values"])
+    assert again(cfg, fed) == records
+    assert {r["client"] for r in records if r.get("unseen")} == {"unseen-0"}
+
+
+def test_it_resumes_with_the_state_of_the_optimizer():
+    cfg = settings("centralised", rounds=[3])
+    one = arm(cfg)[0]
+    assert again(cfg) == finish(one)
+    assert "moment.exp_avg" in state(one).tensors
+
+
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"centralised": {}}, dropout=0.0)
+    assert run.model("centralised").clients == ()
+    saved, measured = saved_accuracy(run, "centralised")
+    assert saved == measured

@@ -1,0 +1,153 @@
+"""FedBR: its contrast and its pseudo-images are those of the paper, and without its terms there is FedAvg."""
+
+import pytest
+import torch
+
+from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.tiny import again, arm, finish, settings, state, values
+from uefl.algorithms.fedbr import FedBR, contrast
+from uefl.errors import RunError, UserError
+
+OFF = {"contrast": 0.0, "uniform": 0.0}
+
+
+@pytest.mark.parametrize("keys", [{"optimizer": "sgd"}, {"optimizer": "adam"}], ids=str)
+def test_without_its_terms_it_is_fedavg_bit_for_bit(keys):
+    own = arm(settings("fedbr", **keys), algorithm=FedBR(**OFF))[0]
+    average = arm(settings("fedavg", **keys))[0]
+    assert finish(own) == finish(average)
+    assert torch.equal(values(own), values(average))
+
+
+@pytest.mark.parametrize(("received", "own", "expected"), [(1, -1, 0.0181499), (0.5, 0.5, 0.6931472), (0, 1, 2.1269280)])
+def test_the_contrast_at_given_similarities(received, own, expected):
+    """``received`` and ``own`` are the cosines with the features of the pseudo-images."""
+    pseudo = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    at = [torch.tensor([[cosine, (1 - cosine**2) ** 0.5]], dtype=torch.float64) for cosine in (own, received)]
+    assert float(contrast(pseudo, *at, pull=2.0, push=2.0)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_contrast_is_differentiable():
+    generator = torch.Generator().manual_seed(0)
+    features = [torch.randn(3, 4, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    assert torch.autograd.gradcheck(lambda *x: contrast(*x, pull=2.0, push=0.5), features)
+
+
+def watched(monkeypatch, name):
+    """The arguments and the work of every call of one of FedBR's methods."""
+    calls, original = [], getattr(FedBR, name)
+
+    def spy(self, work, *rest):
+        before = {"values": work.values.clone(), "projection": work.memory["projection"].detach().clone()}
+        result = original(self, work, *rest)
+        after = {"values": work.values.clone(), "projection": work.memory["projection"].detach().clone()}
+        calls.append((before, after, rest))
+        return result
+
+    monkeypatch.setattr(FedBR, name, spy)
+    return calls
+
+
+def test_the_step_of_the_projection_head_leaves_the_network_alone_and_climbs(monkeypatch):
+    calls = watched(monkeypatch, "ascend")
+    one, room, _ = arm(settings("fedbr", projection_lr=1e-3, local_epochs=2))
+    one.turn()
+    assert len(calls) == 3 * 2 * 3  # clients, passes, batches
+    for before, after, _ in calls:
+        assert torch.equal(before["values"], after["values"])
+        assert not torch.equal(before["projection"], after["projection"])
+    projector = one.members[0].projector(room.net).requires_grad_(False)
+    for before, after, (features,) in calls:
+        worth = []
+        for at in (before, after):
+            torch.nn.utils.vector_to_parameters(at["projection"], projector.parameters())
+            worth.append(float(contrast(*map(projector, (each.detach() for each in features)), pull=2.0, push=2.0)))
+        assert worth[1] > worth[0]
+
+
+def test_the_network_does_not_move_the_projection_head():
+    """Between two of its own steps it stays: with a learning rate of next to nothing it comes back as it went."""
+    one = arm(settings("fedbr", projection_lr=1e-30))[0]
+    before = state(one).tensors["projection"].clone()
+    one.turn()
+    assert torch.allclose(state(one).tensors["projection"], before, rtol=1e-6, atol=0)
+
+
+def test_at_the_first_step_pseudo_images_have_the_features_of_the_model_that_was_sent(monkeypatch):
+    calls = watched(monkeypatch, "ascend")
+    arm(settings("fedbr", local_epochs=1))[0].turn()
+    pseudo, own, received = calls[0][2][0]
+    assert torch.equal(pseudo, received)
+    assert pseudo.shape == own.shape == (16, 16)  # as many as the batch has, of 16 features
+    pseudo, _, received = calls[2][2][0]
+    assert not torch.equal(pseudo, received)
+
+
+def test_the_slope_of_the_uniform_term():
+    """(softmax - 1/C) / M on the logits of the pseudo-images."""
+    logits = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    torch.nn.functional.cross_entropy(logits, torch.full_like(logits, 1 / 3)).backward()
+    assert torch.allclose(logits.grad, (logits.detach().softmax(1) - 1 / 3) / 5)
+
+
+def test_pseudo_images_leave_the_running_statistics_alone():
+    """After one step from the same model they are those of FedAvg."""
+    own, average = (arm(settings(name, local_steps=1))[0] for name in ("fedbr", "fedavg"))
+    own.turn(), average.turn()
+    assert torch.equal(state(own).tensors["buffers"], state(average).tensors["buffers"])
+    assert not torch.equal(values(own), values(average))
+
+
+def test_pseudo_images_are_means_of_ten_images_of_one_client_and_the_same_for_all():
+    one = arm(settings("fedbr", pseudo=12))[0]
+    sent = {}
+    for name, original in one.engine._clients.items():
+
+        def spy(message, original=original, name=name):
+            if message.options.get("train"):
+                sent.setdefault(name, []).append(message.tensors["pseudo"].clone())
+            return original(message)
+
+        one.engine._clients[name] = spy
+    finish(one)
+    first = sent["silo-0"][0]
+    assert first.shape == (12, 1, 8, 8)
+    assert all(torch.equal(each, first) for several in sent.values() for each in several)
+    assert torch.allclose(first * 10, (first * 10).round(), atol=1e-3)
+    assert first.flatten(1).unique(dim=0).shape[0] == 12
+
+
+def test_a_client_that_makes_none_ends_the_run():
+    one = arm(settings("fedbr"))[0]
+    original = one.engine._clients["silo-1"]
+
+    def broken(message):
+        reply = original(message)
+        reply.tensors.pop("pseudo", None)
+        return reply
+
+    one.engine._clients["silo-1"] = broken
+    with pytest.raises(RunError, match="silo-1 could not make pseudo-images: pseudo is missing"):
+        one.turn()
+
+
+def test_the_projection_heads_have_the_sizes_of_paper_and_code():
+    net = arm(settings("fedbr", hidden=512))[1].net
+    sizes = {kind: sum(p.numel() for p in FedBR(projection=kind).projector(net).parameters()) for kind in ("paper", "code")}
+    assert sizes == {"paper": 230_016, "code": 2_099_712}
+
+
+def test_a_network_without_such_a_head_is_refused():
+    with pytest.raises(UserError, match="arm 'arm': the features of fedbr need encoder = 'cnn'"):
+        FedBR().check(None, "arm", torch.nn.Linear(2, 2))
+
+
+def test_it_resumes():
+    cfg = settings("fedbr", participation=0.7)
+    assert again(cfg) == finish(arm(cfg)[0])
+
+
+def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
+    run = run_twice(tmp_path, {"fedbr": {"pseudo": 8}})
+    saved, measured = saved_accuracy(run, "fedbr")
+    assert saved == pytest.approx(measured, abs=0.2)  # dropout off in the one, on in the other

@@ -1,0 +1,218 @@
+"""FedCR: its divergence and its product of experts have the values of their formulas; without them and without draws there is FedPer."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from tests.federated.algorithms.test_local import alone
+from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.tiny import again, arm, federation, finish, settings, split, state, values
+from uefl.aggregation import ProductOfExperts
+from uefl.algorithms.fedcr import FedCR, divergence, sums
+from uefl.algorithms.fedper import FedPer
+from uefl.algorithms.fedsr import FedSR
+from uefl.data.federation import Federation, LabeledData, Silo, Split
+from uefl.engines.base import Message, Reply
+from uefl.errors import UserError
+from uefl.models.gaussian import Gaussian, GaussianNet
+
+
+class SameLayers(FedPer):
+    """FedPer of the mean features."""
+
+    def build_model(self, spec):
+        return super().build_model(replace(spec, given=lambda: GaussianNet(spec.network(), 8, hidden=True)))
+
+
+@pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"}], ids=["adam", "sgd bf16"])
+def test_without_divergence_and_draws_it_is_fedper_bit_for_bit(keys):
+    own = arm(settings("fedcr", dim=8, beta=0.0, stochastic=False, gradient_bound=0.0, head_epochs=0, **keys))[0]
+    per = arm(settings("fedper", personal="last", **keys), algorithm=SameLayers())[0]
+    assert finish(own) == finish(per)
+    assert torch.equal(values(own), values(per))
+    for mine, theirs in zip(own.private[0].values(), per.private[0].values(), strict=True):
+        assert mine.keys() == theirs.keys() == {"net.values", "net.buffers"}
+        assert torch.equal(mine["net.values"], theirs["net.values"])
+
+
+def test_the_divergence_begins_with_the_class():
+    """At m = 0, s = 1, mu = 1, sigma = 2; the other way round it would be 1.3068528."""
+    mean = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    std = torch.full((1, 1), 2.0, dtype=torch.float64, requires_grad=True)
+    of_class = Gaussian(torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
+    value = divergence(of_class, Gaussian(mean, std))
+    value.backward()
+    assert [x.item() for x in (value, mean.grad, std.grad)] == pytest.approx([0.4431472, 0.25, 0.25], abs=1e-6)
+
+
+def test_the_divergence_is_that_of_torch():
+    torch.manual_seed(0)
+    means, stds = torch.randn(2, 5, 3, dtype=torch.float64), torch.rand(2, 5, 3, dtype=torch.float64) + 0.5
+    expected = kl_divergence(Normal(means[0], stds[0]), Normal(means[1], stds[1])).sum(1).mean()
+    assert torch.allclose(divergence(Gaussian(means[0], stds[0]), Gaussian(means[1], stds[1])), expected)
+
+
+def start(classes=3, d=4):
+    return torch.stack([torch.zeros(classes, d), torch.ones(classes, d)])
+
+
+def test_the_product_of_two_and_a_class_that_nobody_has():
+    """N(1, 1) twice, with N(0, 1): mean 2/3, deviation 1 / sqrt 3."""
+    product = ProductOfExperts(start(2, 1), 1.0)
+    product.add(*sums(Gaussian(torch.ones(2, 1), torch.ones(2, 1)), torch.tensor([0, 0]), 2))
+    means, stds = product.result()
+    assert means[:, 0].tolist() == pytest.approx([2 / 3, 0.0])
+    assert stds[:, 0].tolist() == pytest.approx([0.5773503, 1.0])
+
+
+def test_the_rate_mixes_the_product_with_what_was_there():
+    product, old = ProductOfExperts(start(1, 1), 0.25), start(1, 1)
+    product.add(torch.full((1, 1), 2.0), torch.full((1, 1), 2.0))
+    assert product.result().flatten().tolist() == pytest.approx([0.25 * 2 / 3, 0.75 + 0.25 * 0.5773503])
+    kept = ProductOfExperts(old, 0.0)
+    kept.add(torch.full((1, 1), 2.0), torch.full((1, 1), 2.0))
+    assert torch.equal(kept.result(), old)
+
+
+def test_the_product_does_not_depend_on_the_order_of_images_or_clients():
+    torch.manual_seed(0)
+    gaussian, labels = Gaussian(torch.randn(20, 4), torch.rand(20, 4) + 0.1), torch.arange(20) % 3
+    results = []
+    for order in (torch.arange(20), torch.randperm(20)):
+        product = ProductOfExperts(start(), 1.0)
+        for half in order.split(7):
+            product.add(*sums(Gaussian(gaussian.mean[half], gaussian.std[half]), labels[half], 3))
+        results.append(product.result())
+    assert torch.allclose(*results, rtol=1e-6, atol=0)
+
+
+def test_training_counts_the_last_pass_alone():
+    """Of a client without class 2: the Gaussian of that class stays N(0, 1); precisions are those of as many images as there are."""
+    images = split(48, 0, 0.1)
+    train = Split(images.images[images.labels < 2], images.labels[images.labels < 2])
+    fed = federation()
+    one_silo = Silo.of("silo-0", LabeledData(train, split(12, 1, 0.1), split(12, 2, 0.1)))
+    fed = Federation(fed.kind, (one_silo,), fed.classes, fed.image_shape, fed.mean, fed.std)
+    deviations = []
+    for epochs in (1, 3):
+        one = arm(settings("fedcr", dim=8, local_epochs=epochs, optimizer="sgd", lr=1e-9, samples=2), fed)[0]
+        one.turn()
+        means, stds = state(one).tensors["classes"]
+        assert torch.equal(means[2], torch.zeros(8))
+        assert torch.equal(stds[2], torch.ones(8))
+        assert bool((stds[:2] < 0.5).all())
+        deviations.append(stds[:2])
+    assert torch.allclose(*deviations, rtol=0.05)  # three times the images would make it 1 / sqrt 3
+
+
+def test_the_divergence_changes_the_encoder_and_the_gaussians_of_the_classes_travel():
+    with_it, without = (arm(settings("fedcr", dim=8, beta=beta, samples=2))[0] for beta in (0.1, 0.0))
+    with_it.turn(), without.turn()
+    assert not torch.equal(values(with_it), values(without))
+    sent = [one.turn()[0]["bytes_sent"] for one in (with_it, without)]
+    assert sent[0] - sent[1] == 2 * 3 * 8 * 4
+
+
+def test_at_the_end_all_clients_train_their_heads_and_nothing_else():
+    """Also the client that had no part in the last round."""
+    keys = {"rounds": [2], "participation": 0.6, "samples": 2, "optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}
+    tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))
+    for one in (tuned, plain):
+        one.turn(), one.turn()
+    assert all(
+        torch.equal(a["net.values"], b["net.values"]) for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
+    )
+    ours, theirs = tuned.turn(), plain.turn()
+    assert tuned.finished
+    assert torch.equal(values(tuned), values(plain))
+    assert torch.equal(state(tuned).tensors["buffers"], state(plain).tensors["buffers"])
+    assert not any(
+        torch.equal(a["net.values"], b["net.values"]) for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
+    )
+    assert all(mine["nll"] != other["nll"] for mine, other in zip(ours, theirs, strict=True))
+
+
+def test_a_client_that_trains_its_head_alone_is_measured_with_it():
+    """Of three clients one takes part in the only round; the others' heads are their own all the same."""
+    keys = {"rounds": [1], "participation": 0.3, "samples": 2}
+    tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))
+    finish(tuned), finish(plain)
+    assert len(plain.have_trained) == 1
+    assert tuned.have_trained == list(tuned.context.clients)
+
+
+def test_a_client_whose_head_cannot_be_trained_keeps_it():
+    one, _, notices = arm(settings("fedcr", dim=8, rounds=[1]))
+    original = one.engine._clients["silo-1"]
+
+    def broken(message):
+        if "ask" in message.options:
+            raise RuntimeError("out of memory")
+        return original(message)
+
+    one.engine._clients["silo-1"] = broken
+    assert len(finish(one)) == 3
+    assert notices == ["silo-1 has not trained its head alone: out of memory"]
+
+
+def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
+    steps = {}
+    for bound in (0.0, 1e-3, 1e6):
+        one, room, _ = arm(
+            settings("fedcr", dim=8, gradient_bound=bound, optimizer="sgd", lr=1.0, local_steps=1, samples=2), alone(federation(), 0)
+        )
+        before = room.named(state(one).tensors, one.private[0]["silo-0"])
+        one.turn()
+        after = room.named(state(one).tensors, one.private[0]["silo-0"])
+        moved = [(after[name] - before[name]).flatten() for name in before if "running" not in name]
+        steps[bound] = torch.cat(moved)
+    assert steps[0.0].norm() > 0.1
+    assert steps[1e-3].norm().item() == pytest.approx(1e-3, rel=1e-2)
+    assert torch.nn.functional.cosine_similarity(steps[0.0], steps[1e-3], dim=0) > 0.999
+    assert torch.equal(steps[0.0], steps[1e6])
+
+
+def test_negative_precisions_are_refused():
+    reply = Reply("a", 1, {"precision": torch.tensor([-1.0])})
+    assert FedCR().unsound(Message(), reply) == "precision has negative elements"
+
+
+def test_the_mean_of_the_logits_predicts():
+    """Of samples of great spread it comes near the logits of the mean; FedSR's mean of the probabilities does not."""
+    _, room, _ = arm(settings("fedcr", dim=8, precision="fp32"))
+    net = room.net.eval()
+    net.gaussian.bias.data[8:], net.head.bias.data[0] = 10.0, 2.0
+    images = torch.randn(5, 1, 8, 8)
+    work = SimpleNamespace(net=net, passes=4000, amp=nullcontext)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        expected = net(images).softmax(1)
+        ours, other = FedCR().predict(work, images), FedSR().predict(work, images)
+    assert torch.allclose(ours.probs, expected, atol=0.05)
+    assert (other.probs - expected).abs().max() > 0.1
+    assert torch.allclose(ours.expected_entropy, other.expected_entropy, atol=0.05)
+
+
+def test_it_resumes_with_an_ensemble_few_participants_and_unseen_clients():
+    keys = {"uncertainty": "ensemble", "members": 2, "participation": 0.5, "precision": "bf16"}
+    cfg, fed = settings("fedcr", dim=8, samples=2, **keys), federation(unseen=1)
+    records = finish(arm(cfg, fed)[0])
+    assert again(cfg, fed) == records
+    assert any(r.get("unseen") for r in records)
+    assert all("global_accuracy" in r for r in records if not r.get("unseen"))
+
+
+def test_an_infinite_divergence_is_refused():
+    with pytest.raises(UserError, match="beta: it is infinite without draws; set 0, or stochastic = true"):
+        FedCR(stochastic=False)
+
+
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"fedcr": {"dim": 8}}, passes=300)
+    assert run.model("fedcr").clients == ("silo-0", "silo-1")
+    saved, measured = saved_accuracy(run, "fedcr", "silo-1")
+    assert saved == pytest.approx(measured, abs=0.1)  # of the means, and of samples

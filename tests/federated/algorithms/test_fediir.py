@@ -1,0 +1,151 @@
+"""FedIIR: its term and the gradients of it have the values of the closed form, and without it there is FedAvg."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.federated.algorithms.test_local import alone
+from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from uefl.algorithms.fediir import FedIIR
+from uefl.client.work import Batch
+from uefl.errors import UserError
+
+
+@pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5}], ids=["adam", "sgd"])
+def test_without_its_term_it_is_fedavg_bit_for_bit(keys):
+    own, average = arm(settings("fediir", invariance=0.0, **keys))[0], arm(settings("fedavg", **keys))[0]
+    assert finish(own) == finish(average)
+    assert torch.equal(values(own), values(average))
+
+
+def turn(head, average):
+    """Of a network that is its head."""
+    message = SimpleNamespace(tensors={"gradient": average})
+    return SimpleNamespace(net=head, logits=head, message=message, cross_entropy=nn.functional.cross_entropy)
+
+
+def test_the_values_of_two_features():
+    """h = (1, 2), W = 0, b = 0, two classes, labels 0 and 1, no average yet."""
+    head = nn.Linear(1, 2).double()
+    nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)
+    features = torch.tensor([[1.0], [2.0]], dtype=torch.float64, requires_grad=True)
+    labels, average = torch.tensor([0, 1]), torch.zeros(4, dtype=torch.float64)
+    work = turn(head, average)
+    batch = Batch(features, torch.arange(2), labels)
+    plain = nn.functional.cross_entropy(head(features), labels)
+    assert plain.item() == pytest.approx(0.6931472)
+    gradient = FedIIR(part="last")._gradient(work, plain, create_graph=False)
+    assert gradient.tolist() == pytest.approx([0.25, -0.25, 0.0, 0.0])
+    term = FedIIR(part="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(head(features), labels)
+    assert term.item() == pytest.approx(0.125)
+    found = torch.autograd.grad(term, [head.weight, head.bias, features])
+    assert [x for part in found for x in part.flatten().tolist()] == pytest.approx([0.625, -0.625, 0.375, -0.375, -0.25, 0.25])
+
+
+def test_the_gradients_are_those_of_the_closed_form():
+    """Of a linear head: u_i = J_i (A h_i + a), dR/dW = 2/B sum u_i h_i', dR/dh_i = 2/B (W' u_i + A' p_i)."""
+    torch.manual_seed(0)
+    images, inputs, classes = 6, 4, 3
+    head = nn.Linear(inputs, classes).double()
+    h = torch.randn(images, inputs, dtype=torch.float64, requires_grad=True)
+    labels, average = torch.arange(images) % classes, torch.randn(classes * inputs + classes, dtype=torch.float64)
+    batch = Batch(h, torch.arange(images), labels)
+    work = turn(head, average)
+    term = FedIIR(part="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(head(h), labels)
+    found = torch.autograd.grad(term, [head.weight, head.bias, h])
+
+    with torch.no_grad():
+        probs = head(h).softmax(1)
+        p = probs - nn.functional.one_hot(labels, classes)
+        g_weight, g_bias = average[: classes * inputs].view(classes, inputs), average[classes * inputs :]
+        a_weight, a_bias = p.T @ h / images - g_weight, p.mean(0) - g_bias
+        v = h @ a_weight.T + a_bias
+        u = probs * v - probs * (probs * v).sum(1, keepdim=True)
+        expected = [2 / images * u.T @ h, 2 / images * u.sum(0), 2 / images * (u @ head.weight + p @ a_weight)]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-14)
+
+
+def test_the_term_of_one_full_batch_at_the_model_that_was_sent_is_zero():
+    """One client, one batch, no memory of older gradients, no dropout: the average is the gradient of the first step."""
+    fed = federation(sizes=(48,), noise=(0.1,))
+    keys = {"batch_size": 48, "local_steps": 1, "dropout": 0.0, "optimizer": "sgd", "lr": 1.0}
+    for part in ("last", "head"):
+        own = arm(settings("fediir", part=part, decay=0.0, invariance=1.0, **keys), fed)[0]
+        average = arm(settings("fedavg", **keys), fed)[0]
+        own.turn(), average.turn()
+        assert torch.allclose(values(own), values(average), atol=1e-5)
+        assert own.last["silo-0"]["train_loss"] == pytest.approx(average.last["silo-0"]["train_loss"], abs=1e-6)
+        assert state(own).tensors["gradient"].norm() > 1e-3
+
+
+def test_the_average_forgets():
+    """Of a constant gradient g it is (1 - 0.95^T) g after T rounds."""
+    keys = {"batch_size": 1000, "dropout": 0.0, "optimizer": "sgd", "lr": 1e-12, "rounds": [4]}
+    fed = federation(sizes=(48, 24), noise=(0.1, 0.5))
+    one, whole = (arm(settings("fediir", decay=decay, **keys), fed)[0] for decay in (0.95, 0.0))
+    whole.turn()
+    for T in range(1, 4):
+        one.turn()
+        assert torch.allclose(state(one).tensors["gradient"], (1 - 0.95**T) * state(whole).tensors["gradient"], atol=1e-5)
+
+
+def test_clients_count_by_their_batches():
+    """The mean over all batches: a client of two batches counts twice as much as one of one."""
+    cfg, fed = settings("fediir", batch_size=24, dropout=0.0, decay=0.0), federation(sizes=(48, 24), noise=(0.1, 0.5))
+    gradients = []
+    for clients in (fed, alone(fed, 0), alone(fed, 1)):
+        one = arm(cfg, clients)[0]
+        one.turn()
+        gradients.append(state(one).tensors["gradient"])
+    assert torch.allclose(gradients[0], (2 * gradients[1] + gradients[2]) / 3, atol=1e-6)
+    assert not torch.allclose(gradients[0], (gradients[1] + gradients[2]) / 2, atol=1e-3)
+
+
+def test_the_exchange_is_counted_and_the_term_changes_the_model():
+    own, average = arm(settings("fediir", part="last", invariance=1.0))[0], arm(settings("fedavg"))[0]
+    own.turn(), average.turn()
+    assert not torch.equal(values(own), values(average))
+    mine, theirs = (one.turn()[0] for one in (own, average))
+    floats = 16 * 3 + 3
+    assert mine["bytes_received"] - theirs["bytes_received"] == 4 * floats + 8  # the sum of the gradients, and the number of batches
+    assert mine["bytes_sent"] == 2 * theirs["bytes_sent"] + 4 * floats  # the model twice, and the average
+
+
+def test_a_client_without_an_answer_is_left_out_of_the_average():
+    one, _, notices = arm(settings("fediir", rounds=[1]))
+    original = one.engine._clients["silo-1"]
+
+    def broken(message):
+        if "ask" in message.options:
+            raise RuntimeError("out of memory")
+        return original(message)
+
+    one.engine._clients["silo-1"] = broken
+    one.turn()
+    assert notices == ["round 1: silo-1 sent no gradient of the head: out of memory"]
+    assert state(one).tensors["gradient"].norm() > 0
+
+
+@pytest.mark.parametrize("part", ["last", "head"])
+def test_it_resumes_with_an_ensemble_few_participants_and_unseen_clients(part):
+    keys = {"uncertainty": "ensemble", "members": 2, "participation": 0.5, "precision": "bf16"}
+    cfg, fed = settings("fediir", part=part, **keys), federation(unseen=1)
+    records = finish(arm(cfg, fed)[0])
+    assert again(cfg, fed) == records
+    assert any(r.get("unseen") for r in records)
+
+
+def test_a_network_without_such_a_part_is_refused():
+    with pytest.raises(UserError, match=r"key 'arms.arm.part': the network has no part called 'head'"):
+        FedIIR(part="head").check(federation(), "arm", nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
+
+
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"fediir": {}}, dropout=0.0)
+    assert run.model("fediir").clients == ()
+    saved, measured = saved_accuracy(run, "fediir")
+    assert saved == measured

@@ -1,0 +1,142 @@
+"""FedSR: its two terms have the values of their formulas, and without them and without draws there is FedAvg."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from uefl.algorithms.fedavg import FedAvg
+from uefl.algorithms.fedsr import FedSR, divergence
+from uefl.config import load
+from uefl.errors import UserError
+from uefl.models.gaussian import Gaussian, GaussianNet
+
+OFF = {"norm_weight": 0.0, "divergence_weight": 0.0, "stochastic": False}
+
+
+class SameLayers(FedAvg):
+    """FedAvg of the mean features."""
+
+    def build_model(self, spec):
+        return GaussianNet(super().build_model(spec), 8, hidden=False)
+
+
+@pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"}], ids=["adam", "sgd bf16"])
+def test_without_its_terms_and_draws_it_is_fedavg_bit_for_bit(keys):
+    own = arm(settings("fedsr", dim=8, **OFF, **keys))[0]
+    average = arm(settings("fedavg", **keys), algorithm=SameLayers())[0]
+    assert finish(own) == finish(average)
+    assert torch.equal(values(own), values(average))
+
+
+def leaves(*numbers):
+    return [torch.tensor(number, dtype=torch.float64, requires_grad=True) for number in numbers]
+
+
+def test_the_divergence_and_its_gradients():
+    """The values of one dimension at q = mu = sigma = 1, m = 0, r = 1, with rho = softplus(r)."""
+    mean, std, m, q = leaves([[1.0]], [[1.0]], [[0.0]], 1.0)
+    rho = nn.functional.softplus(torch.ones(1, 1, dtype=torch.float64))
+    value = divergence(Gaussian(mean, std), m, rho, q)
+    value.backward()
+    found = [x.item() for x in (value, mean.grad, std.grad, m.grad, q.grad)]
+    assert found == pytest.approx([0.3523396, 0.5798257, -0.4201743, -0.5798257, 0.1596514], abs=1e-6)
+
+
+def test_the_divergence_at_the_start():
+    """Of mu = 0 and sigma = softplus(0)."""
+    zero, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    softplus = nn.functional.softplus
+    assert float(divergence(Gaussian(zero, softplus(zero)), zero, softplus(one), one)) == pytest.approx(0.2783163, abs=1e-6)
+
+
+def test_the_divergence_is_that_of_torch_and_zero_between_equals():
+    torch.manual_seed(0)
+    mean, m = torch.randn(2, 5, 3, dtype=torch.float64)
+    std, rho = torch.rand(2, 5, 3, dtype=torch.float64) + 0.5
+    q = torch.tensor(0.7, dtype=torch.float64)
+    expected = kl_divergence(Normal(q * mean, q * std), Normal(m, rho)).sum(1).mean()
+    assert torch.allclose(divergence(Gaussian(mean, std), m, rho, q), expected)
+    mean.requires_grad_(), std.requires_grad_(), m.requires_grad_()
+    equal = divergence(Gaussian(mean, std), q * mean.detach(), q * std.detach(), q)
+    equal.backward()
+    assert equal.item() == pytest.approx(0.0, abs=1e-12)
+    assert mean.grad.abs().max() < 1e-12
+    assert std.grad.abs().max() < 1e-12
+
+
+def gaussians(one):
+    return [{name: own[name] for name in ("class_mean", "class_std", "scale")} for own in one.private[0].values()]
+
+
+def test_local_gaussians_differ_between_clients_and_shared_ones_are_the_servers():
+    local = arm(settings("fedsr", dim=8, lr=1e-2))[0]
+    local.turn()
+    first, second, _ = gaussians(local)
+    assert not any(torch.equal(first[name], second[name]) for name in first)
+    assert "class_mean" not in state(local).tensors
+
+    shared = arm(settings("fedsr", dim=8, lr=1e-2, class_gaussians="shared"))[0]
+    before = state(shared).tensors["class_mean"].clone()
+    shared.turn()
+    assert not torch.equal(state(shared).tensors["class_mean"], before)
+    assert shared.private[0] == {name: {} for name in shared.context.clients}
+
+
+def test_the_terms_do_what_they_are_for():
+    """A large weight of the norm makes features short; one of the divergence brings the classes' Gaussians and the features together."""
+    plain, short = (arm(settings("fedsr", dim=8, local_epochs=10, norm_weight=weight, divergence_weight=0.0))[0] for weight in (0.0, 1.0))
+    lengths = []
+    for one in (plain, short):
+        one.turn()
+        client = one.engine._clients["silo-0"]
+        room = client._workspace
+        room.load(one._messages(list(one._each(True, False, ())), True, ())["silo-0"])
+        images = room.normalize(client._data().train.images)
+        lengths.append(room.net.eval().distribution(images).mean.norm(dim=1).mean().item())
+    assert lengths[1] < 0.5 * lengths[0]
+
+
+def test_a_squared_norm_is_another_term():
+    results = []
+    for norm in ("l2", "l2sq"):
+        one = arm(settings("fedsr", dim=8, norm=norm))[0]
+        one.turn()
+        results.append(values(one).clone())
+    assert not torch.equal(*results)
+
+
+def test_predictions_are_means_over_samples_and_disagree():
+    records = finish(arm(settings("fedsr", dim=8, passes=20))[0])
+    assert all(r["mutual_info"] > 1e-4 for r in records)
+    assert all(r["mutual_info"] == 0 for r in finish(arm(settings("fedsr", dim=8, **OFF))[0]))
+
+
+@pytest.mark.parametrize("scope", ["local", "shared"])
+def test_it_resumes_with_an_ensemble_few_participants_and_unseen_clients(scope):
+    keys = {"uncertainty": "ensemble", "members": 2, "participation": 0.5, "precision": "bf16"}
+    cfg, fed = settings("fedsr", dim=8, class_gaussians=scope, **keys), federation(unseen=1)
+    records = finish(arm(cfg, fed)[0])
+    assert again(cfg, fed) == records
+    assert any(r.get("unseen") for r in records)
+
+
+@pytest.mark.parametrize("encoder", ["cnn5x5", "resnet18_nopool"])
+def test_other_heads_are_refused(encoder):
+    keys = {"width": 4} if encoder == "cnn5x5" else {}
+    with pytest.raises(UserError, match="Gaussian features need encoder = 'cnn', 'vgg16_bn' or 'resnet18'"):
+        arm(load({"model": {"encoder": encoder, **keys}, "arms": {"fedsr": {}}}))
+
+
+def test_an_infinite_divergence_is_refused():
+    with pytest.raises(UserError, match=r"divergence_weight: it is infinite without draws; set 0 \(the variant FedL2R\)"):
+        FedSR(stochastic=False)
+
+
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"fedsr": {"dim": 8}}, passes=300)
+    assert run.model("fedsr").clients == ()  # the Gaussians of the classes are for training alone
+    saved, measured = saved_accuracy(run, "fedsr")
+    assert saved == pytest.approx(measured, abs=0.1)  # of the means, and of samples

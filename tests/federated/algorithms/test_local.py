@@ -1,0 +1,65 @@
+"""Local training: each client is a federation of itself."""
+
+import pytest
+import torch
+
+from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.tiny import again, arm, federation, finish, settings, values
+from uefl.algorithms.fedavg import FedAvg
+from uefl.data.federation import Federation
+from uefl.errors import UserError
+
+
+class Uniform(FedAvg):
+    """An average over one client is then its model, without rounding."""
+
+    def weight(self, update):
+        return 1.0
+
+
+def alone(fed: Federation, i: int) -> Federation:
+    return Federation(fed.kind, (fed.silos[i],), fed.classes, fed.image_shape, fed.mean, fed.std)
+
+
+def of(records, client):
+    names = ("global_accuracy", "bytes_sent", "bytes_received")
+    return [{k: v for k, v in record.items() if k not in names} for record in records if record["client"] == client]
+
+
+@pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "lr": 0.1, "local_steps": 4}], ids=["adam", "sgd"])
+def test_it_is_fedavg_of_one_client_for_each_bit_for_bit(keys):
+    fed = federation(sizes=(48, 32, 40))
+    together, _, _ = arm(settings("local", **keys), fed)
+    records = finish(together)
+    for i, name in enumerate(together.context.clients):
+        own = arm(settings("fedavg", **keys), alone(fed, i), algorithm=Uniform())[0]
+        assert of(finish(own), name) == of(records, name)
+        assert torch.equal(together.private[0][name]["net.values"], values(own))
+    assert len(values(together)) == 0
+
+
+def test_nothing_leaves_a_client_and_nothing_is_sent_to_train_from():
+    one, room, _ = arm(settings("local"))
+    records = finish(one)
+    model = 4 * (room.flat.values.numel() + room.flat.buffers.numel())
+    assert {r["bytes_received"] for r in records} == {0}
+    assert sum(r["bytes_sent"] for r in records if r["client"] == "silo-0") == 3 * model  # the mean, to measure it in each of three rounds
+
+
+def test_it_resumes_with_few_participants():
+    cfg = settings("local", participation=0.5, personalised=True)
+    assert again(cfg) == finish(arm(cfg)[0])
+
+
+def test_clients_that_never_train_are_refused():
+    fed = federation(unseen=1)
+    _, room, _ = arm(settings("local"), fed)
+    with pytest.raises(UserError, match="arm 'arm': client 'unseen-0' is never trained on"):
+        room.algorithm.check(fed, "arm", room.net)
+
+
+def test_a_whole_run_and_its_saved_model(tmp_path):
+    run = run_twice(tmp_path, {"local": {}}, dropout=0.0)
+    assert run.model("local").clients == ("silo-0", "silo-1")
+    saved, measured = saved_accuracy(run, "local", "silo-1")
+    assert saved == measured

@@ -1,0 +1,113 @@
+"""The terminal phase: FedAvg without dropout, which ends some time after the training error is gone."""
+
+import pytest
+import torch
+
+from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.tiny import again, arm, federation, finish, settings, values
+from uefl.algorithms.tpt import TPT
+from uefl.client.client import Clients
+from uefl.collapse import neural_collapse
+from uefl.errors import RunError, UserError
+
+NEVER = {"optimizer": "sgd", "lr": 1e-9}
+
+
+def model(records):
+    """Without the metrics of the terminal phase."""
+    own = ("nc", "train_error", "start_accuracy")
+    return [{key: value for key, value in record.items() if not key.startswith(own)} for record in records]
+
+
+def test_before_its_phase_it_is_fedavg_without_dropout_bit_for_bit():
+    own, average = arm(settings("tpt", **NEVER))[0], arm(settings("fedavg", dropout=0.0, **NEVER))[0]
+    assert model(finish(own)) == model(finish(average))
+    assert torch.equal(values(own), values(average))
+
+
+@pytest.mark.parametrize(("extra", "rounds"), [(0.0, [2]), (1.0, [2, 1]), (2.0, [2, 1, 3])], ids=str)
+def test_it_ends_as_many_times_later_as_extra_says(extra, rounds):
+    """With a phase that begins after the first iteration it is FedAvg over that many iterations."""
+    own = arm(settings("tpt", extra=extra, threshold=1e-9, rounds=[2, 1, 3, 1]))[0]
+    average = arm(settings("fedavg", dropout=0.0, rounds=rounds))[0]
+    records = finish(own)
+    assert model(records) == model(finish(average))
+    assert torch.equal(values(own), values(average))
+    began = {r["client"]: r["accuracy"] for r in records if r["round"] == 1}
+    assert {r["client"]: r["start_accuracy"] for r in records if r["round"] == sum(rounds) - 1} == began
+
+
+def test_the_phase_begins_with_the_training_accuracy():
+    one, _, notices = arm(settings("tpt", rounds=[1], max_iterations=40, threshold=1.0, batch_size=16), federation(noise=(0.1, 0.1, 0.1)))
+    records = finish(one, 200)
+    start = one.states[0].plain["start"]
+    assert f"after iteration {start}, the terminal phase begins: training accuracy 1.0000" in notices
+    assert {r["iteration"] for r in records} == set(range(2 * start))
+    wrong = [[r["train_error"] for r in records if r["iteration"] == i] for i in range(2 * start)]
+    assert max(wrong[start - 1]) == 0
+    assert all(max(each) > 0 for each in wrong[: start - 1])
+
+
+def test_a_phase_that_is_not_reached_is_said():
+    one, _, notices = arm(settings("tpt", **NEVER))
+    records = finish(one)
+    assert any("the terminal phase was not reached: training accuracy 0." in line for line in notices)
+    assert all(r["start_accuracy"] is None for r in records if r["iteration"] == 1 and "nc1" in r)
+
+
+def test_the_metrics_are_those_of_all_training_images_together_and_of_each_client():
+    fed = federation(sizes=(48, 32, 40))
+    one, room, _ = arm(settings("tpt"), fed)
+    records = [r for r in finish(one) if r["round"] == 2]
+    room.flat.set(*(one.states[0].tensors[name] for name in ("values", "buffers")))
+    net, data = room.net.eval(), [Clients(fed.silos, room.device).data(silo.name).train for silo in fed.silos]
+    layer = net.head.fc2
+    with torch.no_grad():
+        features = [net.head.prefix(net.tokens(room.normalize(split.images))) for split in data]
+        weights = (layer.weight, layer.bias)
+        alone = [neural_collapse(f, split.labels, *weights) for f, split in zip(features, data, strict=True)]
+        together = neural_collapse(torch.cat(features), torch.cat([split.labels for split in data]), *weights)
+        right = [float((layer(f).argmax(1) == split.labels).double().mean()) for f, split in zip(features, data, strict=True)]
+    assert len(records) == 3
+    for record, own, accuracy in zip(records, alone, right, strict=True):
+        assert [record[name] for name in together._fields] == pytest.approx(together, rel=1e-4, abs=1e-6)
+        assert [record[f"{name}_silo"] for name in own._fields] == pytest.approx(own, rel=1e-4, abs=1e-6)
+        assert record["train_error"] == pytest.approx(1 - accuracy)
+
+
+def test_every_dropout_is_off():
+    net = arm(settings("tpt", logit_dropout=True))[1].net
+    assert {m.p for m in net.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+
+
+def test_a_client_that_cannot_answer_ends_the_run():
+    one = arm(settings("tpt"))[0]
+    original = one.engine._clients["silo-1"]
+
+    def broken(message):
+        reply = original(message)
+        reply.tensors.pop("sums", None)
+        return reply
+
+    one.engine._clients["silo-1"] = broken
+    with pytest.raises(RunError, match="silo-1 could not measure its training images: sums is missing"):
+        finish(one)
+
+
+def test_a_network_without_a_linear_layer_is_refused():
+    with pytest.raises(UserError, match="arm 'arm': the network has no linear layer"):
+        TPT().check(None, "arm", torch.nn.Conv2d(1, 3, 3))
+
+
+def test_it_resumes():
+    cfg = settings("tpt", participation=0.7, threshold=0.5, rounds=[1], max_iterations=4)
+    assert again(cfg) == finish(arm(cfg)[0])
+
+
+def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
+    run = run_twice(tmp_path, {"tpt": {}})
+    saved, measured = saved_accuracy(run, "tpt")
+    assert saved == measured
+    last = run.metrics[run.metrics["round"] == 2]
+    assert last.nc1.notna().all()
+    assert "| nc1 |" in (run.path / "report.md").read_text()

@@ -1,0 +1,128 @@
+"""VHL: its images are separable noise, its pull is the supervised contrastive loss, and without virtual images there is FedAvg."""
+
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.tiny import again, arm, finish, settings, values
+from uefl.algorithms.vhl import VHL, contrast, virtual_images
+from uefl.errors import UserError
+
+
+def model(records):
+    """Without what was moved: the layer of the virtual classes travels too."""
+    return [{key: value for key, value in record.items() if not key.startswith("bytes")} for record in records]
+
+
+def test_without_virtual_images_it_is_fedavg_bit_for_bit():
+    (own, room, _), average = arm(settings("vhl", virtual_batch=0)), arm(settings("fedavg"))[0]
+    assert model(finish(own)) == model(finish(average))
+    extra = sum(p.numel() for p in room.net.head.virtual.parameters())
+    assert torch.equal(values(own)[:-extra], values(average))
+
+
+E = torch.eye(4)
+
+
+@pytest.mark.parametrize(("labels", "expected"), [((0, 1, 0, 1), 1.2497e-6), ((0, 1, 1, 0), 14.2857155)], ids=["matched", "swapped"])
+def test_the_pull_of_two_real_features_and_the_same_two_virtual_ones(labels, expected):
+    features = torch.stack([E[0], E[1], E[0], E[1]])
+    assert float(contrast(features.double(), torch.tensor(labels), 0.07)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_anchor_without_its_like_counts_as_zero():
+    assert float(contrast(E[:3], torch.tensor([0, 1, 2]), 0.07)) == 0
+    pair = torch.stack([E[0], E[0], E[1]])
+    assert float(contrast(pair, torch.tensor([0, 0, 1]), 1.0)) == pytest.approx(2 / 3 * float(torch.tensor([1.0, 0.0]).logsumexp(0) - 1))
+
+
+def test_features_at_any_scale_pull_alike_and_with_finite_gradients():
+    features = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 0, 1, 1, 2, 0])
+    assert torch.autograd.gradcheck(lambda x: contrast(x, labels, 0.07), features)
+    assert contrast(5 * features, labels, 0.07).item() == pytest.approx(contrast(features, labels, 0.07).item())
+
+
+def loss_of(algorithm, net, seed=0):
+    """The loss of one batch of 4 real images, with dropout off."""
+    generator = torch.Generator().manual_seed(seed)
+    virtual = virtual_images(1, (1, 8, 8), 3, 5)
+    work = SimpleNamespace(
+        net=net.eval(),
+        epoch=0,
+        generator=generator,
+        cross_entropy=torch.nn.functional.cross_entropy,
+        memory={"virtual": virtual},
+        amp=lambda: torch.autocast("cpu", enabled=False),
+        workspace=SimpleNamespace(normalize=lambda images: images / 255),
+    )
+    batch = SimpleNamespace(images=torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(7)), labels=torch.tensor([0, 1, 2, 0]))
+    return algorithm.loss(work, batch)
+
+
+def test_the_loss_is_the_sum_of_its_terms():
+    room = arm(settings("vhl"))[1]
+    only = {"virtual_weight": 0.0, "pull": 0.0, "virtual_contrast": 0.0}
+    plain = loss_of(VHL(**only).bound(room.context), room.net)
+    terms = [loss_of(VHL(**only | {name: 1.0}).bound(room.context), room.net) - plain for name in only]
+    assert all(term > 0 for term in terms)
+    whole = loss_of(VHL(virtual_contrast=0.5).bound(room.context), room.net)
+    assert whole.item() == pytest.approx((plain + terms[0] + terms[1] + 0.5 * terms[2]).item(), rel=1e-5)
+
+
+def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
+    """The gradient of the pull goes to real images alone."""
+    room, inputs = arm(settings("vhl"))[1], []
+    tokens = room.net.tokens
+    monkeypatch.setattr(room.net, "tokens", lambda images: inputs.append(images.requires_grad_()) or tokens(images))
+    algorithm = VHL(virtual_weight=0.0, virtual_contrast=0.0).bound(room.context)
+    (slope,) = torch.autograd.grad(loss_of(algorithm, room.net), inputs[0])
+    assert all(slope[:4].flatten(1).norm(dim=1) > 0)
+    assert slope[4:].abs().sum() == 0
+
+
+def test_every_client_has_the_same_virtual_images():
+    one = arm(settings("vhl"))[0]
+    found = {}
+    algorithm = type(one.members[0])
+    seen = algorithm.after_batch
+
+    def spy(self, work, batch):
+        found.setdefault(work.client, set()).add(hashlib.sha256(work.memory["virtual"].images.numpy().tobytes()).hexdigest())
+
+    algorithm.after_batch = spy
+    try:
+        one.turn(), virtual_images.cache_clear(), one.turn()
+    finally:
+        algorithm.after_batch = seen
+    assert found.keys() == {"silo-0", "silo-1", "silo-2"}
+    assert len(set.union(*found.values())) == 1
+
+
+def test_virtual_images_are_separable_noise():
+    split = virtual_images(0, (3, 32, 32), 10, 200)
+    pixels = split.images.float() / 255
+    assert pixels.shape == (2000, 3, 32, 32)
+    assert float(pixels.mean()) == pytest.approx(0.275, abs=0.02)
+    assert float(pixels.std()) == pytest.approx(0.361, abs=0.02)
+    means = torch.stack([pixels[split.labels == k].mean(0) for k in range(10)]).flatten(1)
+    assert torch.equal(torch.cdist(pixels.flatten(1), means).argmin(1), split.labels)
+
+
+def test_a_network_without_such_a_head_is_refused():
+    with pytest.raises(UserError, match="arm 'arm': virtual images need encoder = 'cnn'"):
+        VHL().check(None, "arm", torch.nn.Linear(2, 2))
+
+
+def test_it_resumes():
+    cfg = settings("vhl", participation=0.7)
+    assert again(cfg) == finish(arm(cfg)[0])
+
+
+def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
+    run = run_twice(tmp_path, {"vhl": {"virtual_per_class": 20}})
+    saved, measured = saved_accuracy(run, "vhl")
+    assert saved == pytest.approx(measured, abs=0.2)  # dropout off in the one, on in the other

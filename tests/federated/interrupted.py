@@ -1,0 +1,66 @@
+"""Whole runs in folders, and the same runs interrupted and resumed, which must end alike bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import uefl
+from uefl.data import build
+
+KEYS: dict[str, Any] = {
+    "run": {"threads": 1, "passes": 3, "precision": "fp32"},
+    "data": {"clients": 2, "train_per_client": 48, "test_per_client": 20},
+    "model": {"width": 4, "hidden": 16},
+    "training": {"rounds": [2, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2},
+}
+
+
+class Killer:
+    """Stops the process, or this thread, at one client of one round."""
+
+    def __init__(self, when=None, kill=False):
+        self.when, self.kill = when, kill
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+    def client(self, *now):
+        if now == self.when:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt
+
+
+def outcome(path: Path):
+    """All of a finished run that must not depend on how often it was interrupted."""
+    summary = json.loads((path / "summary.json").read_text())
+    for arm in summary["arms"].values():
+        arm.pop("seconds")
+    return summary, (path / "metrics.jsonl").read_text(), [(f.name, f.read_bytes()) for f in sorted(path.glob("model-*"))]
+
+
+def run_twice(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Run:
+    """A run of two clients, which ends alike where it is interrupted in its second round and resumed; ``overrides`` as with ``--set``."""
+    keys = KEYS | {"arms": arms}
+    run = uefl.train(keys, out=tmp_path / "whole", **overrides)
+    with pytest.raises(KeyboardInterrupt):
+        uefl.train(keys, out=tmp_path / "stopped", observer=Killer((next(iter(arms)), 2, "silo-1")), **overrides)
+    uefl.resume(tmp_path / "stopped")
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+    return run
+
+
+def saved_accuracy(run: uefl.Run, arm: str, client: str | None = None) -> tuple[float, float]:
+    """Accuracy on the images of ``silo-1`` of the saved model, with dropout off, and as the run measured it, with dropout on."""
+    test = build(run.config.data, kind="labeled", seed=run.config.run.seed).silos[1].load().test
+    probs = run.model(arm).predict(test.images, client)
+    assert torch.allclose(probs.sum(1), torch.ones(len(test)), atol=1e-5)
+    assert probs.shape[1] == len(run.model(arm).classes)
+    return float((probs.argmax(1) == test.labels).double().mean()), run.summary[arm]["clients"]["silo-1"]["accuracy"]

@@ -1,0 +1,162 @@
+"""Suites: every file is a list of runs at both scales; a report pairs seeds; runs go on where they stopped."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from uefl.cli import app
+from uefl.errors import UserError
+from uefl.suites import report, runner, suite
+
+from . import run_folder
+
+TINY = """# A tiny suite
+against = "fedavg"
+measures = ["accuracy", "entropy"]
+axis = "codewords"
+
+[all]
+data = { source = "digits", clients = 2, train_per_client = 20, test_per_client = 10 }
+model = { width = 2, hidden = 8 }
+training = { rounds = [1, 1], local_epochs = 1, batch_size = 8 }
+run.passes = 2
+
+[cpu]
+data = { train_per_client = 20, test_per_client = 10 }
+model = { width = 2 }
+training = { rounds = [1, 1], local_epochs = 1, batch_size = 8 }
+
+[all.arms.fedavg]
+
+[all.arms.uefl]
+codewords = 4
+
+[cases.few]
+x = 4
+
+[cases.few.paper]
+uefl = { accuracy = 0.92 }
+
+[cases.absent]
+x = 8
+data.source = "cifar100"
+arms.uefl.codewords = 8
+"""
+
+
+def tiny(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", suite.suites())
+@pytest.mark.parametrize("scale", ["cpu", "paper"])
+def test_every_suite_is_a_list_of_runs(name: str, scale: suite.Scale) -> None:
+    whole = suite.load(name)
+    for case, cfg in whole.configs(scale).items():
+        assert whole.cases[case].paper.keys() <= cfg.arms.keys(), f"{case}: the paper's numbers are of arms that it has"
+    arms = {arm for cfg in whole.configs(scale).values() for arm in cfg.arms}
+    assert whole.against in arms
+    assert (whole.axis is None) == all(case.x is None for case in whole.cases.values())
+
+
+def test_the_small_scale_is_smaller() -> None:
+    small, large = (suite.load("table1").configs(scale)["mnist"] for scale in ("cpu", "paper"))
+    assert (small.model.width, small.data.train_per_client, small.training.iterations()) == (8, 320, [6, 3, 3])
+    assert (large.model.width, large.data.train_per_client, large.training.iterations()) == (128, 2000, [20] * 5)
+
+
+def test_a_job_has_one_arm_and_one_seed(tmp_path: Path) -> None:
+    jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path, threads=1)
+    assert [(j.case, j.arm, j.seed) for j in jobs[:4]] == [
+        ("few", "fedavg", 0),
+        ("few", "uefl", 0),
+        ("absent", "fedavg", 0),
+        ("absent", "uefl", 0),
+    ]
+    assert [list(job.config.arms) for job in jobs[:2]] == [["fedavg"], ["uefl"]]
+    assert {(job.config.run.seed, job.config.run.threads) for job in jobs[4:]} == {(1, 1)}
+    assert jobs[1].folder == tmp_path / "few" / "uefl" / "seed-0"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("measures = 3", "key 'bad.against': Field required"),
+        (TINY + "[cases.more]\nmodel.widht = 3", "case 'more': unknown key 'widht' in [model] (did you mean 'width'?)"),
+        (TINY + "[cases.more]\ncolour = 3", "unknown key 'colour'"),
+        ("= 3", "is not valid TOML"),
+    ],
+)
+def test_a_suite_that_is_none_is_refused_in_a_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(UserError) as error:
+        suite.load(str(tmp_path / "bad.toml")).configs("cpu")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_suite_names_the_nearest_one() -> None:
+    with pytest.raises(UserError, match=r"no suite 'tabel1' \(did you mean 'table1'\?\)"):
+        suite.load("tabel1")
+
+
+def _finished(tmp_path: Path, accuracies: dict[str, list[float]]) -> report.Result:
+    """Runs of the case ``few`` by hand, whose accuracy is these numbers by seed."""
+    whole = suite.load(tiny(tmp_path))
+    jobs = [job for job in suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"]
+    for job in jobs:
+        lines = run_folder.records((job.arm,))
+        for line in lines:
+            line["accuracy"] = accuracies[job.arm][job.seed]
+        run_folder.write(job.folder, lines, seed=job.seed)
+    return report.collect(whole, "cpu", jobs, {})
+
+
+def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
+    fedavg, uefl = [0.5, 0.7, 0.9], [0.6, 0.77, 0.97]
+    result = _finished(tmp_path, {"fedavg": fedavg, "uefl": uefl})
+    header, rows = report.table(result).header, report.table(result).rows
+    assert header == ["case / arm", "seeds", "accuracy", "paper", "less fedavg, 95 %", "entropy"]
+    assert rows[0][:5] == ["few / fedavg", "3", "0.700 ± 0.200", "-", ""]
+    difference = [b - a for a, b in zip(fedavg, uefl, strict=True)]
+    half = 4.302653 * statistics.stdev(difference) / 3**0.5  # Student's t, two degrees of freedom, 97.5 %
+    assert rows[1][:5] == ["few / uefl", "3", "0.780 ± 0.185", "0.920", f"+0.080 [{0.08 - half:+.3f}, {0.08 + half:+.3f}]"]
+
+
+def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    report.write(result, tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out" / "plots").iterdir()} == {"curves.png", "entropy.png", "sweep.png"}
+    assert "| few / uefl | 3 | 0.600 ± 0.000 | 0.920 |" in (tmp_path / "out" / "report.md").read_text()
+    assert (tmp_path / "out" / "report.html").read_text().count("data:image/png") == 3
+    numbers = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert numbers["cases"]["few"]["uefl"]["accuracy"] == {str(seed): pytest.approx(0.6) for seed in range(3)}
+
+
+def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
+    run_folder.write(job.folder, run_folder.records(("fedavg",)))
+    with pytest.raises(UserError, match=r"seed-0 holds a run with another configuration; remove it, or choose another folder"):
+        runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
+
+
+@pytest.mark.slow
+def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
+    command = ["suite", tiny(tmp_path), "--seeds", "1", "--out", str(tmp_path / "out"), "--device", "cpu", "--data-root", str(tmp_path)]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 1, first.output  # there is no CIFAR-100 in that folder
+    assert "error: 2 of 4 runs are not there" in first.output
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "absent/uefl/seed-0: " in text
+    assert "cifar100" in text
+    before = (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
+    again = CliRunner().invoke(app, command)
+    assert "4 runs, 2 of them finished" in again.output
+    assert (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before

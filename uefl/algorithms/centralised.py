@@ -1,0 +1,62 @@
+"""Centralised training: one model on the images of all clients, as if there were no federation.
+
+A yardstick for experiments on one machine, and no federated method: the images leave the clients. In a round the server makes as many
+passes over all images as a client makes over its own, with the optimizer of the run; clients are only measured.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from ..data.federation import Federation, LabeledData, ServerData, Split
+from ..server.teacher import Teacher
+from ..server.turn import Turn
+from . import base
+from .base import Algorithm, Record, State, register
+
+_MOMENT = "moment."
+
+
+@register("centralised")
+class Centralised(Algorithm):
+    """One model on the training images of all clients, which leave the clients: a yardstick for experiments on one machine."""
+
+    trains_clients = False
+
+    class Parameters(base.Parameters):
+        """Of centralised training."""
+
+        keep_optimizer: bool = Field(True, description="the optimizer's state lasts from round to round; `false`: made anew, as clients do")
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """The images must be at hand: where clients keep theirs, reading them here is refused."""
+        federation.silos[0].load()
+
+    def server_data(self, federation: Federation) -> ServerData | None:
+        """The training images of all clients."""
+        data = [silo.load() for silo in federation.silos]
+        splits = [each.train for each in data if isinstance(each, LabeledData)]
+        pooled = Split(torch.cat([split.images for split in splits]), torch.cat([split.labels for split in splits]))
+        return ServerData(pooled, None)
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
+        """Also the loss of the last round; the optimizer's state comes with the first."""
+        state = super().server_state(values, buffers, net)
+        state.plain["server_loss"] = None
+        return state
+
+    def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
+        """Train."""
+        assert server is not None
+        model = {name: state.tensors[name] for name in ("values", "buffers")}
+        moments = {name.removeprefix(_MOMENT): tensor for name, tensor in state.tensors.items() if name.startswith(_MOMENT)}
+        taught = server.train(model, seed=self.context.seed, round=turn.round, epochs=None, moments=moments or None, loss=self.loss)
+        state.tensors |= taught.tensors
+        if self.parameters.keep_optimizer:
+            state.tensors |= {f"{_MOMENT}{name}": moment for name, moment in taught.moments.items()}
+        state.plain["server_loss"] = taught.loss
+
+    def record(self, state: State, client: str, turn: Turn) -> Record:
+        """With the loss."""
+        return {"server_loss": state.plain["server_loss"]}

@@ -1,0 +1,114 @@
+"""DisTrans: every client mixes an offset of its own into its images, and trains it with the model.
+
+Source: Yuan et al., "Addressing Heterogeneity in Federated Learning via Distributional Transformation" (ECCV 2022), with the formulas of
+its published code. Of an image x and the offset t the network sees (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x;
+one encoder and one hidden layer serve both, and the last layer takes both hidden vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from ..client.work import Batch, Work
+from ..errors import UserError
+from ..models.net import Head, Net
+from ..seeds import derive
+from . import base
+from .base import Algorithm, ModelSpec, register
+
+
+class TwinHead(Head):
+    """The usual head, whose hidden layer serves two feature maps and whose last layer takes both results."""
+
+    def __init__(self, single: Head, classes: int) -> None:
+        nn.Module.__init__(self)
+        self.fc1, self.drop, self.logit_drop = single.fc1, single.drop, single.logit_drop
+        self.fc2 = nn.Linear(2 * single.fc1.out_features, classes)
+
+    def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [B, 2, ...] -> hidden [B, 2 hidden]."""
+        return nn.functional.gelu(self.fc1(tokens.flatten(2))).flatten(1)
+
+
+class TwinNet(Net):
+    """Encoder and head on two mirrored mixtures of each image and ``offset`` ``[C, H, W]``, a buffer: the optimizer passes it over.
+
+    Raises:
+        UserError: another network than encoder and usual head.
+    """
+
+    offset: torch.Tensor
+
+    def __init__(self, spec: ModelSpec, alpha: float) -> None:
+        super().__init__(spec.settings, spec.image_shape, spec.classes)
+        if not isinstance(self.head, Head):
+            raise UserError("DisTrans needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
+        self.head = TwinHead(self.head, spec.classes)
+        self.alpha = alpha
+        self.register_buffer("offset", torch.zeros(spec.image_shape))
+
+    def tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """images [B, C, H, W], normalised -> tokens of both mixtures [B, 2, H', W', D]."""
+        return torch.stack([super(TwinNet, self).tokens(mixture) for mixture in mixtures(images, self.offset, self.alpha)], 1)
+
+
+@register("distrans")
+class DisTrans(Algorithm):
+    """FedAvg of the model; the offset stays with the client, or is averaged too."""
+
+    class Parameters(base.Parameters):
+        """Of DisTrans."""
+
+        alpha: float = Field(0.2, ge=0, le=1, description="share of the offset in an image")
+        offset_lr: float = Field(1e-3, ge=0, description="learning rate of the offset, by plain gradient descent; 0: it stays as drawn")
+        offsets: Literal["local", "mean"] = Field(
+            "local", description="`local`: every client keeps its own, as the published code; `mean`: they are averaged, as the paper says"
+        )
+
+    def build_model(self, spec: ModelSpec) -> nn.Module:
+        """The network of the configuration, on two mixtures."""
+        if spec.given is not None:
+            raise UserError("DisTrans needs encoder = 'cnn', 'vgg16_bn' or 'resnet18', not a network that was given")
+        return TwinNet(spec, self.parameters.alpha)
+
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        """The offset."""
+        return name == "offset" and self.parameters.offsets == "local"
+
+    def before_round(self, work: Work) -> None:
+        """The first time, draw the offset: pixels U(0, 1), normalised as the images are."""
+        offset = _offset(work)
+        if not offset.any():
+            generator = torch.Generator().manual_seed(derive(work.seed, "offset", work.client))
+            pixels = torch.rand(1, *offset.shape, generator=generator).to(offset.device)
+            offset.copy_(work.workspace.normalize(255 * pixels)[0])
+        offset.requires_grad_()
+
+    @torch.no_grad()
+    def after_batch(self, work: Work, batch: Batch) -> None:
+        """A step of the offset, with the gradient that the model's step has."""
+        offset = _offset(work)
+        assert offset.grad is not None
+        offset.sub_(offset.grad, alpha=self.parameters.offset_lr)
+        offset.grad = None
+
+    def after_round(self, work: Work) -> None:
+        """The offset is a buffer again."""
+        offset = _offset(work)
+        offset.requires_grad_(False)
+        offset.grad = None
+
+
+def mixtures(images: torch.Tensor, offset: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(1 - alpha) x + alpha t and (1 + alpha) x - alpha t, of images x ``[B, C, H, W]`` and the offset t ``[C, H, W]``."""
+    shift = alpha * (offset - images)
+    return images + shift, images - shift
+
+
+def _offset(work: Work) -> torch.Tensor:
+    assert isinstance(work.net, TwinNet)
+    return work.net.offset

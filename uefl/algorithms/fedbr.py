@@ -1,0 +1,182 @@
+"""FedBR: pseudo-images without a class must get a uniform prediction, and features unlike those of the client's own images.
+
+Source: Guo et al., "FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning Bias Reduction" (ICML 2023), and the
+authors' code, with random sample means as pseudo-images. A projection head, which is averaged with the model, is trained against the
+features: it ascends the contrast that they descend.
+
+A message to train has ``pseudo [m, C, H, W]``, on the scale 0-255, and ``projection [Q]``; the client sends back the latter. An answer has
+``pseudo [n, C, H, W]``, means of the client's images.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.nn.functional import cosine_similarity, cross_entropy, softplus
+
+from ..aggregation import Mean, WeightedMean
+from ..client.work import Batch, Work
+from ..data.federation import Federation
+from ..engines.base import Expected, Message, expected_like
+from ..errors import RunError, UserError
+from ..models.flat import FlatModule
+from ..models.net import Head, Net
+from ..server.turn import Turn
+from . import base
+from .base import Algorithm, State, register
+
+_MIXED = 10  # images in a mean
+
+
+@register("fedbr")
+class FedBR(Algorithm):
+    """FedAvg with the terms of pseudo-images; without them (``contrast = uniform = 0``) it is FedAvg bit for bit."""
+
+    class Parameters(base.Parameters):
+        """Of FedBR."""
+
+        contrast: float = Field(0.5, ge=0, description="mu, weight of the contrast between features of pseudo-images and of the client's")
+        uniform: float = Field(1.0, ge=0, description="lambda, weight of the cross-entropy of pseudo-images with a uniform prediction")
+        pseudo: int = Field(32, ge=1, le=10_000, description="pseudo-images; as many of each batch are contrasted with them")
+        pull: float = Field(2.0, ge=0, description="tau 1, times the similarity to the model that was sent, on pseudo-images")
+        push: float = Field(2.0, ge=0, description="tau 2, times the similarity between pseudo-images and the client's own")
+        projection: Literal["paper", "code"] = Field(
+            "paper", description="layers of the projection head on n features: `paper`: n-256-256-128; `code`: n-2n-2n-n"
+        )
+        projection_lr: float = Field(0.01, gt=0, description="learning rate of the projection head, under plain SGD of its own")
+
+    def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
+        """Features come from the head."""
+        if not (isinstance(net, Net) and isinstance(net.head, Head)):
+            raise UserError(f"arm {arm!r}: the features of fedbr need encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
+
+    @property
+    def _on(self) -> bool:
+        return bool(self.parameters.contrast or self.parameters.uniform)
+
+    # --- the server's half -----------------------------------------------------------------------------------------
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
+        """Also the projection head."""
+        state = super().server_state(values, buffers, net)
+        if self._on:
+            state.tensors["projection"] = FlatModule(self.projector(net)).values.detach()
+        return state
+
+    def prepare(self, state: State, turn: Turn) -> None:
+        """Once, before the first round: every pseudo-image is made by a client that is drawn for it."""
+        if not self._on or "pseudo" in state.tensors:
+            return
+        clients = self.context.clients
+        counts = torch.bincount(torch.randint(len(clients), (self.parameters.pseudo,)), minlength=len(clients)).tolist()
+        messages = {}
+        for client, count in zip(clients, counts, strict=True):
+            if count:
+                messages[client] = super().broadcast(state, client, turn)
+                messages[client].options["pseudo"] = count
+                messages[client].expects = {"pseudo": Expected((count, *self.context.image_shape), torch.float32)}
+        made = []
+        for reply in turn.ask(messages):
+            if reply.error is not None:
+                raise RunError(f"{reply.client} could not make pseudo-images: {reply.error}")
+            made.append(reply.tensors["pseudo"].clone())
+        state.tensors["pseudo"] = torch.cat(made).to(state.tensors["values"].device)
+
+    def broadcast(self, state: State, client: str, turn: Turn) -> Message:
+        """With the pseudo-images and the projection head, where the client trains."""
+        message = super().broadcast(state, client, turn)
+        if self._on and turn.train:
+            message.tensors["projection"] = state.tensors["projection"]
+            message.expects = expected_like(message.tensors)
+            message.tensors["pseudo"] = state.tensors["pseudo"]
+        return message
+
+    def averages(self, state: State) -> dict[str, Mean]:
+        """Also of the projection head."""
+        own: dict[str, Mean] = {"projection": WeightedMean(state.tensors["projection"])} if self._on else {}
+        return super().averages(state) | own
+
+    # --- the client's half -----------------------------------------------------------------------------------------
+
+    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+        """Means of ten images each, without their labels."""
+        images = work.train.images
+        count = int(work.message.options["pseudo"])
+        chosen = torch.stack([torch.randperm(len(images), generator=work.generator)[:_MIXED] for _ in range(count)])
+        return {"pseudo": images[chosen.to(images.device)].float().mean(1)}
+
+    def before_round(self, work: Work) -> None:
+        """The projection head, and the features that the model which was sent has of the pseudo-images."""
+        if not self._on:
+            return
+        projector = self.projector(work.net).to(work.workspace.device)
+        flat = FlatModule(projector)
+        flat.values.data.copy_(work.message.tensors["projection"])
+        optimizer = torch.optim.SGD([flat.values], lr=self.parameters.projection_lr)
+        pseudo = work.workspace.normalize(work.message.tensors["pseudo"])
+        work.memory |= {"pseudo": pseudo, "projector": projector, "projection": flat.values, "optimizer": optimizer}
+        with torch.no_grad():
+            work.memory["received"] = self.of_pseudo(work)[0]
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """First a step of the projection head up the contrast; then the three terms, in which it is constant."""
+        if not self._on:
+            return super().loss(work, batch)
+        p, pairs = self.parameters, min(len(batch.labels), self.parameters.pseudo)
+        pseudo, said = self.of_pseudo(work)  # before the batch moves the running statistics
+        with work.amp():
+            own, logits = _both(work.net, batch.images)
+        features = (pseudo[:pairs], own[:pairs].float(), work.memory["received"][:pairs])
+        if p.contrast:
+            self.ascend(work, features)
+        uniform = torch.full_like(said, 1 / said.shape[1])
+        total: torch.Tensor = work.cross_entropy(logits, batch.labels) + p.uniform * cross_entropy(said, uniform)
+        if p.contrast:
+            total = total + p.contrast * self.contrast_of(work, features)
+        return total
+
+    def ascend(self, work: Work, features: tuple[torch.Tensor, ...]) -> None:
+        """A step of the projection head, which leaves the network alone."""
+        projection, optimizer = work.memory["projection"], work.memory["optimizer"]
+        projection.grad.zero_()
+        (-self.contrast_of(work, tuple(each.detach() for each in features))).backward()
+        optimizer.step()
+
+    def contrast_of(self, work: Work, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Of projected features ``[m, n]`` of pseudo-images, of the client's own, and of pseudo-images under the model that was sent."""
+        return contrast(*map(work.memory["projector"], features), pull=self.parameters.pull, push=self.parameters.push)
+
+    def of_pseudo(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and logits of the pseudo-images, with the running statistics of batch norm, which they leave alone."""
+        training = work.net.training
+        work.net.eval()
+        with work.amp():
+            features, logits = _both(work.net, work.memory["pseudo"])
+        work.net.train(training)
+        return features.float(), logits.float()
+
+    def update(self, work: Work) -> dict[str, torch.Tensor]:
+        """Also the projection head."""
+        own = {"projection": work.memory["projection"].detach()} if self._on else {}
+        return super().update(work) | own
+
+    def projector(self, net: nn.Module) -> nn.Sequential:
+        """A new projection head for a network of this kind; torch's generator draws the weights."""
+        n = cast(Head, cast(Net, net).head).fc2.in_features
+        hidden, outputs = (256, 128) if self.parameters.projection == "paper" else (2 * n, n)
+        return nn.Sequential(nn.Linear(n, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+def contrast(pseudo: torch.Tensor, own: torch.Tensor, received: torch.Tensor, *, pull: float, push: float) -> torch.Tensor:
+    """The mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))) over the rows of three ``[m, n]``."""
+    return softplus(push * cosine_similarity(pseudo, own) - pull * cosine_similarity(pseudo, received)).mean()
+
+
+def _both(net: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features ``[B, hidden]`` and logits ``[B, classes]``."""
+    assert isinstance(net, Net)
+    features = net.head.prefix(net.tokens(images))
+    return features, net.head.stochastic(features)

@@ -1,0 +1,177 @@
+"""FedCR: a shared encoder of Gaussian features, a private head, and a global Gaussian of every class to which the features are drawn.
+
+Source: Zhang et al., "FedCR: Personalized Federated Learning Based on Across-Client Common Representation with Conditional Mutual
+Information Regularization" (ICML 2023), with the formulas of its published code. L = mean over S samples of CE + beta mean sum_d
+KL(N(m_y, s_y^2) || N(mu, sigma^2)). The server makes N(m_c, s_c^2) as the product of N(0, 1) and of the Gaussians that the clients'
+images of class c had in the last pass of their training: precisions add up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from ..aggregation import Mean, ProductOfExperts
+from ..client.training import fit
+from ..client.work import Batch, Work
+from ..engines.base import Expected, Message, Reply
+from ..models.gaussian import Gaussian
+from ..server.turn import Turn
+from .base import State, register
+from .gaussian import GaussianFeatures, GaussianParameters, gaussian_net
+
+_SUMS = ("precision", "weighted_mean")
+
+
+@register("fedcr")
+class FedCR(GaussianFeatures):
+    """FedPer of Gaussian features that are drawn to a Gaussian of their class."""
+
+    hidden = True
+    average_of = "logits"
+
+    class Parameters(GaussianParameters):
+        """Of FedCR."""
+
+        beta: float = Field(1e-4, ge=0, description="weight of the divergence of the Gaussian of an image's class from its own")
+        rate: float = Field(
+            1.0, ge=0, le=1, description="share of the new product in the Gaussians of the classes; 0: they stay N(0, 1), as in VIB"
+        )
+        samples: int = Field(18, ge=1, le=100_000, description="of the features of an image, in a step of the training")
+        head_epochs: int = Field(
+            10, ge=0, le=100_000, description="passes in which every client trains its head alone, after the last round; 0: none"
+        )
+        gradient_bound: float = Field(10.0, ge=0, description="L2 norm to which a longer gradient of a step is shortened; 0: no bound")
+
+        @model_validator(mode="after")
+        def _diverges(self) -> Any:
+            if self.beta > 0 and not self.stochastic:
+                raise ValueError("beta: it is infinite without draws; set 0, or stochastic = true")
+            return self
+
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        """The head."""
+        return name.startswith("head.")
+
+    # --- the Gaussians of the classes ------------------------------------------------------------------------------
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
+        """Also ``classes`` ``[2, classes, d]``: means and deviations, to begin with N(0, 1)."""
+        state = super().server_state(values, buffers, net)
+        if self.parameters.beta > 0:
+            means = torch.zeros(len(self.context.classes), self.parameters.dim)
+            state.tensors["classes"] = torch.stack([means, means + 1])
+        return state
+
+    def prepare(self, state: State, turn: Turn) -> None:
+        """Before the last measurement all clients train their heads."""
+        if turn.train or self.parameters.head_epochs == 0 or self.rounds(turn.iteration + 1) is not None:
+            return
+        messages = {client: super(FedCR, self).broadcast(state, client, turn) for client in self.context.clients}
+        for message in messages.values():
+            message.expects = {}
+        for reply in turn.ask(messages):
+            if reply.error is not None:
+                turn.notice(f"{reply.client} has not trained its head alone: {reply.error}")
+
+    def broadcast(self, state: State, client: str, turn: Turn) -> Message:
+        """To a client that trains also the Gaussians; it sends back the sums over its own."""
+        message = super().broadcast(state, client, turn)
+        if "classes" in state.tensors and turn.train:
+            classes = message.tensors["classes"] = state.tensors["classes"]
+            message.expects |= {name: Expected(tuple(classes.shape[1:]), torch.float32) for name in _SUMS}
+        return message
+
+    def unsound(self, message: Message, reply: Reply) -> str | None:
+        """Precisions are not negative."""
+        precision = reply.tensors.get("precision")
+        return "precision has negative elements" if precision is not None and bool((precision < 0).any()) else None
+
+    def averages(self, state: State) -> dict[str, Mean]:
+        """And the product."""
+        classes = state.tensors.get("classes")
+        return super().averages(state) | ({} if classes is None else {"classes": ProductOfExperts(classes, self.parameters.rate)})
+
+    def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
+        """The sums go to the product."""
+        super().add(state, {name: mean for name, mean in averages.items() if name != "classes"}, update)
+        if "classes" in averages:
+            averages["classes"].add(*(update.tensors[name] for name in _SUMS))
+
+    # --- the client's half -----------------------------------------------------------------------------------------
+
+    def before_round(self, work: Work) -> None:
+        """No image has been seen."""
+        if self.parameters.beta > 0:
+            shape = work.message.tensors["classes"].shape
+            work.memory["sums"] = torch.zeros(shape, dtype=torch.float64, device=work.workspace.device)
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Cross-entropy over the samples, and the divergence."""
+        p, net = self.parameters, gaussian_net(work)
+        with work.amp():
+            gaussian = net.distribution(batch.images)
+            logits = net.head(self.features(work, gaussian, p.samples))
+        loss = work.cross_entropy(logits, repeated(batch.labels, logits))
+        if p.beta > 0:
+            means, stds = work.message.tensors["classes"]
+            loss = loss + p.beta * divergence(Gaussian(means[batch.labels], stds[batch.labels]), gaussian)
+            if work.epoch == work.epochs - 1:
+                work.memory["sums"] += sums(gaussian, batch.labels, len(means))
+        return loss
+
+    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+        """Train the head; nothing goes to the server."""
+        fit(self, work, loss=self._head_loss, epochs=self.parameters.head_epochs)
+        work.private |= work.workspace.private()
+        return {}
+
+    def _head_loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Cross-entropy over the samples that the encoder gives in evaluation."""
+        net = gaussian_net(work).eval()
+        with work.amp():
+            with torch.no_grad():
+                features = self.features(work, net.distribution(batch.images), self.parameters.samples)
+            logits = net.head(features)
+        return nn.functional.cross_entropy(logits.float(), repeated(batch.labels, logits))
+
+    def weight_decay(self, work: Work) -> float:
+        """None where the head is trained alone: the encoder has no gradient then, and must not move."""
+        return 0.0 if "ask" in work.message.options else super().weight_decay(work)
+
+    def before_step(self, work: Work, gradient: torch.Tensor) -> None:
+        """Shorten a gradient that is too long."""
+        if self.parameters.gradient_bound > 0:
+            gradient.mul_((self.parameters.gradient_bound / gradient.norm().clamp_min(1e-12)).clamp_max(1))
+
+    def update(self, work: Work) -> dict[str, torch.Tensor]:
+        """And the sums."""
+        return super().update(work) | (dict(zip(_SUMS, work.memory["sums"].float(), strict=True)) if self.parameters.beta > 0 else {})
+
+
+def repeated(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Labels ``[B]`` for logits ``[samples * B, classes]``."""
+    return labels.repeat(len(logits) // len(labels))
+
+
+def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
+    """Mean over B images of KL(N(m, s^2) || N(mu, sigma^2)) in nats: the Gaussian of the class comes first.
+
+    Equivalent to::
+
+        torch.distributions.kl_divergence(Normal(m, s), Normal(mu, sigma)).sum(1).mean()
+    """
+    ratio = (of_class.std / gaussian.std).square()
+    each = -0.5 * ratio.log() + 0.5 * (ratio + ((gaussian.mean - of_class.mean) / gaussian.std).square()) - 0.5
+    return each.sum(1).mean()
+
+
+@torch.no_grad()
+def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """``[2, classes, d]`` float64: over the images of each class the sums of 1 / sigma^2 and of mu / sigma^2."""
+    member = nn.functional.one_hot(labels, classes).double().T  # a product, whose sums have one order on every device
+    precision = gaussian.std.double().square().reciprocal()
+    return torch.stack([member @ precision, member @ (precision * gaussian.mean.double())])

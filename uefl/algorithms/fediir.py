@@ -1,0 +1,106 @@
+"""FedIIR: the gradient of the head is held near the average of all clients', so that one head suits all.
+
+Source: Guo et al., "Out-of-Distribution Generalization of Federated Learning via Implicit Invariant Relationships" (ICML 2023), with the
+formulas of its published code. L = CE + gamma |g - G|^2, summed over the parameters of the head; g is the gradient of the batch's
+cross-entropy with respect to them, and G the server's running mean of such gradients, of the participants at the model that they are
+sent. The term is differentiated through g, with respect to the head and to what is before it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from ..client.work import Batch, Work
+from ..data.federation import Federation
+from ..engines.base import Expected, Message
+from ..models.parts import layers
+from ..server.turn import Turn
+from . import base
+from .base import Algorithm, State, register
+
+
+@register("fediir")
+class FedIIR(Algorithm):
+    """FedAvg with the term, and an exchange of its own before each round; ``invariance = 0`` is FedAvg bit for bit."""
+
+    class Parameters(base.Parameters):
+        """Of FedIIR."""
+
+        invariance: float = Field(
+            1e-3, ge=0, description="gamma, weight of the squared distance between the head's gradient and the average"
+        )
+        part: Literal["last", "head"] = Field("head", description="whose gradient: the whole `head`, as published; the `last` linear layer")
+        decay: float = Field(0.95, ge=0, lt=1, description="share of the old average of the gradients in the new one, in a round")
+
+    def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
+        """There must be such a part."""
+        layers(net, self.parameters.part, f"arms.{arm}.part")
+
+    # --- the average gradient --------------------------------------------------------------------------------------
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
+        """Also ``gradient`` ``[G]``, the average, to begin with zero."""
+        state = super().server_state(values, buffers, net)
+        if self.parameters.invariance > 0:
+            state.tensors["gradient"] = torch.zeros(sum(p.numel() for p in self._parameters(net)))
+        return state
+
+    def prepare(self, state: State, turn: Turn) -> None:
+        """The participants' gradients at the model of the round, as a mean over all their batches."""
+        if "gradient" not in state.tensors or not turn.train:
+            return
+        average = state.tensors["gradient"]
+        messages = {}
+        for client in turn.participants:
+            message = messages[client] = super().broadcast(state, client, turn)
+            message.expects = {"sum": Expected(tuple(average.shape), torch.float32), "batches": Expected((), torch.int64)}
+        total, batches = torch.zeros_like(average, dtype=torch.float64), 0
+        for reply in turn.ask(messages):
+            if reply.error is None and int(reply.tensors["batches"]) > 0:
+                total += reply.tensors["sum"]
+                batches += int(reply.tensors["batches"])
+            else:
+                turn.notice(f"round {turn.round + 1}: {reply.client} sent no gradient of the head: {reply.error or 'it claims no batches'}")
+        if batches:
+            state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
+
+    def broadcast(self, state: State, client: str, turn: Turn) -> Message:
+        """To a client that trains also the average gradient."""
+        message = super().broadcast(state, client, turn)
+        if "gradient" in state.tensors and turn.train:
+            message.tensors["gradient"] = state.tensors["gradient"]
+        return message
+
+    # --- the client's half -----------------------------------------------------------------------------------------
+
+    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+        """The sum over the batches of one pass of the head's gradients, with batch norm and dropout as in training."""
+        work.net.train()
+        total, batches = torch.zeros((), dtype=torch.float64, device=work.workspace.device), 0
+        for positions in self.epoch(work):
+            batch = work.batch(positions.to(work.workspace.device))
+            total = total + self._gradient(work, super().loss(work, batch), create_graph=False)
+            batches += 1
+        return {"sum": total.float(), "batches": torch.tensor(batches)}
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Cross-entropy, and the distance of its gradient to the average."""
+        loss = super().loss(work, batch)
+        if self.parameters.invariance == 0:
+            return loss
+        distance = self._gradient(work, loss, create_graph=True) - work.message.tensors["gradient"]
+        total: torch.Tensor = loss + self.parameters.invariance * distance.square().sum()
+        return total
+
+    def _gradient(self, work: Work, loss: torch.Tensor, *, create_graph: bool) -> torch.Tensor:
+        """``[G]``, of the head."""
+        parts = torch.autograd.grad(loss, self._parameters(work.net), create_graph=create_graph)
+        return torch.cat([part.flatten() for part in parts])
+
+    def _parameters(self, net: nn.Module) -> list[nn.Parameter]:
+        chosen = layers(net, self.parameters.part, "part")
+        return [p for module in chosen for p in module.parameters(recurse=False) if p.requires_grad]

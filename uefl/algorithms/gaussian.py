@@ -1,0 +1,67 @@
+"""What the algorithms with Gaussian features have in common: their network, draws, and predictions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from ..client.work import Work
+from ..metrics import entropy
+from ..models.gaussian import Gaussian, GaussianNet
+from ..uncertainty import Prediction, without_spread
+from . import base
+from .base import Algorithm, ModelSpec
+
+
+class GaussianParameters(base.Parameters):
+    """Of Gaussian features."""
+
+    dim: int = Field(512, ge=1, le=65_536, description="features between encoder and head, each a Gaussian")
+    stochastic: bool = Field(True, description="draw the features from their Gaussians; `false`: take the means")
+
+
+class GaussianFeatures(Algorithm):
+    """The network, and what it says with samples of the features in the place of dropout, which it has none of."""
+
+    Parameters: Any = GaussianParameters
+    hidden: ClassVar[bool] = False
+    """whether a hidden layer stands before the Gaussian"""
+    average_of: ClassVar[Literal["probabilities", "logits"]] = "probabilities"
+    """what a prediction is the mean of"""
+
+    def build_model(self, spec: ModelSpec) -> nn.Module:
+        """Encoder, Gaussian, linear head."""
+        return GaussianNet(super().build_model(spec), self.parameters.dim, hidden=self.hidden)
+
+    def features(self, work: Work, gaussian: Gaussian, samples: int = 1) -> torch.Tensor:
+        """Features to train on, ``[samples * B, d]``: all images, then all of them again; without draws the means ``[B, d]``."""
+        if not self.parameters.stochastic:
+            return gaussian.mean
+        device = gaussian.mean.device
+        if "noise" not in work.memory:  # large enough to be drawn where it is needed
+            seed = int(torch.randint(2**62, (), generator=work.generator))
+            work.memory["noise"] = torch.Generator(device).manual_seed(seed)
+        noise = torch.randn(samples, *gaussian.mean.shape, generator=work.memory["noise"], device=device)
+        return gaussian.sample(noise).flatten(0, 1)
+
+    def predict(self, work: Work, images: torch.Tensor) -> Prediction:
+        """Over ``work.passes`` samples of the features; without draws, or in an ensemble, from their means."""
+        net = gaussian_net(work)
+        with work.amp():
+            gaussian = net.distribution(images)
+            plain = net.head(gaussian.mean).float()
+            if not (self.parameters.stochastic and work.passes):
+                return without_spread(plain.softmax(1))
+            drawn = torch.stack([net.head(gaussian.sample(torch.randn_like(gaussian.mean))).float() for _ in range(work.passes)])
+        each = drawn.softmax(-1)
+        mean = each.mean(0) if self.average_of == "probabilities" else drawn.mean(0).softmax(-1)
+        return Prediction(mean, entropy(mean), entropy(each).mean(0), entropy(plain.softmax(1)))
+
+
+def gaussian_net(work: Work) -> GaussianNet:
+    """The network of a turn."""
+    assert isinstance(work.net, GaussianNet)
+    return work.net

@@ -1,0 +1,26 @@
+"""Local training: every client trains a model of its own, and nothing is shared; what a federation has to be better than."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..data.federation import Federation
+from ..errors import UserError
+from .base import Algorithm, register
+
+
+@register("local")
+class Local(Algorithm):
+    """Every client trains a model of its own, all from the same weights; nothing is averaged."""
+
+    def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
+        """There is no model for a client that does not train."""
+        if federation.unseen:
+            raise UserError(
+                f"arm {arm!r}: client {federation.unseen[0].name!r} is never trained on, and training apart leaves no model for it; "
+                "leave out the arm, or those clients"
+            )
+
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        """All of it."""
+        return True

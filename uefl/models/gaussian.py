@@ -1,0 +1,58 @@
+"""An encoder that says of each image a Gaussian of its features, and a linear head on a sample of it (FedSR, FedCR)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from .net import Head, Net
+
+
+class Gaussian(NamedTuple):
+    """Independent normal features of B images."""
+
+    mean: torch.Tensor
+    """``[B, d]`` float32"""
+    std: torch.Tensor
+    """``[B, d]`` float32, positive"""
+
+    def sample(self, noise: torch.Tensor) -> torch.Tensor:
+        """Features of the shape of ``noise`` ``[..., B, d]``, which is N(0, 1)."""
+        return self.mean + self.std * noise
+
+
+class GaussianNet(nn.Module):
+    """Encoder, mean and deviation of ``dim`` features, linear head.
+
+    Args:
+        net: an encoder with the usual head; its encoder is taken, and of its head the hidden layer where it is wanted.
+        dim: d, features.
+        hidden: whether linear and GELU stand between the encoder and the Gaussian.
+
+    Raises:
+        UserError: another network than encoder and usual head.
+    """
+
+    def __init__(self, net: nn.Module, dim: int, *, hidden: bool) -> None:
+        super().__init__()
+        if not isinstance(net, Net) or not isinstance(net.head, Head):
+            raise UserError("Gaussian features need encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
+        first, last = net.head.fc1, net.head.fc2
+        self.encoder = net.encoder
+        self.hidden = nn.Sequential(first, nn.GELU()) if hidden else nn.Identity()
+        self.gaussian = nn.Linear(first.out_features if hidden else first.in_features, 2 * dim)
+        self.head = nn.Linear(dim, last.out_features)
+
+    def distribution(self, images: torch.Tensor) -> Gaussian:
+        """Of the features of images ``[B, C, H, W]``, normalised."""
+        tokens = self.encoder(images).permute(0, 2, 3, 1)  # as Net flattens them, free of a copy in channels-last memory
+        mean, std = self.gaussian(self.hidden(tokens.flatten(1))).float().chunk(2, 1)
+        return Gaussian(mean, nn.functional.softplus(std))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits ``[B, classes]`` of the means: nothing is drawn."""
+        logits: torch.Tensor = self.head(self.distribution(images).mean)
+        return logits

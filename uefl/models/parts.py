@@ -1,0 +1,31 @@
+"""Parts of a network by what they are, for algorithms that treat them apart."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from ..errors import UserError
+
+Part = Literal["last", "head", "all"]
+
+
+def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
+    """The modules of a part: the ``last`` linear layer of all, the ``head`` (whatever is called so), or ``all`` of the network.
+
+    Raises:
+        UserError: the network has no parameters there; ``key`` is the one that asked for it.
+    """
+    linear: list[nn.Module] = [module for module in net.modules() if isinstance(module, nn.Linear)]
+    head = getattr(net, "head", None)
+    choices: dict[Part, list[nn.Module]] = {
+        "last": linear[-1:],
+        "head": list(head.modules()) if isinstance(head, nn.Module) else [],
+        "all": list(net.modules()),
+    }
+    chosen = choices[part]
+    if not any(True for module in chosen for _ in module.parameters(recurse=False)):
+        what = {"last": "no linear layer", "head": "no part called 'head' that has parameters", "all": "no parameters"}[part]
+        raise UserError(f"key {key!r}: the network has {what}, so {part!r} names nothing; choose another one")
+    return chosen

@@ -1,0 +1,94 @@
+"""``uefl suite``: run what is missing of a suite, show how far it is, write its report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..errors import RunError
+from ..report.words import count
+from . import cost, report, runner
+from .suite import Job, Scale, load
+from .suite import jobs as jobs_of
+
+
+def run(
+    name: str,
+    *,
+    scale: Scale,
+    seeds: int,
+    jobs: int,
+    out: Path,
+    device: str,
+    data_root: Path | None,
+    console: Console,
+) -> None:
+    """Run a suite into a folder, and report.
+
+    Args:
+        name: of the suite.
+        scale: ``cpu`` or ``paper``.
+        seeds: runs of each arm, with seeds from 0.
+        jobs: runs at a time; 0: at the scale ``cpu`` as many as there are cores, else one.
+        out: the folder.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
+        console: where progress and table go.
+
+    Raises:
+        UserError: no such suite, or the folder holds other runs.
+        RunError: some runs could not finish; the report names them.
+    """
+    suite = load(name)
+    cores = len(os.sched_getaffinity(0))
+    at_a_time = jobs or (cores if scale == "cpu" else 1)
+    # One thread at the small scale: the same bits for any number of jobs.
+    wanted = jobs_of(suite, scale, seeds, out, threads=1 if scale == "cpu" else max(1, cores // at_a_time))
+    errors: dict[Path, str] = {}
+    with runner.locked(out):
+        before = [job for job in wanted if (job.folder / "summary.json").is_file()]
+        console.print(
+            f"{suite.name}: {suite.about}\n{count(len(wanted), 'run')}, {len(before)} of them finished, {at_a_time} at a time, in {out}",
+            highlight=False,
+        )
+        with _progress(console) as progress:
+            task = progress.add_task("", total=sum(job.rounds for job in wanted), completed=sum(job.rounds for job in before))
+            done = {job: job.rounds for job in before}
+
+            def ended(end: runner.Ended) -> None:
+                done[end.job] = end.job.rounds
+                place = f"{end.job.case} {end.job.arm} seed {end.job.seed}"
+                what = f"{end.seconds:.0f} s" if end.error is None else f"not finished: {end.error}"
+                if end.error is not None:
+                    errors[end.job.folder] = end.error
+                console.print(f"{len(done)}/{len(wanted)}  {place}: {what}", markup=False, highlight=False, soft_wrap=True)
+
+            def look(running: dict[Job, int]) -> None:
+                names = ", ".join(f"{job.case} {job.arm} {job.seed}" for job in running)
+                progress.update(task, completed=sum(done.values()) + sum(running.values()), description=names)
+
+            runner.run(wanted, side_by_side=at_a_time, device=device, data_root=data_root, ended=ended, look=look)
+        if cost.MEASURES & set(suite.measures):
+            for job in wanted:
+                cost.measure(job.folder)
+        result = report.collect(suite, scale, wanted, errors)
+        report.write(result, out, data_root)
+    console.print(*(part.rich() for part in report.table(result).parts(console.width)))
+    console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", highlight=False)
+    if result.missing:
+        raise RunError(f"{len(result.missing)} of {count(len(wanted), 'run')} are not there; {out / 'report.md'} says why")
+
+
+def _progress(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    return Progress(*columns, console=console, speed_estimate_period=900, transient=True, disable=not console.is_terminal)

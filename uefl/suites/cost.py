@@ -1,0 +1,45 @@
+"""What a trained model costs: its parameters, and the time of a prediction."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from ..api import load
+
+MEASURES = frozenset({"parameters_millions", "milliseconds"})
+_WARM, _REPEATS = 20, 200
+
+
+def measure(folder: Path) -> None:
+    """Write ``cost.json`` beside a finished run that has none: millions of parameters, codebook included, and the median milliseconds of
+    a prediction of one image, on this machine's CPU."""
+    if (folder / "cost.json").exists() or not (folder / "summary.json").exists():
+        return
+    run = load(folder)
+    (arm,) = run.config.arms
+    model = run.model(arm)
+    image = torch.zeros(1, *model.image_shape, dtype=torch.uint8)
+    client = model.clients[0] if model.clients else None
+    times = []
+    for i in range(_WARM + _REPEATS):
+        begun = time.perf_counter()
+        model.predict(image, client=client)
+        if i >= _WARM:
+            times.append(time.perf_counter() - begun)
+    net, own = model.members[0]
+    beside = [tensor for name, tensor in (own[client] if client else {}).items() if name not in net.state_dict()]
+    parameters = sum(tensor.numel() for tensor in (*net.parameters(), *beside))
+    found = {"parameters_millions": parameters / 1e6, "milliseconds": 1e3 * statistics.median(times)}
+    (folder / "cost.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> dict[str, float]:
+    """What :func:`measure` found; empty where it was not called."""
+    path = folder / "cost.json"
+    found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found

@@ -1,0 +1,64 @@
+"""A picture of what a quantiser sees: features of test images and the codewords of their client, on the two principal axes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ..api import load
+from ..data import build
+from ..data.federation import LabeledData
+from ..models.net import Net
+from ..report.style import canvas, legend
+
+_IMAGES = 40  # of each client
+_MOST = 9  # clients
+_COLUMNS = 3
+
+
+@torch.no_grad()
+def draw(folder: Path, data_root: Path | None) -> Figure | None:
+    """A panel for each of the first clients of a finished run of one arm; None: it has no model with a codebook.
+
+    The axes are the principal ones of the features of all these clients; a dot is a feature, a segment of a feature vector where the
+    codebook has several.
+    """
+    run = load(folder)
+    (arm,) = run.config.arms
+    if not (folder / f"model-{arm}.safetensors").exists():
+        return None
+    model = run.model(arm)
+    net, own = model.members[0]
+    books = {client: tensors["codebook"].numpy() for client, tensors in own.items() if "codebook" in tensors}
+    if not books or not isinstance(net, Net):
+        return None
+    federation = build(run.config.data, kind="labeled", seed=run.config.run.seed, data_root=data_root)
+    found = {}
+    for silo in [silo for silo in federation.silos if silo.name in books][:_MOST]:
+        data = silo.load()
+        assert isinstance(data, LabeledData)
+        tokens = net.eval().tokens((data.test.images[:_IMAGES] - model.mean) / model.std)
+        found[silo.name] = tokens.reshape(-1, books[silo.name].shape[1]).numpy()
+    every = np.concatenate(list(found.values()))
+    center = every.mean(0)
+    axes = np.linalg.svd(every - center, full_matrices=False)[2][:2].T
+    shared = min(map(len, books.values()))
+    columns = min(_COLUMNS, len(found))
+    rows = -(-len(found) // columns)
+    figure = canvas(2.9 * columns, 2.6 * rows + 0.5)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for ax in panels.flat[len(found) :]:
+        ax.set_axis_off()
+    for ax, (name, features) in zip(panels.flat, found.items(), strict=False):
+        points, codes = (features - center) @ axes, (books[name] - center) @ axes
+        ax.scatter(*points.T, s=3, color="#56B4E9", alpha=0.5, linewidths=0)
+        ax.scatter(*codes[:shared].T, s=14, color="#000000", marker="x", linewidths=0.8)
+        ax.scatter(*codes[shared:].T, s=14, color="#D55E00", marker="^", linewidths=0)
+        ax.set_title(f"{name}, {len(codes)} codewords")
+    entries = [("feature", "o", "#56B4E9"), ("shared codeword", "x", "#000000"), ("codeword added to this client", "^", "#D55E00")]
+    legend(figure, [Line2D([], [], linestyle="", label=label, marker=marker, color=color) for label, marker, color in entries])
+    return figure

@@ -1,0 +1,254 @@
+"""The report of a suite: mean and deviation over seeds, differences to one arm with a confidence interval, the paper's numbers, curves."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ..report import html, markdown
+from ..report.content import Block, Content, Section
+from ..report.folder import Run, read_run
+from ..report.plots import Picture, marked
+from ..report.style import RC, canvas, legend, of_place
+from ..report.tables import Table, number
+from ..report.words import count
+from . import cost, features
+from .suite import Job, Scale, Suite
+
+_CONFIDENCE = 0.95
+_COLUMNS = 3  # of panels
+_LEGEND = (
+    "Mean ± sample deviation over the seeds; accuracy is the mean of a run's last four rounds, everything else is of its last round. "
+    "The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean (Student's t). The paper's numbers "
+    "are of one run each, without a deviation."
+)
+_CPU = (
+    "This is the scale `cpu`: smaller networks, fewer images and rounds than the paper's, which the paper's numbers cannot be expected of. "
+    "`--scale paper` is the paper's own."
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The finished runs of a suite, and why others are not there."""
+
+    suite: Suite
+    scale: Scale
+    runs: dict[tuple[str, str], dict[int, Run]]
+    """by case and arm, the runs by seed"""
+    missing: dict[str, str]
+    """by folder, why a run is not there"""
+
+    def values(self, case: str, arm: str, measure: str) -> dict[int, float]:
+        """One measure by seed, as far as it is there."""
+        found = {seed: _value(run, arm, measure) for seed, run in self.runs.get((case, arm), {}).items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def arms(self, case: str) -> list[str]:
+        """The arms of a case of which there is a run, in the order of the case."""
+        return [arm for of, arm in self.runs if of == case]
+
+
+def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, str]) -> Result:
+    """Read the runs of a suite that are finished.
+
+    Args:
+        suite, scale, jobs: what was to be run.
+        errors: the last line of runs that failed, by folder.
+    """
+    runs: dict[tuple[str, str], dict[int, Run]] = {}
+    missing: dict[str, str] = {}
+    for job in sorted(jobs, key=lambda job: list(suite.cases).index(job.case)):
+        if (job.folder / "summary.json").is_file():
+            runs.setdefault((job.case, job.arm), {})[job.seed] = read_run(job.folder)
+        else:
+            missing[f"{job.case}/{job.arm}/{job.folder.name}"] = errors.get(job.folder, "it has not ended")
+    return Result(suite, scale, runs, missing)
+
+
+def write(result: Result, out: Path, data_root: Path | None = None) -> None:
+    """``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite; the images are read again for the pictures of features."""
+    (out / "plots").mkdir(parents=True, exist_ok=True)
+    pictures: list[Picture] = []
+    with rc_context(RC):
+        for picture, figure in (*_draw(result), *_draw_features(result, data_root)):
+            figure.savefig(out / "plots" / picture.name)
+            pictures.append(picture)
+    found = content(result, pictures)
+    (out / "report.md").write_text(markdown.write(found), encoding="utf-8")
+    (out / "report.html").write_text(html.write(found, out / "plots"), encoding="utf-8")
+    (out / "results.json").write_text(json.dumps(plain(result), indent=1) + "\n", encoding="utf-8")
+
+
+def plain(result: Result) -> dict[str, object]:
+    """Every measure of every run, as JSON holds it: by case, arm and measure, a number per seed."""
+    measures = result.suite.measures
+    cases: dict[str, dict[str, dict[str, dict[int, float]]]] = {}
+    for case, arm in result.runs:
+        cases.setdefault(case, {})[arm] = {measure: result.values(case, arm, measure) for measure in measures}
+    return {"suite": result.suite.name, "scale": result.scale, "cases": cases, "missing": result.missing}
+
+
+def table(result: Result) -> Table:
+    """A row per case and arm."""
+    suite = result.suite
+    printed = {measure for case in suite.cases.values() for numbers in case.paper.values() for measure in numbers}
+    header = ["case / arm", "seeds"]
+    for i, measure in enumerate(suite.measures):
+        header += [measure] + (["paper"] if measure in printed else []) + ([f"less {suite.against}, 95 %"] if i == 0 else [])
+    rows = []
+    for case in suite.cases:
+        for arm in result.arms(case):
+            row = [f"{case} / {arm}", str(len(result.runs[case, arm]))]
+            for i, measure in enumerate(suite.measures):
+                values = result.values(case, arm, measure)
+                row.append(_spread(list(values.values())))
+                if measure in printed:
+                    row.append(number(suite.cases[case].paper.get(arm, {}).get(measure)))
+                if i == 0:
+                    row.append("" if arm == suite.against else interval(_differences(result, case, arm, measure)))
+            rows.append(row)
+    return Table(f"{suite.name}: {suite.about}", header, rows)
+
+
+def content(result: Result, pictures: list[Picture]) -> Content:
+    """The whole report."""
+    runs = sum(map(len, result.runs.values()))
+    blocks: list[Block] = [table(result), _LEGEND.format(against=result.suite.against)]
+    if result.scale == "cpu":
+        blocks.append(_CPU)
+    sections = [Section("", blocks), *([Section("Curves", list(pictures))] if pictures else [])]
+    if result.missing:
+        sections.append(Section("Not there", [[f"{place}: {why}" for place, why in result.missing.items()]]))
+    warnings = [f"{count(len(result.missing), 'run')} of {runs + len(result.missing)} are not there; see the end"] if result.missing else []
+    return Content(f"Suite {result.suite.name}, scale {result.scale}", warnings, sections)
+
+
+def interval(differences: Sequence[float]) -> str:
+    """The mean of paired differences with its confidence interval; a single one has none."""
+    if len(differences) < 2:
+        return f"{differences[0]:+.3f}" if differences else "-"
+    from scipy import stats
+
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5
+    half = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(differences) - 1)) * error
+    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+
+
+def _differences(result: Result, case: str, arm: str, measure: str) -> list[float]:
+    ours, theirs = (result.values(case, name, measure) for name in (arm, result.suite.against))
+    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+
+def _value(run: Run, arm: str, measure: str) -> float | None:
+    """Of the summary, or the mean of a column over the clients at the last round."""
+    outcome = run.arms[arm] | cost.read(run.path)
+    found = outcome["accuracy_last4"]["mean"] if measure == "accuracy" else outcome.get(measure, run.mean(arm, measure))
+    return None if found is None else float(found)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return number(statistics.fmean(values)) + (f" ± {number(statistics.stdev(values))}" if len(values) > 1 else "")
+
+
+# --- pictures ------------------------------------------------------------------------------------------------------
+
+
+def _draw(result: Result) -> list[tuple[Picture, Figure]]:
+    if not result.runs:
+        return []
+    made = []
+    measure = result.suite.measures[0]
+    if result.suite.axis is not None:
+        caption = f"Mean over the seeds of {measure}; bars: sample deviation."
+        made.append((Picture("sweep.png", f"{measure} over {result.suite.axis}", caption), _draw_sweep(result, measure)))
+    marks = "triangles: rounds before which a client was given something by its algorithm, such as codewords"
+    caption = f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
+    made.append((Picture("curves.png", "Accuracy over the rounds", caption), _draw_curves(result, "accuracy")))
+    made.append((Picture("entropy.png", "Entropy over the rounds", caption), _draw_curves(result, "entropy")))
+    return [(picture, figure) for picture, figure in made if figure.axes]
+
+
+def _all_arms(result: Result) -> list[str]:
+    return list(dict.fromkeys(arm for _, arm in result.runs))
+
+
+def _draw_curves(result: Result, key: str) -> Figure:
+    """A panel per case."""
+    arms = _all_arms(result)
+    curves = {place: [c for run in runs.values() if len(c := _curve(run, place[1], key))] for place, runs in result.runs.items()}
+    cases = [case for case in result.suite.cases if any(curves.get((case, arm)) for arm in arms)]
+    columns = min(_COLUMNS, len(cases))
+    rows = -(-len(cases) // columns) if cases else 0
+    figure = canvas(max(2.9 * columns, 4.4), 2.2 * rows + 0.7)
+    if not cases:
+        return figure
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for ax in panels.flat[len(cases) :]:
+        ax.set_axis_off()
+    for ax, case in zip(panels.flat, cases, strict=False):
+        for place, arm in enumerate(arms):
+            found = curves.get((case, arm), [])
+            if not found:
+                continue
+            values = np.stack([c[: min(map(len, found))] for c in found])
+            rounds = np.arange(1, values.shape[1] + 1)
+            style = of_place(place, len(arms))
+            ax.fill_between(rounds, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+            ax.plot(rounds, values.mean(0), **style)
+            at = sorted({r["round"] for run in result.runs[case, arm].values() for r in marked(run, arm)} & set(range(values.shape[1])))
+            ax.plot([round + 1 for round in at], values.mean(0)[at], linestyle="", marker="^", markersize=5, color=style["color"])
+        ax.set_title(case)
+        ax.set_xlabel("round")
+    for row in panels:
+        row[0].set_ylabel("entropy (nats)" if key == "entropy" else key)
+    _legend(figure, arms)
+    return figure
+
+
+def _curve(run: Run, arm: str, key: str) -> np.ndarray:
+    if not run.measured(key):
+        return np.empty(0)
+    means: np.ndarray = np.nanmean(run.series(arm, key), axis=1)
+    return means
+
+
+def _draw_sweep(result: Result, measure: str) -> Figure:
+    arms, cases = _all_arms(result), result.suite.cases
+    figure = canvas(5.6, 3.6)
+    ax = figure.subplots()
+    for place, arm in enumerate(arms):
+        points = [(case.x, list(result.values(name, arm, measure).values())) for name, case in cases.items()]
+        known = [(x, values) for x, values in points if x is not None and values]
+        spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in known]
+        ax.errorbar(
+            [x for x, _ in known], [statistics.fmean(v) for _, v in known], spread, capsize=2, marker="o", **of_place(place, len(arms))
+        )
+    ax.set_xlabel(result.suite.axis or "")
+    ax.set_ylabel(measure)
+    _legend(figure, arms)
+    return figure
+
+
+def _draw_features(result: Result, data_root: Path | None) -> Iterator[tuple[Picture, Figure]]:
+    """Of the first seed of every arm with a codebook."""
+    for (case, arm), runs in result.runs.items():
+        figure = features.draw(runs[min(runs)].path, data_root)
+        if figure is not None:
+            caption = f"Test images of each client on the two principal axes of the features, seed {min(runs)}."
+            yield Picture(f"features-{case}-{arm}.png", f"Features and codewords of {arm} on {case}", caption), figure
+
+
+def _legend(figure: Figure, arms: list[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    legend(figure, [Line2D([], [], label=arm, **of_place(place, len(arms))) for place, arm in enumerate(arms)])

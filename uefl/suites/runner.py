@@ -1,0 +1,138 @@
+"""Runs of a suite as processes of their own, several side by side. What is finished stays, what was interrupted goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import config
+from ..errors import UserError
+from .suite import Job
+
+_LOOK = 0.5  # seconds between two looks at the processes
+_TAIL = 1 << 16  # bytes; holds the last line of metrics.jsonl
+
+
+class Ended(NamedTuple):
+    """A run that is not going on any more."""
+
+    job: Job
+    seconds: float
+    error: str | None
+    """its last line; None: it is finished"""
+
+
+def run(
+    jobs: list[Job],
+    *,
+    side_by_side: int,
+    device: str,
+    data_root: Path | None,
+    ended: Callable[[Ended], None],
+    look: Callable[[dict[Job, int]], None],
+) -> None:
+    """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; each goes on from its last round when called again.
+
+    Args:
+        jobs: see :func:`uefl.suites.suite.jobs`.
+        side_by_side: so many at a time.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
+        ended: called with every run as it ends.
+        look: called twice a second with the rounds that each running job has measured.
+
+    Raises:
+        UserError: the folder of a job holds a run with another configuration.
+    """
+    for job in jobs:
+        _check(job)
+    waiting = [job for job in jobs if not (job.folder / "summary.json").is_file()]
+    running: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < side_by_side:
+                job = waiting.pop(0)
+                running[job] = _start(job, device, data_root), time.monotonic()
+            time.sleep(_LOOK)
+            for job, (process, begun) in list(running.items()):
+                code = process.poll()
+                if code is not None:
+                    del running[job]
+                    finished = (job.folder / "summary.json").is_file()
+                    error = None if code == 0 and finished else _last_line(_log(job)) or f"it ended with exit code {code}"
+                    ended(Ended(job, time.monotonic() - begun, error))
+            look({job: _measured(job) for job in running})
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.wait()
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """One process per folder of a suite.
+
+    Raises:
+        UserError: another one is at work there.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "suite.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{out} is in use by another process; wait for it to end, or choose another folder with --out") from None
+        yield
+
+
+def _check(job: Job) -> None:
+    """A folder that holds a run holds this one."""
+    if not (job.folder / "config.toml").is_file():
+        return
+    there, wanted = (cfg.with_run(threads=0).to_toml() for cfg in (config.load_whole(job.folder / "config.toml"), job.config))
+    if there != wanted:
+        raise UserError(f"{job.folder} holds a run with another configuration; remove it, or choose another folder with --out")
+
+
+def _start(job: Job, device: str, data_root: Path | None) -> subprocess.Popen[bytes]:
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    if (job.folder / "config.toml").is_file():
+        what = ["--resume", str(job.folder)]
+    else:
+        source = job.folder.with_suffix(".toml")
+        source.write_text(job.config.to_toml(), encoding="utf-8")
+        what = [str(source), "--out", str(job.folder)]
+    place = [] if data_root is None else ["--data-root", str(data_root)]
+    command = [sys.executable, "-m", "uefl", "train", *what, "--device", device, *place]
+    threads = job.config.run.threads
+    env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    with _log(job).open("ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+
+
+def _log(job: Job) -> Path:
+    return job.folder.with_suffix(".log")
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("error: ")
+
+
+def _measured(job: Job) -> int:
+    """Rounds that are in its metrics."""
+    try:
+        with (job.folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            whole = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
+        return int(json.loads(whole[-1])["round"]) + 1 if whole else 0
+    except (OSError, ValueError):
+        return 0

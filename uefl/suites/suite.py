@@ -1,0 +1,177 @@
+"""What a suite is: cases, the arms and seeds of each, and the numbers that a paper prints for them.
+
+A file ``tables/NAME.toml`` begins with a comment line that says what it is, and holds:
+
+=====================  ===============================================================================================
+``against``            the arm that the others are compared with
+``measures``           what its table shows, in order; the first one is drawn
+``axis``               for a sweep: what the ``x`` of its cases is
+``[all]``              sections of a configuration that every case begins with
+``[cpu]``              sections that ``--scale cpu`` changes in every case, on top of ``cpu.toml``, which is for all suites
+``[cases.NAME]``       sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a sweep
+``[cases.NAME.cpu]``   sections that ``--scale cpu`` changes in this case
+``[cases.NAME.paper]`` ``ARM = {MEASURE = NUMBER}``: what the paper prints
+=====================  ===============================================================================================
+
+A run has one arm and one seed, so that arms and seeds can go on side by side, and an arm that is added later takes no other one again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .. import config
+from ..config import Config
+from ..config.config import tomllib
+from ..config.load import merged
+from ..errors import UserError, nearest
+from ..fields import parse
+
+Scale = Literal["cpu", "paper"]
+Sections = dict[str, Any]
+_FOLDER = resources.files("uefl") / "suites"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Case(_Table):
+    """One block of rows of a suite's table: a federation and the arms that train on it."""
+
+    base: str | None = None
+    run: Sections = {}
+    data: Sections = {}
+    model: Sections = {}
+    training: Sections = {}
+    arms: Sections = {}
+    cpu: Sections = {}
+    paper: dict[str, dict[str, float]] = {}
+    x: float | None = None
+
+    def sections(self) -> Sections:
+        """What it says of a configuration."""
+        return self.model_dump(include={"base", "run", "data", "model", "training", "arms"}, exclude_unset=True)
+
+
+class Suite(_Table):
+    """A file of ``tables``."""
+
+    name: str
+    about: str
+    against: str
+    measures: tuple[str, ...] = Field(("accuracy", "entropy"), min_length=1)
+    axis: str | None = None
+    all: Sections = {}
+    cpu: Sections = {}
+    cases: dict[str, Case] = Field(min_length=1)
+
+    def configs(self, scale: Scale) -> dict[str, Config]:
+        """The configuration of every case, with all its arms.
+
+        Raises:
+            UserError: a case that is no configuration; the message names it.
+        """
+        made = {}
+        for name, case in self.cases.items():
+            table = merged(self.all, case.sections())
+            if scale == "cpu":
+                for sections in (_cpu(), self.cpu, case.cpu):
+                    table = merged(table, sections)
+            try:
+                made[name] = config.load(table)
+            except UserError as error:
+                raise UserError(f"suite {self.name!r}, case {name!r}: {error}") from None
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run of a suite."""
+
+    case: str
+    arm: str
+    seed: int
+    config: Config
+    folder: Path
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that it trains."""
+        return sum(self.config.training.iterations())
+
+
+def suites() -> dict[str, str]:
+    """Name of every suite and the first comment line of its file."""
+    return {name: _about(file) for name, file in _files().items()}
+
+
+def load(name: str) -> Suite:
+    """Read a suite by its name, or a ``.toml`` file of your own by its path.
+
+    Raises:
+        UserError: no such suite or file, or it is no suite.
+    """
+    files = _files()
+    if Path(name).suffix == ".toml":
+        file: Traversable = Path(name)
+    elif name in files:
+        file = files[name]
+    else:
+        raise UserError(f"no suite {name!r}{nearest(name, files)}; see `uefl suite`, or give the path of a .toml file")
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{name} is not valid TOML: {error}") from None
+    return parse(Suite, Path(name).stem, {"name": Path(name).stem, "about": _about(file), **table})
+
+
+def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
+    """All runs of a suite, seed by seed, so that an early stop leaves whole seeds.
+
+    Args:
+        suite: whose cases and arms these are.
+        scale: ``cpu`` or ``paper``.
+        seeds: as many, from 0.
+        out: the folder of the suite.
+        threads: CPU threads of each run.
+
+    Raises:
+        UserError: a case that is no configuration.
+    """
+    cases = suite.configs(scale).items()
+    return [
+        Job(
+            case, arm, seed, replace(cfg.with_run(seed=seed, threads=threads), arms={arm: cfg.arms[arm]}), out / case / arm / f"seed-{seed}"
+        )
+        for seed in range(seeds)
+        for case, cfg in cases
+        for arm in cfg.arms
+    ]
+
+
+def _cpu() -> Sections:
+    return tomllib.loads((_FOLDER / "cpu.toml").read_text(encoding="utf-8"))
+
+
+def _files() -> dict[str, Traversable]:
+    folder = _FOLDER / "tables"
+    return {file.name[:-5]: file for file in sorted(folder.iterdir(), key=_by_number) if file.name.endswith(".toml")}
+
+
+def _by_number(file: Traversable) -> tuple[str, int]:
+    name = file.name[:-5]
+    digits = name[len(name.rstrip("0123456789")) :]
+    return name.removesuffix(digits), int(digits or 0)
+
+
+def _about(file: Traversable) -> str:
+    return file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
