@@ -7,7 +7,10 @@ import pytest
 import torch
 
 import uefl
+<<<<<<< HEAD
 from tests.federated import tiny
+=======
+>>>>>>> 45033e8
 from tests.federated.tiny import KEYS, arm, settings, values, workspace
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
@@ -191,7 +194,7 @@ def test_the_small_network_is_its_blocks_with_their_relu_before_the_pooling():
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have settings of their own")
 def test_memory_that_a_step_frees_is_there_for_the_next_one():
-    tiny.workspace(tiny.settings())
+    workspace(settings())
 
     def step() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
