@@ -254,6 +254,19 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
 
 
 @app.command()
+def chaos(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Some of them; default: all.", show_default=False)] = None,
+) -> None:
+    """Break a federation over Flower on this machine in many ways, and print what became of each run."""
+    from .deploy.command import play_all
+
+    table, failed = play_all(names or [], lambda line: typer.echo(line, err=True))
+    _show(_console(), table)
+    if failed:
+        raise RunError(f"{failed} of {len(table.rows)} are not as wanted")
+
+
+@app.command()
 def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None) -> None:
     """List the presets, or print one to start a file from."""
     from .report.tables import Table

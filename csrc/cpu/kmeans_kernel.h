@@ -124,7 +124,7 @@ void quantise_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* 
   }
 }
 
-template <class T>
+template <class T, bool kWeighted>
 void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
   int64_t j = 0;
   for (; j + kDoubles <= d; j += kDoubles) {
@@ -132,7 +132,9 @@ void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight
     widen(row + j, value);
     widen(rounding.middle + j, middle);
     widen(rounding.scale + j, scale);
-    const SignedLongs units = rounded((value - middle) * weight * scale);
+    value -= middle;
+    if (kWeighted) value *= weight;
+    const SignedLongs units = rounded(value * scale);
     SignedLongs sum;
     load(to + j, sum);
     store(sum + units, to + j);
@@ -181,8 +183,10 @@ void quantise(const Dense& x, int64_t row, const Rounding& rounding, int16_t* va
 }
 
 void move(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
-  if (x.wide) return move_typed(typed_row<double>(x, row), x.d, rounding, weight, to, from);
-  move_typed(typed_row<float>(x, row), x.d, rounding, weight, to, from);
+  const auto add = [&]<class T>(const T* values) {
+    weight == 1 ? move_typed<T, false>(values, x.d, rounding, 1, to, from) : move_typed<T, true>(values, x.d, rounding, weight, to, from);
+  };
+  x.wide ? add(typed_row<double>(x, row)) : add(typed_row<float>(x, row));
 }
 
 double distance(const Dense& x, int64_t row, const char* centre) {

@@ -229,7 +229,7 @@ class Algorithm:
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """The mean loss over a batch, a scalar in nats: cross-entropy with the labels."""
-        return nn.functional.cross_entropy(work.logits(batch.images), batch.labels)
+        return work.cross_entropy(work.logits(batch.images), batch.labels)
 
     def before_step(self, work: Work, gradient: torch.Tensor) -> None:
         """The gradient ``[P]`` of a step is complete; what is changed in it is what the optimizer sees."""

@@ -115,7 +115,7 @@ class FedCR(GaussianFeatures):
         with work.amp():
             gaussian = net.distribution(batch.images)
             logits = net.head(self.features(work, gaussian, p.samples))
-        loss = sampled_cross_entropy(logits, batch.labels)
+        loss = work.cross_entropy(logits, repeated(batch.labels, logits))
         if p.beta > 0:
             means, stds = work.message.tensors["classes"]
             loss = loss + p.beta * divergence(Gaussian(means[batch.labels], stds[batch.labels]), gaussian)
@@ -136,7 +136,7 @@ class FedCR(GaussianFeatures):
             with torch.no_grad():
                 features = self.features(work, net.distribution(batch.images), self.parameters.samples)
             logits = net.head(features)
-        return sampled_cross_entropy(logits, batch.labels)
+        return nn.functional.cross_entropy(logits.float(), repeated(batch.labels, logits))
 
     def weight_decay(self, work: Work) -> float:
         """None where the head is trained alone: the encoder has no gradient then, and must not move."""
@@ -152,9 +152,9 @@ class FedCR(GaussianFeatures):
         return super().update(work) | (dict(zip(_SUMS, work.memory["sums"].float(), strict=True)) if self.parameters.beta > 0 else {})
 
 
-def sampled_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean over samples and images; logits ``[samples * B, classes]``, labels ``[B]``."""
-    return nn.functional.cross_entropy(logits.float(), labels.repeat(len(logits) // len(labels)))
+def repeated(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Labels ``[B]`` for logits ``[samples * B, classes]``."""
+    return labels.repeat(len(logits) // len(labels))
 
 
 def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:

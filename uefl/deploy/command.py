@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError
+from ..errors import RunError, UserError
 
 if TYPE_CHECKING:
     from ..engines.flower.address import Address
+    from ..report.tables import Table
     from .deployment import Deployment
 
 
@@ -44,6 +46,7 @@ def deployment(
         UserError: options that do not go together, or a missing one.
     """
     _check_installed()
+    from ..engines.flower.address import Unreachable
     from .deployment import joined, on_this_machine
 
     if superlink is None:
@@ -57,8 +60,11 @@ def deployment(
         raise UserError("--superlink: say with --silos how many silos take part; the run begins when so many are there")
     if secret is None and not address.insecure and not address.is_loopback:
         raise UserError("--superlink: give the file of its secret with --secret; see docs/deploy.md, or --insecure to do without")
-    with joined(address, silos, None if secret is None else _content(secret, "--secret"), wait, notice) as found:
-        yield found
+    try:
+        with joined(address, silos, None if secret is None else _content(secret, "--secret"), wait, notice) as found:
+            yield found
+    except Unreachable as error:
+        raise RunError(f"{error}; go on with uefl train --resume") from None
 
 
 def silo(
@@ -130,6 +136,28 @@ def silo(
         serve(address, SiloProgram(source, where), None if key is None else read_key(key))
     except (Unreachable, ValueError) as error:
         raise UserError(str(error)) from None
+
+
+def play_all(names: list[str], progress: Callable[[str], None]) -> tuple[Table, int]:
+    """Play scenarios of :mod:`.chaos`, all where none is named; what became of each, and how many are not as wanted."""
+    _check_installed()
+    from ..report.tables import Table
+    from .chaos import SCENARIOS, play
+
+    for name in names:
+        if name not in SCENARIOS:
+            raise UserError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
+    rows, failed = [], 0
+    for name in names or SCENARIOS:
+        scenario, begun = SCENARIOS[name], time.monotonic()
+        progress(f"{name}: {scenario.fault} ...")
+        try:
+            found, right = play(name), "yes"
+        except AssertionError as error:
+            found, right = str(error), "NO"
+            failed += 1
+        rows.append([name, scenario.fault, scenario.wanted, found, right, f"{time.monotonic() - begun:.0f}"])
+    return Table("faults", ["name", "fault", "wanted", "found", "as wanted", "seconds"], rows, numeric=False), failed
 
 
 def _check_installed() -> None:

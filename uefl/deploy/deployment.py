@@ -142,7 +142,7 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
         notice(f"silo {name} is there ({len(reports)} of {silos})")
         return None
 
-    members, told = Members(grid, greeting(cfg), admit), 0
+    members, told = Members(grid, greeting(cfg), admit, bound=not address.insecure), 0
     end = time.monotonic() + patience
     while len(reports) < silos:
         members.look()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..client.workspace import Workspace
 from ..config import from_toml
 from ..data.federation import Federation, LabeledData, SetData
 from ..data.prepare import PixelCounts
-from ..engines.base import Reply, split
+from ..engines.base import Message, Reply, split
 from ..engines.flower import faults
 from ..engines.flower.codec import Header, Unreadable, pack, pack_reply, unpack, unpack_message
 from ..errors import UserError
@@ -78,9 +79,10 @@ class SiloProgram:
         federation = self._source.federation(cfg)
         (silo,) = (silo for silo in (*federation.silos, *federation.unseen) if silo.name == self._source.name)
         counts = PixelCounts(federation.image_shape[0])
-        if len(federation.silos) == 1:
-            found = silo.load()
-            assert isinstance(found, LabeledData)
+        found = silo.load()
+        if isinstance(found, SetData):
+            counts.add(found.images)
+        else:
             for split in (found.train,) if found.holdout is found.test else (found.train, found.holdout):
                 counts.add(split.images)
         report: dict[str, Any] = {
@@ -96,7 +98,7 @@ class SiloProgram:
         }
         return pack(report, pixels={"counts": counts.counts})
 
-    def _client(self, header: Header) -> Client:
+    def _client(self, header: Header) -> Callable[[Message], Reply]:
         """The client in the arm of a message, on a network that stays loaded from one message to the next."""
         place = json.dumps(header["setting"])
         if place != self._setting:

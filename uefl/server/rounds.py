@@ -90,6 +90,10 @@ class Arm:
         self.last: dict[str, dict[str, Any]] = {}
         """of the last round, what each client's training left: loss, steps, bytes"""
         self.first_loss: float | None = None
+        self._sent, self._received = Counter[str](), Counter[str]()
+        """bytes of this turn's messages to each client, and of its replies"""
+        self._asked = 0
+        """exchanges of this turn that the algorithm began itself"""
 
     # --- turns -----------------------------------------------------------------------------------------------------
 
@@ -121,8 +125,7 @@ class Arm:
         """Ask every client, average what they trained, return what they measured."""
         participants = self._participants.of(self.round) if train and self.members[0].trains_clients else ()
         each = list(self._each(measure, train, participants))
-        self._sent, self._received = Counter[str](), Counter[str]()
-        self._asked = 0
+        self._sent, self._received, self._asked = Counter(), Counter(), 0
         for algorithm, state, turn in each:
             state.scratch.clear()
             with self._seeded(algorithm, "prepare"):

@@ -7,10 +7,12 @@ from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, state, visible
 from uefl.algorithms.uefl import quantizer, unseen
 from uefl.algorithms.uefl.quantizer import Quantizer
+from uefl.algorithms.uefl.uefl import UEFL
 from uefl.clustering import kmeans
 from uefl.engines.base import Message
 from uefl.errors import UserError
 from uefl.models.net import Head
+from uefl.report import summarize
 
 NAMES = ("silo-0", "silo-1", "silo-2")
 OPTIONS = [
@@ -161,6 +163,22 @@ def test_revival_puts_more_codewords_to_use():
     assert used[0.1] > 1.2 * used[0.0]
 
 
+def test_a_cosine_schedule_falls_from_lr_to_nearly_nothing_over_the_rounds():
+    constant, cosine = (settings(lr_schedule=kind, rounds=[3, 1], lr=0.2).training for kind in ("constant", "cosine"))
+    assert [constant.lr_in(round) for round in range(4)] == [0.2] * 4
+    assert [cosine.lr_in(round) for round in range(4)] == pytest.approx([0.2, 0.2 * 0.853553, 0.1, 0.2 * 0.146447], rel=1e-5)
+    moves = []
+    for kind in ("constant", "cosine"):  # Adam's first step is the learning rate itself
+        algorithm, _, _ = arm(
+            settings("fedavg", lr_schedule=kind, rounds=[2], local_steps=1, lr=1e-3), federation(sizes=(48,), noise=(0.1,))
+        )
+        algorithm.turn()
+        before = state(algorithm).tensors["values"].clone()
+        algorithm.turn()
+        moves.append(float((state(algorithm).tensors["values"] - before).abs().max()))
+    assert moves == pytest.approx([1e-3, 0.5e-3], rel=0.01)
+
+
 # --- searching -----------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +295,9 @@ def test_an_unseen_client_is_measured_with_three_choices_of_a_codebook(keys):
     assert len(others) == 5
     assert all(0 <= r[name] <= 1 for r in others for name in ("accuracy", "accuracy_union", "accuracy_best"))
     assert not any("accuracy_best" in r for r in records if not r.get("unseen"))
+    summary = summarize(records, 0.0, {"arm": UEFL.columns})["arm"]
+    assert summary["accuracy_best"] == others[-1]["accuracy_best"]
+    assert summary["perplexity"] == pytest.approx(sum(r["perplexity"] for r in records[-4:-1]) / 3)
     if not keys:
         assert {r["codewords"] for r in others} == {4}
         assert records[-2]["codewords"] == 8

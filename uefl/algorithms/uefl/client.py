@@ -140,7 +140,8 @@ class Quantised(Algorithm):
         if averages:
             moving = work.memory["moving"] = moved(work.memory["moving"], out, self.quantizer.decay)
             work.memory["codebook"] = codewords(moving, codebook)
-        total: torch.Tensor = torch.nn.functional.cross_entropy(logits.float(), batch.labels) + out.loss
+        work.note("vq_loss", out.loss, len(batch.labels))
+        total: torch.Tensor = work.cross_entropy(logits, batch.labels) + out.loss
         return total
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from .codec import Header, Unreadable, pack_message, unpack_reply
 from .members import Members, push
 
 _PAUSES = (0.02, 0.5)  # seconds between two questions for replies: at first, and when nobody has answered for long
+_MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that it is we who give it up
 
 
 class FlowerEngine:
@@ -66,7 +67,7 @@ class FlowerEngine:
 
     def _send(self, name: str, message: Message, end: float | None) -> str:
         content = pack_message(message, self._header | {"client": name})
-        life = None if end is None else max(end - time.monotonic(), 1.0)
+        life = None if end is None else max(end - time.monotonic(), 0) + _MARGIN
         node, _ = self._members.nodes[name]
         (number,) = push(self._grid, {node: content}, life)
         return number

@@ -25,6 +25,7 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -35,6 +36,7 @@ logging.getLogger("flwr").setLevel(logging.ERROR)
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _PATIENCE = 20.0  # seconds for a SuperLink to hand out the task of a run
+_ABSENCE = 120.0  # seconds that a SuperLink may be away in a run
 _APP = b"""[project]
 name = "uefl"
 version = "1.0.0"
@@ -63,6 +65,7 @@ def connect(address: Address, secret: bytes | None = None) -> Iterator[Grid]:
     try:
         _start(address)
         grid = HttpGrid(address.place, address.insecure, address.root_certificates, token=_token(address, secret))
+        _limit(grid._retry_invoker)
         client = grid._runtime_client
         task = client.PullTaskInput(PullTaskInputRequest())
     except httpx.HTTPError as error:
@@ -75,6 +78,8 @@ def connect(address: Address, secret: bytes | None = None) -> Iterator[Grid]:
     try:
         yield grid
         status = SubStatus.COMPLETED
+    except httpx.HTTPError as error:
+        raise Unreachable(f"lost the SuperLink at {address.place}: {_why(error)}") from None
     finally:
         grid._retry_invoker.max_tries = 1
         with suppress(httpx.HTTPError):  # the SuperLink may be gone, and with it the run
@@ -107,6 +112,19 @@ def _token(address: Address, secret: bytes | None) -> str:
                 return str(answer.token)
             time.sleep(0.2)
     raise Unreachable(f"the SuperLink at {address.place} gave the task away; start it with --isolation process")
+
+
+def _limit(invoker: RetryInvoker) -> None:
+    """Requests are tried again for a while, but for those of a run that the SuperLink does not know any more."""
+    flowers = invoker.should_giveup
+    invoker.max_time = _ABSENCE
+
+    def gives_up(error: Exception) -> bool:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+            return True  # Flower would end this process
+        return flowers is not None and flowers(error)
+
+    invoker.should_giveup = gives_up
 
 
 def _why(error: httpx.HTTPError) -> str:

@@ -27,10 +27,11 @@ class Members:
         grid: of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
         admit: says why a client that reports cannot take part, or None; what it refuses is left out.
+        bound: a name stays with the node that brought it first; for nodes with keys, which stay the same node.
     """
 
-    def __init__(self, grid: Grid, greeting: Header, admit: Callable[[Report], str | None]) -> None:
-        self._grid, self._greeting, self._admit = grid, greeting, admit
+    def __init__(self, grid: Grid, greeting: Header, admit: Callable[[Report], str | None], *, bound: bool = False) -> None:
+        self._grid, self._greeting, self._admit, self._bound = grid, greeting, admit, bound
         self._greeted: dict[str, tuple[int, str]] = {}
         """by the number of the greeting, the node and its activation"""
         self._known: dict[int, str] = {}
@@ -67,7 +68,8 @@ class Members:
         except (Unreadable, KeyError):
             self.refused[node[0]] = "its report cannot be read"
             return None
-        why = self._admit(report)
+        taken = self._bound and name in self.nodes and self.nodes[name][0] != node[0]
+        why = f"the name {name!r} is that of another node" if taken else self._admit(report)
         if why is not None:
             self.refused[node[0]] = why
             return None

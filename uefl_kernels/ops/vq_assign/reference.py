@@ -27,7 +27,7 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
 
 def require_valid(op: str, codebook: torch.Tensor) -> None:
     """Raise RuntimeError for codewords that cannot be searched; on the CPU only, a GPU would have to be waited for."""
-    if codebook.device.type == "cpu" and not bool((codebook.abs() <= LARGEST).all()):
+    if codebook.device.type == "cpu" and not bool((torch.isfinite(codebook) & (codebook.abs() <= LARGEST)).all()):
         raise RuntimeError(
             f"{op}: the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; re-initialise those "
             "codewords (or lower the learning rate)"
