@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from uefl.aggregation import CodewordMean, WeightedMean, refusal
-from uefl.algorithms.uefl import negative_usage
+from uefl.algorithms.uefl.client import negative_usage
 from uefl.engines.base import Expected, Message, Reply, expected_like
 
 

@@ -298,6 +298,12 @@ def test_every_number_of_an_algorithm_has_a_range(name):
         ),
         ({"model": {"pretrained": True}}, "key 'model.pretrained': cnn has no pretrained weights"),
         ({"model": {"encoder": "cnn5x5", "hidden": 3}}, "key 'model.hidden': expected its default 512"),
+        ({"model": {"encoder": "cnn5x5", "pooled": True}}, "key 'model.pooled': expected its default False"),
+        ({"training": {"batch_size": 1}}, "key 'training.batch_size': expected 2 or more, for batch norm; got 1"),
+        (
+            {"run": {"passes": 7}, "arms": {"uefl-published": {}}},
+            "key 'run.passes': expected its default 20, so leave it out: its arms measure one pass with dropout off; got 7",
+        ),
         (
             {"training": {"momentum": 0.9}},
             "key 'training.momentum': expected its default 0.0, so leave it out: it is for optimizer = 'sgd'",

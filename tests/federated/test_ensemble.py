@@ -10,6 +10,7 @@ from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, visible
 from tests.federated.whole_run import Watcher, go_on, interrupted, outcome, start
 from uefl import config
+from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.data import build
 from uefl.engines.base import Message
 from uefl.errors import UserError
@@ -23,7 +24,7 @@ NAMES = ("silo-0", "silo-1", "silo-2")
 
 KINDS = {
     "fedavg": ("fedavg", {}),
-    "one-codebook": ("uefl", {"extend": "none", "codebook_init": "kmeans"}),
+    "one-codebook": ("uefl", {"extend": "none", "codebook_after": 1}),
     "uefl": ("uefl", {"gamma": 1e6}),
 }
 
@@ -57,7 +58,8 @@ def test_what_is_measured_is_the_mean_of_the_members():
             room.load(Message(tensors))
             room.net.eval()
             with torch.no_grad():
-                each.append(room.net.quantized(room.normalize(images), codebook, 0.0)[0].softmax(-1))
+                quantized = Quantizer()(room.net.tokens(room.normalize(images)), codebook)
+                each.append(room.net.classify(quantized.values).softmax(-1))
         return torch.stack(each)
 
     test = probs(silo.test.images)
@@ -90,7 +92,7 @@ def test_an_ensemble_that_is_sure_ends_early():
     assert len(finish(algorithm)) == 2 * 3
 
 
-@pytest.mark.parametrize("keys", [{}, {"ext_share": "group", "codebook_init": "kmeans"}], ids=["private", "group"])
+@pytest.mark.parametrize("keys", [{}, {"ext_share": "group", "codebook_after": 1}], ids=["private", "group"])
 def test_an_ensemble_goes_on_as_if_it_had_not_stopped(keys):
     cfg = settings(**KEYS, rounds=[1, 1], **keys)
     assert again(cfg) == finish(arm(cfg)[0])
@@ -159,6 +161,7 @@ def finished(tmp_path_factory):
     return out
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("calls", [1, 4, 8, 11])
 def test_an_interrupted_run_resumes_bit_for_bit(finished, tmp_path, calls):
     go_on(interrupted(tmp_path / "run", *RUN, after=calls))

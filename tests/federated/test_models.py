@@ -1,8 +1,14 @@
+import re
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 import uefl
+from tests.federated.tiny import KEYS, arm, settings, values, workspace
+from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
+from uefl.data.federation import Federation, LabeledData, Silo, Split
 from uefl.errors import UserError
 from uefl.models.flat import FlatModule
 from uefl.models.net import Net
@@ -21,8 +27,10 @@ def parameters(module):
         ({"encoder": "vgg16_bn"}, (3, 32, 32), 10, 14_723_136, 14_990_922, 512),
         ({"encoder": "vgg16_bn"}, (3, 32, 32), 43, 14_723_136, 15_007_851, 512),
         ({"encoder": "vgg16_bn"}, (3, 32, 32), 100, 14_723_136, 15_037_092, 512),
+        ({}, (3, 32, 32), 10, 7_673_344 + 2 * 9 * 128, 7_673_344 + 2 * 9 * 128 + 8193 * 512 + 5130, 512),
+        ({"encoder": "resnet18"}, (3, 32, 32), 10, 11_176_512, 11_176_512 + 513 * 512 + 5130, 512),
     ],
-    ids=["cnn-10", "vgg-10", "vgg-43", "vgg-100"],
+    ids=["cnn-10", "vgg-10", "vgg-43", "vgg-100", "cnn-rgb-10", "resnet-10"],
 )
 def test_parameter_counts_are_the_published_ones(keys, shape, classes, encoder, total, dim):
     net = Net(Model(**keys), shape, classes)
@@ -33,6 +41,107 @@ def test_parameter_counts_are_the_published_ones(keys, shape, classes, encoder, 
 def test_cnn_token_grid(size, tokens):
     net = Net(TINY, (1, size, size), 10).eval()
     assert net.tokens(torch.zeros(2, 1, size, size)).shape == (2, tokens, tokens, 16)
+
+
+@pytest.mark.parametrize(("pooled", "inputs", "positions"), [(False, 9 * 16, 9), (True, 16, 1)], ids=["tokens", "pooled"])
+def test_features_are_those_of_every_position_or_their_mean(pooled, inputs, positions):
+    net, images = Net(TINY.model_copy(update={"pooled": pooled}), (1, 28, 28), 10).eval(), torch.randn(2, 1, 28, 28)
+    assert (net.positions, net.head.fc1.in_features) == (positions, inputs)
+    expected = net.encoder(images).permute(0, 2, 3, 1)
+    torch.testing.assert_close(net.tokens(images), expected.mean((1, 2), keepdim=True) if pooled else expected)
+
+
+@pytest.mark.parametrize("segments", [1, 2, 4])
+@pytest.mark.parametrize("pooled", [False, True], ids=["tokens", "pooled"])
+def test_segments_are_contiguous_parts_of_a_token(segments, pooled):
+    net = Net(TINY.model_copy(update={"pooled": pooled}), (1, 28, 28), 10).eval()
+    tokens, book = net.tokens(torch.randn(3, 1, 28, 28)).detach(), torch.randn(5, 16 // segments)
+    out = Quantizer()(tokens, book)
+    parts = tokens.reshape(-1, 16 // segments)
+    nearest = torch.cdist(parts.double(), book.double()).argmin(1)
+    assert torch.equal(out.values, book[nearest].reshape(tokens.shape))
+    assert torch.equal(out.codes, nearest.reshape(3, -1))
+    assert out.codes.shape == (3, net.positions * segments)
+
+
+def small_images(*sizes):
+    """A client for every number of training images, 3 x 32 x 32."""
+
+    def split(n):
+        return Split(torch.arange(n * 3 * 32 * 32).reshape(n, 3, 32, 32).mul(37).to(torch.uint8), torch.arange(n) % 3)
+
+    silos = tuple(Silo.of(f"silo-{i}", LabeledData(split(n), split(3), split(3))) for i, n in enumerate(sizes))
+    return Federation("labeled", silos, ("a", "b", "c"), (3, 32, 32), (0.5,) * 3, (0.3,) * 3, digest="small")
+
+
+@pytest.mark.parametrize("encoder", ["vgg16_bn", "resnet18", "resnet18_nopool"])
+def test_the_large_encoders_train_also_where_the_last_batch_has_one_image(encoder):
+    """Nine images in batches of eight, so small that batch norm would see one value per channel of the last one."""
+    own_head = encoder == "resnet18_nopool"
+    base = KEYS | {"model": {"encoder": encoder} | ({} if own_head else {"hidden": 16})}
+    one, _, _ = arm(settings("fedavg" if own_head else "uefl", base, rounds=[1], batch_size=8, passes=2), small_images(9))
+    before = values(one).clone()
+    one.turn()
+    (record,) = one.turn()
+    assert record["steps"] == 1
+    assert 0 < record["train_loss"] < 10
+    assert not torch.equal(values(one), before)
+
+
+def test_a_client_of_one_image_is_refused_where_batch_norm_cannot_have_it():
+    federation = small_images(3, 1)
+    for encoder, refused in (("resnet18", True), ("cnn", False)):
+        room = workspace(settings("fedavg", encoder=encoder, width=128 if refused else 4), federation)
+        with pytest.raises(UserError, match=r"^silo 'silo-1' has one training image") if refused else nullcontext():
+            room.algorithm.check(federation, "fedavg", room.net)
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory):
+    """Files as torchvision's, with other numbers in them; that of VGG without its large classifier."""
+    from torchvision.models import resnet18, vgg16_bn
+
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("weights")
+    files = {"resnet18": folder / "resnet18-f37072fd.pth", "vgg16_bn": folder / "vgg16_bn-6c64b313.pth"}
+    torch.save(resnet18().state_dict(), files["resnet18"])
+    torch.save({f"features.{name}": tensor for name, tensor in vgg16_bn().features.state_dict().items()}, files["vgg16_bn"])
+    return files
+
+
+@pytest.mark.parametrize("encoder", ["resnet18", "vgg16_bn"])
+def test_a_pretrained_encoder_sees_a_grey_image_as_three_equal_channels(encoder, imagenet):
+    grey = torch.randn(2, 1, 32, 32)
+    one, three = (Net(Model(encoder=encoder, pretrained=str(imagenet[encoder])), (c, 32, 32), 10).double().eval() for c in (1, 3))
+    torch.testing.assert_close(one.tokens(grey.double()), three.tokens(grey.double().expand(-1, 3, -1, -1)))
+    first = next(tensor for name, tensor in torch.load(imagenet[encoder]).items() if name.endswith("weight"))
+    assert torch.equal(next(three.encoder.parameters()).float(), first)
+
+
+def test_pretrained_weights_come_from_the_cache_of_torchvision_and_nothing_is_downloaded(imagenet, monkeypatch, tmp_path):
+    cache = tmp_path / "checkpoints"
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(UserError, match=r"uefl downloads nothing; fetch https://download.pytorch.org/models/resnet18-f37072fd.pth to /"):
+        Net(Model(encoder="resnet18", pretrained=True), (3, 32, 32), 10)
+    cache.mkdir()
+    (cache / imagenet["resnet18"].name).symlink_to(imagenet["resnet18"])
+    from_cache, from_file = (Net(Model(encoder="resnet18", pretrained=p), (3, 32, 32), 10) for p in (True, str(imagenet["resnet18"])))
+    assert all(map(torch.equal, from_cache.encoder.parameters(), from_file.encoder.parameters()))
+
+
+def test_a_file_of_other_weights_is_refused(imagenet, tmp_path):
+    (tmp_path / "text.pth").write_text("no weights")
+    torch.save([1, 2], tmp_path / "list.pth")
+    for name, said in (
+        (str(tmp_path / "absent.pth"), "there is no file"),
+        (str(tmp_path / "text.pth"), "holds no weights"),
+        (str(tmp_path / "list.pth"), "expected a state dict, names with tensors; got list"),
+        (str(imagenet["vgg16_bn"]), "expected weights 'conv1.weight' of shape [64, 3, 7, 7], as torchvision's; got none"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            Net(Model(encoder="resnet18", pretrained=name), (3, 32, 32), 10)
+    with pytest.raises(UserError, match=r"^key 'model.pretrained': pretrained weights are for images of 3 channels or 1, not 2; set false"):
+        Net(Model(encoder="resnet18", pretrained=str(imagenet["resnet18"])), (2, 32, 32), 10)
 
 
 def test_resnet18_takes_grey_images():
@@ -49,8 +158,11 @@ def test_a_one_token_model_tells_at_most_as_many_images_apart_as_it_has_codeword
     torch.manual_seed(0)
     net, images = Net(TINY, (1, 8, 8), 3).eval(), torch.randn(200, 1, 8, 8)
     codebook = net.tokens(images[:5]).detach().reshape(5, 16)
-    logits, _ = net.quantized(images, codebook, 0.25)
-    known, _ = net.quantized(images[:5], codebook, 0.25)  # the rows of a batch are multiplied in blocks, which round each in its own way
+    quantizer = Quantizer()
+    logits = net.classify(quantizer(net.tokens(images), codebook).values)
+    known = net.classify(
+        quantizer(net.tokens(images[:5]), codebook).values
+    )  # the rows of a batch are multiplied in blocks, which round each in its own way
     assert (torch.cdist(logits, known, compute_mode="donot_use_mm_for_euclid_dist") < 1e-5).sum(1).tolist() == [1] * 200
     assert float(torch.nn.functional.pdist(known).min()) > 1e-3
 

@@ -32,7 +32,7 @@ def settings(algorithm: str = "uefl", base: dict[str, Any] = KEYS, **keys: Any) 
     """A configuration of one arm, called ``arm``; keys go where they belong, as with ``--set``."""
     fields = registry()[algorithm].Parameters.model_fields
     own = {key: value for key, value in CODEBOOK.items() if key in fields}
-    if keys.get("uncertainty") == "ensemble":
+    if keys.get("uncertainty") == "ensemble" or not registry()[algorithm].draws:
         base = base | {"run": {k: v for k, v in base["run"].items() if k != "passes"}}
     return config.load({**base, "arms": {"arm": {"algorithm": algorithm, **own}}}, **keys)
 

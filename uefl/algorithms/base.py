@@ -59,8 +59,8 @@ class Algorithm:
     """the data of a client: ``labeled`` images, or unlabeled ``sets`` whose class shares are known"""
     trains_clients: ClassVar[bool] = True
     """False: clients are only measured"""
-    pools_images: ClassVar[bool] = False
-    """whether :meth:`server_data` reads the images of clients, which only an engine in this process can allow"""
+    draws: ClassVar[bool] = True
+    """whether its predictions are of ``passes`` draws; where no arm draws, the key is refused"""
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
     private_predicts: ClassVar[tuple[str, ...]] = ()
@@ -95,6 +95,12 @@ class Algorithm:
         Raises:
             UserError: what ``arm`` lacks, and what to do.
         """
+        few = min(federation.silos, key=lambda silo: silo.sizes.train)
+        if self.trains_clients and few.sizes.train == 1:
+            try:
+                net.train()(torch.zeros(1, *federation.image_shape, device=next(net.parameters()).device))
+            except ValueError:  # of a batch norm that sees one value per channel
+                raise UserError(f"silo {few.name!r} has one training image, which batch norm cannot normalise; give it two") from None
 
     # --- the model -------------------------------------------------------------------------------------------------
 
@@ -223,7 +229,10 @@ class Algorithm:
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """The mean loss over a batch, a scalar in nats: cross-entropy with the labels."""
-        return nn.functional.cross_entropy(work.logits(batch.images), batch.labels)
+        return work.cross_entropy(work.logits(batch.images), batch.labels)
+
+    def before_step(self, work: Work, gradient: torch.Tensor) -> None:
+        """The gradient ``[P]`` of a step is complete; what is changed in it is what the optimizer sees."""
 
     def after_batch(self, work: Work, batch: Batch) -> None:
         """The optimizer has taken a step."""

@@ -1,6 +1,6 @@
 """The published UEFL code's behaviour, for comparison: what its server does, in its order, mistakes included.
 
-What differs from the corrected algorithm (``uefl.py``):
+What differs from the corrected algorithm (``uefl/uefl.py``):
 
 * no codeword is ever averaged: every silo keeps a copy of the whole codebook module, also of the "shared" block;
 * at the start of an iteration every silo starts from the *last* silo's copy;
@@ -24,14 +24,17 @@ from ..aggregation import Mean
 from ..client.work import Work
 from ..engines.base import Expected, Message, Reply
 from ..server.turn import Turn
-from . import extensions
 from .base import Record, State, register
-from .uefl import Quantised, negative_usage, threshold
+from .uefl import findings
+from .uefl.client import Quantised, negative_usage
+from .uefl.extension import threshold
 
 
 @register("uefl-published")
 class PublishedUEFL(Quantised):
     """See the module's docstring."""
+
+    draws = False
 
     def rounds(self, iteration: int) -> int | None:
         """Without ``max_iterations`` there is always another iteration."""
@@ -117,7 +120,7 @@ class PublishedUEFL(Quantised):
             state.plain["book"][name] = turn.iteration + 1
         for record in records:
             record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
-        shown = extensions.nats(limit, len(self.context.classes))
+        shown = findings.nats(limit, len(self.context.classes))
         turn.notice(f"after iteration {turn.iteration + 1}, entropy above {shown}: {', '.join(uncertain) or 'no client'}")
         return not uncertain and bool(self.parameters.stop_when_certain)
 

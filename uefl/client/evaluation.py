@@ -60,7 +60,9 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
         if name == "holdout":
             split = _split(work, name)
             values["holdout_accuracy"] = metrics.accuracy(prediction.probs, split.labels)
+            values["holdout_nll"] = metrics.nll(prediction.probs, split.labels)
             values["holdout_entropy"] = prediction.entropy.double().mean()
+            values["holdout_entropy_se"] = prediction.entropy.double().std(correction=0) / max(1, len(split) - 1) ** 0.5
             continue
         if name == "test":
             labels = _split(work, name).labels

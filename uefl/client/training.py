@@ -46,7 +46,7 @@ def fit(
     training, flat, device = work.training, work.workspace.flat, work.workspace.device
     gradient = flat.values.grad
     assert gradient is not None
-    optimizer = _optimizer(training, [flat.values, *work.trained.values()], algorithm.weight_decay(work))
+    optimizer = _optimizer(training, _groups(work), algorithm.weight_decay(work))
     if moments is not None:
         optimizer.state[flat.values] = {name: value.clone() for name, value in moments.items()}
     frozen = flat.frozen
@@ -65,6 +65,7 @@ def fit(
                 tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.zero_()
             value = measure(work, batch)
             value.backward()  # type: ignore[no-untyped-call]
+            algorithm.before_step(work, gradient)
             optimizer.step()
             if frozen is not None and kept is not None:
                 flat.values.data[frozen] = kept  # terms of the parameters, such as weight decay, are for those that are trained
@@ -96,7 +97,14 @@ def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[tor
     return plan
 
 
-def _optimizer(training: Training, parameters: list[torch.Tensor], weight_decay: float) -> torch.optim.Optimizer:
+def _groups(work: Work) -> list[dict[str, Any]]:
+    """What is trained, by learning rate."""
+    lr = work.training.lr_in(work.round)
+    plain = [work.workspace.flat.values, *(tensor for name, tensor in work.trained.items() if name not in work.rates)]
+    return [{"params": plain, "lr": lr}, *({"params": [work.trained[name]], "lr": lr * rate} for name, rate in work.rates.items())]
+
+
+def _optimizer(training: Training, parameters: list[dict[str, Any]], weight_decay: float) -> torch.optim.Optimizer:
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=training.lr, momentum=training.momentum, weight_decay=weight_decay, fused=True)
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW

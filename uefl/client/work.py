@@ -33,7 +33,9 @@ RESERVED = frozenset(
         "entropy_deterministic",
         "mutual_info",
         "holdout_accuracy",
+        "holdout_nll",
         "holdout_entropy",
+        "holdout_entropy_se",
         "global_accuracy",
         "personalised_accuracy",
         "confusion",
@@ -76,10 +78,13 @@ class Work:
     """tensors of ``client_state``; the client finds them here again in its next turn, with the changes that it made"""
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
     """leaves that are trained with the network; put there in ``before_round``"""
+    rates: dict[str, float] = field(default_factory=dict)
+    """learning rates of tensors in ``trained`` as multiples of the network's; put there in ``before_round``"""
     memory: dict[str, Any] = field(default_factory=dict)
     """any values that one method keeps for another one of the same turn"""
     metrics: dict[str, float] = field(default_factory=dict)
     """what the algorithm measures while it trains, e.g. the mean of a term of its loss: part of the client's metrics of this round"""
+    _noted: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
     epochs: int = 0
     """passes planned in this round"""
     epoch: int = 0
@@ -141,6 +146,20 @@ class Work:
         with self.amp():
             logits: torch.Tensor = self.net(images)
         return logits.float()
+
+    def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean over a batch, in float32; ``train_accuracy`` of the round is noted beside it."""
+        self.note("train_accuracy", (logits.argmax(1) == labels).float().mean(), len(labels))
+        return nn.functional.cross_entropy(logits.float(), labels)
+
+    def note(self, name: str, mean: torch.Tensor, images: int) -> None:
+        """Add the mean over a batch to a metric that is the mean over the images of the round; nothing waits for the device."""
+        total, count = self._noted.get(name, (torch.zeros_like(mean), 0))
+        self._noted[name] = (total + images * mean.detach(), count + images)
+
+    def noted(self) -> dict[str, float]:
+        """What :meth:`note` has gathered."""
+        return {name: float(total) / count for name, (total, count) in self._noted.items()}
 
     def model(self) -> dict[str, torch.Tensor]:
         """``values`` and ``buffers`` as they are now, without the private parts of the network."""

@@ -158,18 +158,24 @@ def _misplaced(key: str) -> UserError:
 
 def _check(config: Config) -> None:
     """What must hold between keys; a key that has no meaning may only have its default, which a run folder names too."""
+    from ..algorithms.base import find
+
     run, model, training, kind = config.run, config.model, config.training, config.kind
     if run.uncertainty == "ensemble":
         _unused("run", run, "passes", "an ensemble has members, not passes")
     else:
         _unused("run", run, "members", "it is for uncertainty = 'ensemble'")
+        if not any(find(arm.algorithm).draws for arm in config.arms.values()):
+            _unused("run", run, "passes", "its arms measure one pass with dropout off")
     if model.encoder in _WITHOUT_WIDTH:
         _unused("model", model, "width", f"{model.encoder} does not use it")
     if model.pretrained and model.encoder not in _PRETRAINED:
         raise UserError(f"key 'model.pretrained': {model.encoder} has no pretrained weights; set false, or another encoder")
     if model.encoder in _OWN_HEAD:
-        for key in ("hidden", "dropout", "logit_dropout"):
+        for key in ("hidden", "dropout", "logit_dropout", "pooled"):
             _unused("model", model, key, f"{model.encoder} does not use it")
+    if training.batch_size < 2:
+        raise UserError("key 'training.batch_size': expected 2 or more, for batch norm; got 1")
     if training.optimizer != "sgd":
         _unused("training", training, "momentum", "it is for optimizer = 'sgd'")
     if kind == "sets":
@@ -179,8 +185,6 @@ def _check(config: Config) -> None:
             raise UserError(
                 f"key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration; got {list(training.rounds)}"
             )
-        if training.batch_size < 2:
-            raise UserError("key 'training.batch_size': expected 2 or more, for batch norm; got 1")
     else:
         _unused("run", run, "select", "it is for arms on unlabeled sets")
     for name, field in type(config.data).model_fields.items():

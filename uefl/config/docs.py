@@ -78,7 +78,7 @@ def _values(field: FieldInfo) -> str:
     bounds = {type(bound): bound for bound in field.metadata}
     low, high = _bound(bounds, annotated_types.Ge, annotated_types.Gt), _bound(bounds, annotated_types.Le, annotated_types.Lt)
     words = {int: "integer", float: "number", bool: "true or false", str: "text"}
-    kind = next((word for plain, word in words.items() if plain in _plain(field.annotation)), "table")
+    kind = " or ".join(word for plain, word in words.items() if plain in _plain(field.annotation)) or "table"
     kind = f"list of {kind}s" if tuple in {get_origin(each) for each in _parts(field.annotation)} else kind
     limits = ", ".join(limit for limit in (low, high) if limit)
     return f"{kind} {limits}".strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -65,7 +66,16 @@ class Model(Section):
         description="`cnn` (three residual stages), `vgg16_bn`, `resnet18`; `cnn5x5` and `resnet18_nopool`, with heads of their own; "
         "`given`: the network that `uefl.train(model=...)` gets",
     )
-    pretrained: bool = Field(False, description="ImageNet weights for `vgg16_bn` and the two resnets, downloaded by torchvision")
+    pretrained: bool | str = Field(
+        False,
+        description="ImageNet weights for `vgg16_bn` and the two resnets, from torchvision's cache, or from the file of this name; "
+        "nothing is downloaded; grey images are as three equal channels",
+    )
+    pooled: bool = Field(
+        False,
+        description="one feature vector per image, the mean over the positions of the encoder's map, in the place of one per position "
+        "(not of `cnn5x5` and `resnet18_nopool`)",
+    )
     width: int = Field(
         128,
         ge=1,
@@ -84,6 +94,9 @@ class Training(Section):
 
     optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="made anew in every round")
     lr: float = Field(1e-4, gt=0, description="learning rate")
+    lr_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="over the rounds of a run: `constant`, or from `lr` down to nearly 0 along half a cosine"
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="of `sgd` alone")
     weight_decay: float = Field(0.0, ge=0, description="of the optimizer: added to the gradient, with `adamw` apart from it")
     batch_size: int = Field(1024, ge=1, description="training images in a batch")
@@ -97,6 +110,12 @@ class Training(Section):
     )
     local_epochs: int = Field(20, ge=1, description="passes over its training images that a client makes in a round")
     local_steps: int = Field(0, ge=0, description="steps that every client makes in a round, in the place of `local_epochs`; 0: by epochs")
+
+    def lr_in(self, round: int) -> float:
+        """The learning rate of a round, counted from 0."""
+        if self.lr_schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * min(1.0, round / sum(self.iterations())))) / 2
 
     def iterations(self) -> list[int]:
         """Rounds of each iteration, with ``max_iterations`` applied."""

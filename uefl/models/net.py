@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-import uefl_kernels
-
 from ..errors import UserError
 from . import encoders
 
@@ -100,11 +98,6 @@ class TokenNet(nn.Module):
         """Logits [B, classes]."""
         return self.classify(self.tokens(images))
 
-    def quantized(self, images: torch.Tensor, codebook: torch.Tensor, commitment: float) -> tuple[torch.Tensor, uefl_kernels.VQOutput]:
-        """Logits [B, classes] behind a quantiser with ``codebook [V, d]``, and the quantiser's output."""
-        out = uefl_kernels.vq(self.tokens(images), codebook, commitment_weight=commitment)
-        return self.classify(out.quantized), out
-
 
 class Net(TokenNet):
     """Encoder and head; the codebook is not a parameter here, because each client sees one of its own.
@@ -116,7 +109,7 @@ class Net(TokenNet):
 
     Attributes:
         dim: D, channels of the encoder's feature map.
-        positions: places of the feature map, H' x W'.
+        positions: places of the feature map, H' x W', or 1 where it is pooled.
 
     Raises:
         UserError: the images are too small for the encoder.
@@ -131,6 +124,7 @@ class Net(TokenNet):
             self.encoder = encoders.cnn5x5(model.width)
         else:
             self.encoder = getattr(encoders, model.encoder)(channels, model.pretrained)
+        self.pooled = model.pooled
         height, width, self.dim = self._token_shape(model.encoder, image_shape)
         self.positions = height * width
         inputs = self.positions * self.dim
@@ -143,8 +137,10 @@ class Net(TokenNet):
             self.head = Head(inputs, model.hidden, classes, model.dropout, model.logit_dropout)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalised -> tokens [B, H', W', D]; free of a copy in channels-last memory."""
+        """images [B, C, H, W], normalised -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in channels-last memory."""
         features: torch.Tensor = self.encoder(images)
+        if self.pooled:
+            features = features.mean((2, 3), keepdim=True)
         return features.permute(0, 2, 3, 1)
 
     def classify(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -160,4 +156,4 @@ class Net(TokenNet):
             size = " x ".join(map(str, image_shape))
             raise UserError(f"images of {size} are too small for encoder {name!r}; set a larger image_size, or another encoder") from None
         self.encoder.train(training)
-        return height, width, dim
+        return (1, 1, dim) if self.pooled else (height, width, dim)

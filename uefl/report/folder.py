@@ -141,11 +141,12 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
 def summarize(records: list[Record], target: float = 0.0, columns: Mapping[str, Iterable[str]] = MappingProxyType({})) -> dict[str, Record]:
     """Per arm, over the clients that are trained on unless said otherwise:
 
-    means at the last round, also of the ``columns`` that the algorithm of the arm adds; ``accuracy_last4``, mean and sample deviation over
-    the last four rounds (0 for a single one); ``best``, the round with the highest mean accuracy; ``worst_tenth``, the mean accuracy of
-    the worst tenth of the clients at the last round; ``global_accuracy`` and ``personalised_accuracy`` where they were measured;
-    ``unseen_accuracy`` of the clients that are measured only; ``bytes_sent`` and ``bytes_received`` by the server over the run, for those
-    clients too; ``rounds_to_target`` where a ``target`` is given, null where it is not reached; and the clients themselves.
+    means at the last round, also of the ``columns`` that the algorithm of the arm adds (of one that only clients have that are measured
+    only, over these); ``accuracy_last4``, mean and sample deviation over the last four rounds (0 for a single one); ``best``, the round
+    with the highest mean accuracy; ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
+    ``global_accuracy`` and ``personalised_accuracy`` where they were measured; ``unseen_accuracy`` of the clients that are measured only;
+    ``bytes_sent`` and ``bytes_received`` by the server over the run, for those clients too; ``rounds_to_target`` where a ``target`` is
+    given, null where it is not reached; and the clients themselves.
     """
     arms = {}
     for arm, lines in _grouped(records, "arm"):
@@ -156,7 +157,7 @@ def summarize(records: list[Record], target: float = 0.0, columns: Mapping[str, 
         known = [(value, i) for i, value in enumerate(means) if value is not None]
         own = tuple(columns.get(arm, ()))
         arms[arm] = {
-            **{key: value for key in own if (value := _mean(last, key)) is not None},
+            **{key: value for key in own if (value := _mean(last, key)) is not None or (value := _mean(unseen, key)) is not None},
             **{key: _mean(last, key) for key in ("accuracy", "entropy", "nll", "ece")},
             "accuracy_last4": _spread([value for value in means[-4:] if value is not None]),
             "best": {"round": (best := max(known, key=lambda k: (k[0], -k[1])))[1] + 1, "accuracy": best[0]} if known else None,

@@ -244,7 +244,10 @@ class Arm:
                 yield Reply(reply.client, error=reason)
                 continue
             if reply.client in self.private[i]:
-                self.private[i][reply.client] = _copied(reply.private)
+                before = self.private[i][reply.client]
+                after = self.private[i][reply.client] = _copied(reply.private)
+                if any(name not in before or not torch.equal(before[name], tensor) for name, tensor in after.items()):
+                    self.have_trained = sorted({*self.have_trained, reply.client})  # what it is measured with is its own now
             yield reply
 
     # --- replies ---------------------------------------------------------------------------------------------------

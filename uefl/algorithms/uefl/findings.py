@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..findings import Findings, History, Shares
+from ...findings import Findings, History, Shares
 
 
 class Decision(NamedTuple):
@@ -76,8 +76,8 @@ def beyond_reach(threshold: float, classes: int) -> str:
 
 
 def nats(threshold: float, classes: int) -> str:
-    """A threshold with its unit, and why it cannot be exceeded where that is so."""
-    reason = beyond_reach(threshold, classes)
+    """A threshold with its unit, and why no entropy over so many classes exceeds it where that is so; 0 classes: it is of no entropy."""
+    reason = beyond_reach(threshold, classes) if classes else ""
     return f"{_number(threshold)} nats{f' ({reason})' if reason else ''}"
 
 

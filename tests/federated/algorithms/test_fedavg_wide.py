@@ -1,0 +1,32 @@
+"""FedAvg with a wider head: nothing more is FedAvg, and what is more is counted."""
+
+import pytest
+import torch
+
+from tests.federated.tiny import KEYS, again, arm, finish, settings, values
+from uefl.errors import UserError
+
+
+def test_no_parameter_more_is_fedavg_bit_for_bit():
+    plain, wide = (arm(settings(name))[0] for name in ("fedavg", "fedavg-wide"))
+    assert [r | {"arm": ""} for r in finish(plain)] == [r | {"arm": ""} for r in finish(wide)]
+    assert torch.equal(values(plain), values(wide))
+
+
+@pytest.mark.parametrize(("more", "units"), [(1, 1), (20, 1), (21, 2)])
+def test_the_head_has_the_parameters_more_in_whole_hidden_units(more, units):
+    """One unit: 16 weights in, a bias, three weights out."""
+    plain, wide = arm(settings("fedavg"))[0], arm(settings("fedavg-wide", more_parameters=more))[0]
+    assert len(values(wide)) - len(values(plain)) == 20 * units
+    encoder = len(values(plain)) - (17 * 16 + 17 * 3)
+    assert torch.equal(values(wide)[:encoder], values(plain)[:encoder])
+
+
+def test_it_trains_and_goes_on_bit_for_bit():
+    cfg = settings("fedavg-wide", more_parameters=50)
+    assert again(cfg) == finish(arm(cfg)[0])
+
+
+def test_a_network_without_that_head_is_refused():
+    with pytest.raises(UserError, match=r"^fedavg-wide widens the head of encoder = 'cnn', 'vgg16_bn' or 'resnet18'"):
+        arm(settings("fedavg-wide", KEYS | {"model": {"encoder": "resnet18_nopool"}}, more_parameters=1))

@@ -1,0 +1,317 @@
+"""How codewords are made, learned, searched and extended: each option by what it is for."""
+
+import pytest
+import torch
+
+from tests.federated.test_rounds import Meddler
+from tests.federated.tiny import again, arm, federation, finish, settings, state, visible
+from uefl.algorithms.uefl import quantizer, unseen
+from uefl.algorithms.uefl.quantizer import Quantizer
+from uefl.algorithms.uefl.uefl import UEFL
+from uefl.clustering import kmeans
+from uefl.engines.base import Message
+from uefl.errors import UserError
+from uefl.models.net import Head
+from uefl.report import summarize
+
+NAMES = ("silo-0", "silo-1", "silo-2")
+OPTIONS = [
+    {"criterion": "loss"},
+    {"extension": "residual"},
+    {"extension": "residual", "ext_share": "group"},
+    {"personal": True},
+    {"personal": True, "codebook_after": 1},
+    {"codebook_after": 2},
+    {"reinit": True},
+    {"segment_codebooks": True},
+    {"segment_codebooks": True, "extension": "residual", "ema_decay": 0.5},
+    {"codebook_lr": 30.0},
+    {"ema_decay": 0.9},
+    {"ema_decay": 0.9, "ext_share": "group", "reinit": True, "revive_below": 0.5},
+    {"revive_below": 0.5},
+    {"search": "cosine"},
+    {"estimator": "rotation"},
+    {"lr_schedule": "cosine"},
+]
+
+
+def turns(algorithm, count):
+    return [algorithm.turn() for _ in range(count)]
+
+
+class Spy(Meddler):
+    """Keeps the messages of every exchange."""
+
+    def __init__(self, inner, seen):
+        super().__init__(inner, None)
+        self.seen = seen
+
+    def round(self, messages, deadline=None):
+        self.seen.append(messages)
+        return self.inner.round(messages, deadline)
+
+
+@pytest.mark.parametrize("keys", OPTIONS, ids=lambda keys: "-".join(keys))
+def test_every_option_changes_the_run_and_goes_on_bit_for_bit(keys):
+    base = {"rounds": [2, 2], "extend": "all"} if keys != {"criterion": "loss"} else {"rounds": [2, 2]}
+    cfg = settings(**base, **keys)
+    records = finish(arm(cfg)[0])
+    assert records == again(cfg)
+    plain = finish(arm(settings(**base))[0])
+    assert records != plain or keys == {"criterion": "loss"}  # which may flag the same clients
+    assert max(r["codewords"] for r in records) > min(r["codewords"] for r in records)
+
+
+# --- learning ------------------------------------------------------------------------------------------------------
+
+
+def test_codewords_learn_where_features_are():
+    """The shared codebook comes nearer to the features than it began, by gradient and by averages."""
+    for keys in ({"codebook_lr": 30.0}, {"ema_decay": 0.9}):
+        algorithm, room, _ = arm(settings(extend="none", rounds=[4], local_epochs=3, **keys))
+        before = visible(algorithm, "silo-0").clone()
+        turns(algorithm, 4)
+        tokens = features(room, algorithm, "silo-0")
+        start, end = (quantisation_error(tokens, book) for book in (before, visible(algorithm, "silo-0")))
+        assert end < 0.5 * start
+
+
+def test_an_extension_lowers_the_quantisation_error():
+    for keys in ({}, {"extension": "residual"}, {"segment_codebooks": True}, {"ema_decay": 0.9}):
+        algorithm, room, _ = arm(settings(extend="all", rounds=[2, 1], lr=1e-6, **keys))
+        turns(algorithm, 4)
+        tokens, book = features(room, algorithm, "silo-1"), visible(algorithm, "silo-1")
+        quantize = algorithm.members[0].quantizer
+        errors = [float((tokens - quantize(tokens, part).values).square().mean()) for part in (book[..., :4, :], book)]
+        assert errors[1] < 0.5 * errors[0]
+
+
+def features(room, algorithm, client):
+    """``[N, H', W', D]`` of a client's training images under the current model."""
+    room.net.eval()
+    own = state(algorithm).tensors
+    room.flat.set(own["values"], own["buffers"])
+    data = next(s for s in federation().silos if s.name == client).load()
+    with torch.no_grad():
+        return room.net.tokens(room.normalize(data.train.images))
+
+
+def quantisation_error(tokens, book):
+    return float((tokens - Quantizer()(tokens, book).values).square().mean())
+
+
+def test_the_learning_rate_of_the_codebook_is_a_multiple_of_the_network_s():
+    """Adam's first step is the learning rate itself, in every entry that has a gradient."""
+    moves = {}
+    for factor in (1.0, 30.0):
+        algorithm, _, _ = arm(settings(extend="none", rounds=[1], local_steps=1, lr=1e-3, codebook_lr=factor, usage_aware=False))
+        before = {name: tensor.clone() for name, tensor in state(algorithm).tensors.items()}
+        algorithm.turn()
+        after = state(algorithm).tensors
+        moves[factor] = [float((after[name] - before[name]).abs().max()) for name in ("block.0", "values")]
+    assert moves[1.0][0] == pytest.approx(1e-3, rel=0.01)
+    assert moves[30.0][0] == pytest.approx(3e-2, rel=0.01)
+    assert moves[30.0][1] == moves[1.0][1]
+
+
+def test_moving_averages_are_those_of_the_definition():
+    moving, book = quantizer.moving_start(torch.eye(2)), torch.eye(2)
+    tokens = torch.tensor([[[[3.0, 0.0], [5.0, 1.0]]]])
+    out = Quantizer(decay=0.75)(tokens, book, with_sums=True)
+    moving = quantizer.moved(moving, out, 0.75)
+    assert moving.tolist() == [[0.75 + 0.25 * 8.0, 0.25, 0.75 + 0.25 * 2], [0.0, 0.75, 0.75]]
+    found = quantizer.codewords(moving, book)
+    torch.testing.assert_close(found, torch.tensor([[2.75 / 1.25, 0.25 / 1.25], [0.0, 1.0]]))
+    unused = torch.zeros(2, 3)
+    assert torch.equal(quantizer.codewords(unused, book), book)
+    assert float(out.loss) == pytest.approx(0.25 * float((tokens - out.values).square().mean()))  # the commitment alone
+
+
+def test_the_server_averages_sums_and_counts_of_moving_averages_not_codewords():
+    def meddle(reply):
+        if "moving" in reply.tensors:
+            first = reply.client == "silo-0"
+            sums, counts = (1.0 * 30, 30.0) if first else (4.0 * 10, 10.0)  # codewords 1 and 4
+            moving = reply.tensors["moving"] = torch.full_like(reply.tensors["moving"], sums)
+            moving[:, -1] = counts
+        return reply
+
+    fed = federation(sizes=(20, 20), noise=(0.1, 0.1))
+    algorithm, _, _ = arm(settings(extend="none", ema_decay=0.9), fed, wrap=lambda e: Meddler(e, meddle))
+    algorithm.turn()
+    torch.testing.assert_close(visible(algorithm, "silo-0"), torch.full((4, 4), (30 + 40) / 40))
+
+
+def test_dead_codewords_go_beside_those_most_used_and_the_others_stay():
+    book = torch.arange(12.0).view(4, 3) + 1
+    new = quantizer.revived(book, torch.tensor([0, 90, 9, 1]), 0.1)
+    assert torch.equal(new[1:3], book[1:3])
+    assert float((new[0] - book[1]).abs().max()) < 0.05 * float(book[1].abs().max())
+    assert not torch.equal(new[0], book[1])
+    assert float((new[3] - book[2]).abs().max()) < 0.05 * float(book[2].abs().max())
+    assert torch.equal(quantizer.revived(book, torch.tensor([5, 5, 5, 5]), 0.1), book)
+    of_segments = quantizer.revived(torch.stack([book, book]), torch.tensor([[5, 5, 5, 5], [0, 90, 9, 1]]), 0.1)
+    assert torch.equal(of_segments[0], book)
+    assert not torch.equal(of_segments[1], book)
+
+
+def test_revival_puts_more_codewords_to_use():
+    used = {}
+    for below in (0.0, 0.1):
+        algorithm, _, _ = arm(settings(extend="none", codewords=16, rounds=[6], revive_below=below, codebook_lr=10.0))
+        used[below] = sum(r["perplexity_full"] for r in finish(algorithm)[-3:])
+    assert used[0.1] > 1.2 * used[0.0]
+
+
+def test_a_cosine_schedule_falls_from_lr_to_nearly_nothing_over_the_rounds():
+    constant, cosine = (settings(lr_schedule=kind, rounds=[3, 1], lr=0.2).training for kind in ("constant", "cosine"))
+    assert [constant.lr_in(round) for round in range(4)] == [0.2] * 4
+    assert [cosine.lr_in(round) for round in range(4)] == pytest.approx([0.2, 0.2 * 0.853553, 0.1, 0.2 * 0.146447], rel=1e-5)
+    moves = []
+    for kind in ("constant", "cosine"):  # Adam's first step is the learning rate itself
+        algorithm, _, _ = arm(
+            settings("fedavg", lr_schedule=kind, rounds=[2], local_steps=1, lr=1e-3), federation(sizes=(48,), noise=(0.1,))
+        )
+        algorithm.turn()
+        before = state(algorithm).tensors["values"].clone()
+        algorithm.turn()
+        moves.append(float((state(algorithm).tensors["values"] - before).abs().max()))
+    assert moves == pytest.approx([1e-3, 0.5e-3], rel=0.01)
+
+
+# --- searching -----------------------------------------------------------------------------------------------------
+
+
+def test_cosine_search_takes_the_codeword_of_the_least_angle():
+    book = torch.tensor([[1.0, 0.0], [10.0, 10.0]])
+    tokens = torch.tensor([[[[1.0, 0.9]]]])
+    assert Quantizer()(tokens, book).values.flatten().tolist() == [1.0, 0.0]
+    assert Quantizer(search="cosine")(tokens, book).values.flatten().tolist() == [10.0, 10.0]
+
+
+def test_segments_with_codebooks_of_their_own_take_codewords_of_their_own():
+    book = torch.tensor([[[0.0], [1.0]], [[10.0], [11.0]]])
+    out = Quantizer(segment_codebooks=True)(torch.tensor([[[[0.8, 0.9]]], [[[0.1, 12.0]]]]), book)
+    assert out.values.flatten(1).tolist() == [[1.0, 10.0], [0.0, 11.0]]
+    assert out.codes.tolist() == [[1, 2], [0, 3]]
+    assert out.counts.tolist() == [[1, 1], [1, 1]]
+
+
+def test_new_codewords_per_segment_are_k_means_of_that_segment():
+    rows = torch.stack([torch.arange(6.0)[:, None], 100 + torch.arange(6.0)[:, None]])
+    centres, mass = kmeans(rows, 2, 0)
+    assert centres.shape == (2, 2, 1)
+    assert mass.sum(1).tolist() == [6.0, 6.0]
+    assert float(centres[0].max()) < 6 < 100 <= float(centres[1].min())
+
+
+def test_residual_stages_quantise_what_is_left_and_the_gradient_passes_once():
+    book = torch.tensor([[0.0], [10.0], [1.0], [-1.0]])
+    tokens = torch.tensor([[[[8.8]]]], requires_grad=True)
+    out = Quantizer(commitment=0.0, stage=2)(tokens, book)
+    assert float(out.values.detach()) == 9.0
+    assert out.codes.tolist() == [[1, 3]]
+    assert out.counts.tolist() == [0, 1, 0, 1]
+    out.values.sum().backward()
+    assert float(tokens.grad) == 1.0
+
+
+# --- making --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_rounds_are_without_quantiser_and_the_codebook_is_then_made_of_all_clients_features():
+    asked = []
+    algorithm, _, _ = arm(settings(extend="none", codebook_after=2, rounds=[2, 1]), wrap=lambda e: Spy(e, asked))
+    records = finish(algorithm)
+    kinds = [{("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()} for messages in asked]
+    assert kinds == [{(False, False)}, {(False, False)}, {(False, True)}, {(True, False)}, {(True, False)}, {(True, False)}]
+    assert [r["perplexity"] is None for r in records] == [True] * 3 + [False] * 6
+
+
+def test_a_codebook_that_would_come_after_the_first_iteration_is_refused():
+    cfg, fed = settings(codebook_after=3, rounds=[2, 2]), federation()
+    algorithm, room, _ = arm(cfg, fed)
+    with pytest.raises(UserError, match=r"^key 'arms.arm.codebook_after': expected at most the 2 rounds of the first iteration; got 3$"):
+        algorithm.members[0].check(fed, "arm", room.net)
+
+
+def test_a_codebook_made_anew_between_iterations_is_the_same_for_all_and_extensions_stay():
+    algorithm, _, _ = arm(settings(extend="all", reinit=True, rounds=[1, 1, 1], lr=1e-12))
+    turns(algorithm, 4)
+    before = [visible(algorithm, name).clone() for name in NAMES]
+    algorithm.turn()
+    after = [visible(algorithm, name) for name in NAMES]
+    assert all(torch.equal(after[0][:4], book[:4]) for book in after)
+    for old, new in zip(before, after, strict=True):
+        assert not torch.equal(old[:4], new[:4])
+        torch.testing.assert_close(old[4:], new[4:8], atol=1e-6, rtol=0)  # lr 1e-12: training moved nothing
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_personal_codebooks_are_never_averaged(after):
+    algorithm, _, _ = arm(settings(extend="none", personal=True, rounds=[2, 1], codebook_after=after))
+    assert (len({tuple(visible(algorithm, name).flatten().tolist()) for name in NAMES})) == 1
+    finish(algorithm)
+    books = [visible(algorithm, name) for name in NAMES]
+    assert [len(book) for book in books] == [4] * 3
+    assert len({tuple(book.flatten().tolist()) for book in books}) == 3
+
+
+# --- deciding ------------------------------------------------------------------------------------------------------
+
+
+def test_extension_by_loss_compares_the_cross_entropy_of_held_out_images():
+    algorithm, _, notices = arm(settings(criterion="loss", rounds=[2, 1], gamma=0.1))
+    records = turns(algorithm, 3)[-1]
+    loss = {r["client"]: r["holdout_nll"] for r in records}
+    assert state(algorithm).plain["threshold"] == pytest.approx(1.1 * min(loss.values()))
+    assert state(algorithm).plain["uncertain"] == [name for name in NAMES if loss[name] > 1.1 * min(loss.values())]
+    assert "loss above" in notices[-1]
+
+
+def test_a_holdout_too_small_for_its_threshold_is_said_once():
+    said = "has a standard error of"
+    for gamma, times in ((1e-6, 1), (1e3, 0)):
+        algorithm, _, notices = arm(settings(gamma=gamma, rounds=[1, 1, 1]))
+        records = finish(algorithm)
+        assert sum(said in line for line in notices) == times
+    first = [r for r in records if r["round"] == 0]
+    assert all(0 < r["holdout_entropy_se"] < r["holdout_entropy"] for r in first)
+
+
+def test_moving_averages_have_no_learning_rate():
+    with pytest.raises(UserError, match=r"^key 'arms.arm': codebook_lr is for codewords that learn by gradient"):
+        settings(ema_decay=0.9, codebook_lr=2.0)
+
+
+# --- unseen clients ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [{}, {"personal": True}, {"ext_share": "group"}], ids=["private", "personal", "group"])
+def test_an_unseen_client_is_measured_with_three_choices_of_a_codebook(keys):
+    algorithm, _, _ = arm(settings(extend="all", rounds=[3, 2], **keys), federation(unseen=1))
+    records = finish(algorithm)
+    others = [r for r in records if r.get("unseen")]
+    assert len(others) == 5
+    assert all(0 <= r[name] <= 1 for r in others for name in ("accuracy", "accuracy_union", "accuracy_best"))
+    assert not any("accuracy_best" in r for r in records if not r.get("unseen"))
+    summary = summarize(records, 0.0, {"arm": UEFL.columns})["arm"]
+    assert summary["accuracy_best"] == others[-1]["accuracy_best"]
+    assert summary["perplexity"] == pytest.approx(sum(r["perplexity"] for r in records[-4:-1]) / 3)
+    if not keys:
+        assert {r["codewords"] for r in others} == {4}
+        assert records[-2]["codewords"] == 8
+
+
+def test_the_best_codebook_is_that_of_the_least_quantisation_error():
+    tokens = torch.tensor([[[[1.0]]], [[[3.0]]]])
+    torch.manual_seed(0)
+    net = torch.nn.Module()
+    net.head = Head(1, 4, 2, 0.0, False)
+    blocks, books = torch.tensor([[9.0], [0.0], [2.9]]), torch.tensor([[True, True, False], [True, False, True]])
+    found = unseen.choices(Quantizer(), net, tokens, Message({"blocks": blocks, "books": books}))
+    torch.testing.assert_close(found["error"], torch.tensor([[1.0, 3.61], [9.0, 0.01]]))
+    assert found["error"].mean(0).argmin() == 1
+    of_union = net.head.stochastic(net.head.prefix(torch.tensor([[0.0], [2.9]]))).softmax(-1)
+    torch.testing.assert_close(found["probs.union"], of_union)
+    assert "probs.union" not in unseen.choices(Quantizer(stage=1), net, tokens, Message({"blocks": blocks, "books": books}))

@@ -1,0 +1,38 @@
+"""FedAvg with a wider head: the control for a method that adds parameters."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from pydantic import Field
+
+from ..errors import UserError
+from ..models.net import Head, Net
+from . import base
+from .base import Algorithm, ModelSpec, register
+
+
+@register("fedavg-wide")
+class FedAvgWide(Algorithm):
+    """FedAvg, the head with as many hidden units more as hold a number of parameters; none more is FedAvg bit for bit."""
+
+    class Parameters(base.Parameters):
+        """Of the wider head."""
+
+        more_parameters: int = Field(
+            0,
+            ge=0,
+            description="parameters more than the head has, rounded up to whole hidden units",
+        )
+
+    def build_model(self, spec: ModelSpec) -> torch.nn.Module:
+        """The encoder draws the weights that it draws for FedAvg."""
+        net, settings = super().build_model(spec), spec.settings
+        if not isinstance(net, Net) or not isinstance(net.head, Head):
+            raise UserError("fedavg-wide widens the head of encoder = 'cnn', 'vgg16_bn' or 'resnet18'; leave it out, or choose one of them")
+        inputs = net.head.fc1.in_features
+        units = math.ceil(self.parameters.more_parameters / (inputs + 1 + spec.classes))
+        if units:
+            net.head = Head(inputs, settings.hidden + units, spec.classes, settings.dropout, settings.logit_dropout)
+        return net

@@ -1,0 +1,213 @@
+"""The client half of algorithms with a codebook between encoder and head.
+
+A message of a quantised round has ``codebook [..., V, d]``, what its client sees; with ``moving [..., V, d + 1]`` beside it codewords are
+moving averages. With the option ``new_codewords`` the client first finds that many by k-means on its own features, and writes them into the
+codebook from row ``new_at`` on. It sends back the ``codebook``, or what the averages have become in its place, and ``usage [..., V]``, how
+often training assigned each codeword. An answer has ``block [..., v, d]`` and ``mass [..., v]``, k-means alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from ... import clustering, metrics
+from ...client.work import Batch, Work
+from ...data.federation import Federation
+from ...engines.base import Reply
+from ...errors import UserError
+from ...findings import Findings, History
+from ...models.given import GivenNet
+from ...models.net import Head, Net, TokenNet
+from ...seeds import derive
+from ...uncertainty import Prediction, of_head
+from ..base import Algorithm, ModelSpec, Record
+from . import findings, unseen
+from .parameters import Codebook
+from .quantizer import Quantizer, codewords, moved, moving_start, placed
+
+_EVALUATION_BATCH = 500
+_PERPLEXITY_BATCH = 100  # images per batch of the published perplexity
+
+
+class Quantised(Algorithm):
+    """See the module's docstring."""
+
+    Parameters: Any = Codebook
+    ops = ("vq",)
+    columns: ClassVar = {
+        "perplexity": "how many codewords are in effective use, the mean over batches of 100 images",
+        "codewords": "size of the codebook that a client sees",
+    }
+    marks: ClassVar = {"extended": "codewords added to the client (decided on held-out training images; shown here: the test split)"}
+    levels: ClassVar = {"threshold": ("entropy", "the threshold of each decision about extensions")}
+
+    @property
+    def quantizer(self) -> Quantizer:
+        """As the parameters say."""
+        return Quantizer(self.parameters.commitment)
+
+    def build_model(self, spec: ModelSpec) -> torch.nn.Module:
+        """In two parts, also where the network was given in Python."""
+        net = super().build_model(spec)
+        return net if spec.given is None else GivenNet(net, spec.image_shape)
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """The segments must divide the features, and k-means needs as many features as codewords."""
+        super().check(federation, arm, net)
+        if not isinstance(net, TokenNet) or (isinstance(net, Net) and not isinstance(net.head, Head)):
+            raise UserError(f"arm {arm!r}: a codebook needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
+        segments, codewords = self.parameters.segments, self.parameters.codewords
+        if net.dim % segments:
+            raise UserError(f"key 'arms.{arm}.segments': expected a divisor of the {net.dim} channels of the encoder; got {segments}")
+        few = min(federation.silos, key=lambda silo: silo.sizes.train)
+        per_image = net.positions * (1 if self.quantizer.segment_codebooks else segments)
+        if few.sizes.train * per_image < codewords:
+            rows = f"{few.sizes.train} training images of {per_image} feature vectors"
+            raise UserError(f"silo {few.name!r} has {rows}, too few for {codewords} codewords; lower codewords")
+
+    def start(self, length: int, *place: int) -> torch.Tensor:
+        """Codewords ``[..., v, length]`` to begin with, N(0, 1)."""
+        generator = torch.Generator().manual_seed(derive(self.context.seed, "codebook", *place))
+        shape = [self.parameters.segments] if self.quantizer.segment_codebooks else []
+        return torch.randn(*shape, self.parameters.codewords, length, generator=generator)
+
+    def length(self, net: torch.nn.Module) -> int:
+        """Elements of a codeword."""
+        assert isinstance(net, TokenNet)
+        return int(net.dim // self.parameters.segments)
+
+    def codebook(self, work: Work) -> torch.Tensor | None:
+        """What the client sees at this moment of its turn; None: no quantiser."""
+        known: torch.Tensor | None = work.trained.get("codebook", work.memory.get("codebook", work.message.tensors.get("codebook")))
+        return known
+
+    # --- training --------------------------------------------------------------------------------------------------
+
+    def before_round(self, work: Work) -> None:
+        """Find new codewords where they are asked for; the codebook is trained with the network."""
+        tensors, options = work.message.tensors, work.message.options
+        if "codebook" not in tensors:  # a round without quantiser
+            return
+        codebook, moving = tensors["codebook"], tensors.get("moving")
+        if options.get("new_codewords"):
+            block, _ = self.new_codewords(work)
+            codebook = placed(codebook, block, int(options["new_at"]))
+            if moving is not None:
+                moving = placed(moving, moving_start(block), int(options["new_at"]))
+        if moving is None:
+            work.trained["codebook"] = codebook.detach().clone().requires_grad_()
+            if self.quantizer.lr != 1:
+                work.rates["codebook"] = self.quantizer.lr
+        else:
+            work.memory |= {"codebook": codebook, "moving": moving}
+        work.memory["usage"] = torch.zeros(codebook.shape[:-1], dtype=torch.int64, device=codebook.device)
+
+    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+        """New codewords of the client's own features, and how many features each stands for."""
+        block, mass = self.new_codewords(work)
+        return {"block": block, "mass": mass}
+
+    @torch.no_grad()
+    def new_codewords(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+        """k-means on the features of the training images, or on what the codebook leaves of them: ``[..., v, d]``, masses ``[..., v]``."""
+        net, options = _net(work), work.message.options
+        codebook = work.message.tensors.get("codebook") if self.quantizer.stage else None
+        net.eval()
+        features = []
+        for images in work.train.images.split(_EVALUATION_BATCH):
+            with work.amp():
+                tokens = net.tokens(work.workspace.normalize(images))
+                if codebook is not None:
+                    tokens = tokens - self.quantizer(tokens, codebook).values
+                features.append(tokens.float())
+        rows = self.quantizer.rows(torch.cat(features), self.length(net))
+        block, mass = clustering.kmeans(rows, int(options["new_codewords"]), int(options["kmeans_seed"]))
+        return block.to(work.workspace.device), mass.to(work.workspace.device)
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Cross-entropy, and the losses of the codebook and of the commitment to it."""
+        codebook, net, averages = self.codebook(work), _net(work), "moving" in work.memory
+        if codebook is None:
+            return super().loss(work, batch)
+        with work.amp():
+            out = self.quantizer(net.tokens(batch.images), codebook, with_sums=averages)
+            logits = net.classify(out.values)
+        work.memory["usage"] += out.counts
+        if averages:
+            moving = work.memory["moving"] = moved(work.memory["moving"], out, self.quantizer.decay)
+            work.memory["codebook"] = codewords(moving, codebook)
+        work.note("vq_loss", out.loss, len(batch.labels))
+        total: torch.Tensor = work.cross_entropy(logits, batch.labels) + out.loss
+        return total
+
+    def update(self, work: Work) -> dict[str, torch.Tensor]:
+        """Also the codebook, and how it was used."""
+        sent = super().update(work)
+        if "moving" in work.memory:
+            sent["moving"] = work.memory["moving"]
+        elif "codebook" in work.trained:
+            sent["codebook"] = work.trained["codebook"].detach()
+        return sent | ({"usage": work.memory["usage"]} if "usage" in work.memory else {})
+
+    # --- measuring -------------------------------------------------------------------------------------------------
+
+    def passes(self, work: Work) -> int:
+        """With dropout on."""
+        return work.passes
+
+    def predict(self, work: Work, images: torch.Tensor) -> Prediction:
+        """From quantised features; ``extra["codes"]`` are the codewords of each image."""
+        net, codebook = _net(work), self.codebook(work)
+        with work.amp():
+            tokens = net.tokens(images)
+            if codebook is None:
+                return of_head(net.head, tokens, self.passes(work))
+            out = self.quantizer(tokens, codebook.detach())
+            prediction = of_head(net.head, out.values, self.passes(work))
+            choices = unseen.choices(self.quantizer, net, tokens, work.message)
+        return prediction._replace(extra={"codes": out.codes, **choices})
+
+    def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
+        """Perplexity of the codewords in use, in batches of 100 images and over all; at the end of an iteration also their counts."""
+        codebook = work.message.tensors.get("codebook")
+        if codebook is None:
+            return {}
+        counts = torch.stack([counts_per_batch(extra["codes"], codebook.shape[:-1].numel()) for extra in extras])
+        record: Record = {
+            "perplexity": float(metrics.perplexity(counts).mean()),
+            "perplexity_full": float(metrics.perplexity(counts.sum(1)).mean()),
+        }
+        return record | unseen.measured(work, extras) | ({"usage": counts[0].sum(0).tolist()} if last else {})
+
+    def findings(self, history: History) -> Findings | None:
+        """Extensions."""
+        return findings.findings(history)
+
+    def infer(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Behind the client's codebook."""
+        assert isinstance(net, TokenNet)
+        return net.classify(self.quantizer(net.tokens(images), tensors["codebook"]).values)
+
+
+def negative_usage(reply: Reply) -> str | None:
+    """Counts are not negative."""
+    usage = reply.tensors.get("usage")
+    return "usage has negative counts" if usage is not None and bool((usage < 0).any()) else None
+
+
+def counts_per_batch(codes: torch.Tensor, codewords: int) -> torch.Tensor:
+    """[batches, V]: how often each batch of 100 images uses each codeword; codes [N, n]."""
+    batch = torch.arange(len(codes), device=codes.device) // _PERPLEXITY_BATCH
+    flat = (codes + codewords * batch[:, None]).flatten()
+    batches = math.ceil(len(codes) / _PERPLEXITY_BATCH)
+    counts = torch.zeros(batches * codewords, dtype=torch.int64, device=codes.device)
+    return counts.index_add_(0, flat, torch.ones_like(flat)).view(batches, codewords)
+
+
+def _net(work: Work) -> TokenNet:
+    assert isinstance(work.net, TokenNet)
+    return work.net

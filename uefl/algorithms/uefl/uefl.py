@@ -1,0 +1,243 @@
+"""The server half of UEFL: blocks of codewords, who sees them, how they are averaged, when they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+
+from ... import clustering
+from ...aggregation import CodewordMean, Mean, WeightedMean
+from ...data.federation import Federation
+from ...engines.base import Expected, Message, Reply
+from ...errors import RunError, UserError
+from ...seeds import derive
+from ...server.turn import Turn
+from ..base import Record, State, register
+from . import extension, findings, parameters, unseen
+from .client import Quantised, negative_usage
+from .quantizer import Quantizer, codewords, joined, moving_start, revived
+
+
+@register("uefl")
+class UEFL(Quantised):
+    """FedAvg of encoder and head around a quantiser whose codebook grows for uncertain clients."""
+
+    Parameters = parameters.Parameters
+    columns: ClassVar = Quantised.columns | unseen.COLUMNS
+
+    @property
+    def quantizer(self) -> Quantizer:
+        """As the parameters say."""
+        p = self.parameters
+        stage = p.codewords if p.extension == "residual" else 0
+        return Quantizer(p.commitment, p.search, p.estimator, stage, p.segment_codebooks, p.codebook_lr, p.ema_decay)
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """Also, the codebook is there when the first iteration ends."""
+        super().check(federation, arm, net)
+        after, first = self.parameters.codebook_after, self.context.training.rounds[0]
+        if after > first:
+            raise UserError(f"key 'arms.{arm}.codebook_after': expected at most the {first} rounds of the first iteration; got {after}")
+
+    # --- codebooks -------------------------------------------------------------------------------------------------
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
+        """Also the blocks of codewords, their members, and who is to be extended.
+
+        ``uncertain``: clients above the threshold after the iteration before this one; ``pending``: those that have yet to get new
+        codewords; ``extended``: clients that got new codewords in the last round.
+        """
+        state = super().server_state(values, buffers, net)
+        state.plain = {"members": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}
+        for clients in [[name] for name in self.context.clients] if self.parameters.personal else [list(self.context.clients)]:
+            self.extend(state, clients, self.start(self.length(net)).to(values.device))
+        return state
+
+    def extend(self, state: State, clients: list[str], block: torch.Tensor) -> None:
+        """Show clients a new block."""
+        state.plain["members"].append(sorted(clients))
+        self.put(state, len(state.plain["members"]) - 1, block)
+
+    def put(self, state: State, i: int, block: torch.Tensor) -> None:
+        """Codewords in the place of a block's."""
+        state.tensors[f"block.{i}"] = block
+        if self.parameters.ema_decay:
+            state.tensors[f"moving.{i}"] = moving_start(block)
+
+    def seen(self, state: State, client: str) -> list[int]:
+        """The blocks of one client, in the order of their coming; of an unseen client the shared ones, and every block where none is."""
+        members = state.plain["members"]
+        own = [i for i, names in enumerate(members) if client in names or len(names) == len(self.context.clients)]
+        return own or list(range(len(members)))
+
+    def visible(self, state: State, client: str, what: str = "block") -> torch.Tensor:
+        """The codebook of one client, ``[..., V, d]``, or its ``moving`` averages: shared codewords first, then its extensions."""
+        return joined([state.tensors[f"{what}.{i}"] for i in self.seen(state, client)])
+
+    def quantized(self, round: int) -> bool:
+        """False in the first rounds of ``codebook_after``, of whose features the codebook is made."""
+        return bool(round >= self.parameters.codebook_after)
+
+    def pooled_kmeans(self, state: State, clients: Iterable[str], purpose: str, turn: Turn) -> torch.Tensor:
+        """One block for several clients, ``[..., v, d]``: k-means on each one's features, then on the weighted centroids of all."""
+        count, shape = self.parameters.codewords, tuple(state.tensors["block.0"].shape)
+        centroids, masses, messages = [], [], {}
+        for name in clients:
+            message = super().broadcast(state, name, turn)
+            if purpose == "extend" and self.quantizer.stage:
+                message.tensors["codebook"] = self.visible(state, name)
+            message.options |= {"new_codewords": count, "kmeans_seed": derive(self.context.seed, purpose, turn.iteration, name)}
+            message.expects = {"block": Expected(shape, torch.float32), "mass": Expected(shape[:-1], torch.float32)}
+            messages[name] = message
+        for reply in turn.ask(messages):
+            if reply.error is not None:
+                raise RunError(f"{reply.client} could not find new codewords: {reply.error}")
+            centroids.append(reply.tensors["block"])
+            masses.append(reply.tensors["mass"])
+        seed = derive(self.context.seed, purpose, turn.iteration)
+        block, _ = clustering.kmeans(joined(centroids), count, seed, torch.cat(masses, -1))
+        return block.to(state.tensors["values"].device)
+
+    # --- a turn ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, state: State, turn: Turn) -> None:
+        """The codebooks and extensions that need an exchange of their own."""
+        state.scratch |= {"new": {}, "growing": [], "usage": {}}
+        first = turn.trained > 0 and turn.round == self.parameters.codebook_after > 0
+        if first or (self.parameters.reinit and turn.iteration > 0 and turn.trained == 0):
+            for i, names in enumerate(state.plain["members"]):
+                if i == 0 or (self.parameters.personal and i < len(self.context.clients)):
+                    self.put(state, i, self.pooled_kmeans(state, names, "codebook", turn))
+        pending = state.plain["pending"]
+        if turn.train and pending and self.parameters.ext_share == "group":
+            self.extend(state, pending, self.pooled_kmeans(state, pending, "extend", turn))
+            state.scratch["growing"], state.plain["pending"] = list(pending), []
+
+    def broadcast(self, state: State, client: str, turn: Turn) -> Message:
+        """The client's own codebook with it; and for a private extension, the order to make one."""
+        message = super().broadcast(state, client, turn)
+        if not self.quantized(turn.round):
+            return message
+        codebook = message.tensors["codebook"] = self.visible(state, client)
+        *segments, rows, length = codebook.shape
+        if turn.train and client in state.plain["pending"]:
+            seed = derive(self.context.seed, "extend", turn.iteration, client)
+            message.options |= {"new_codewords": self.parameters.codewords, "new_at": rows, "kmeans_seed": seed}
+            rows += self.parameters.codewords
+        message.expects["usage"] = Expected((*segments, rows), torch.int64)
+        if self.parameters.ema_decay:
+            message.tensors["moving"] = self.visible(state, client, "moving")
+            message.expects["moving"] = Expected((*segments, rows, length + 1), codebook.dtype)
+        else:
+            message.expects["codebook"] = Expected((*segments, rows, length), codebook.dtype)
+        if client not in self.context.clients:
+            message.tensors |= self.all_blocks(state, codebook.device)
+        return message
+
+    def all_blocks(self, state: State, device: torch.device) -> dict[str, torch.Tensor]:
+        """What an unseen client chooses from: every block, and the codebooks that trained clients see as rows of a mask."""
+        count = len(state.plain["members"])
+        books = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
+        mask = torch.tensor([[i in book for i in range(count)] for book in books], device=device)
+        return {"blocks": joined([state.tensors[f"block.{i}"] for i in range(count)]), "books": mask}
+
+    def unsound(self, message: Message, reply: Reply) -> str | None:
+        """Counts are not negative."""
+        return negative_usage(reply)
+
+    @property
+    def averaged(self) -> str:
+        """What of each block comes back and is averaged: its codewords, or their moving averages."""
+        return "moving" if self.parameters.ema_decay else "block"
+
+    @property
+    def by_use(self) -> bool:
+        """Whether a client's codewords weigh as much as it used them; its moving averages know that themselves."""
+        return bool(self.parameters.usage_aware and not self.parameters.ema_decay)
+
+    def averages(self, state: State) -> dict[str, Mean]:
+        """One average per block."""
+        mean = CodewordMean if self.by_use else WeightedMean
+        blocks = {name: mean(tensor) for name, tensor in state.tensors.items() if name.startswith(f"{self.averaged}.")}
+        return super().averages(state) | blocks
+
+    def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
+        """Each block's part of the client's codebook goes to that block's average; what is behind them is a new block."""
+        for name in ("values", "buffers"):
+            averages[name].add(update.tensors[name], self.weight(update))
+        if "usage" not in update.tensors:
+            return
+        sent = update.tensors["moving" if self.parameters.ema_decay else "codebook"].split(self.parameters.codewords, -2)
+        usage = update.tensors["usage"].split(self.parameters.codewords, -1)
+        blocks, used = self.seen(state, update.client), state.scratch["usage"]
+        for i, part, counts in zip(blocks, sent, usage, strict=False):
+            averages[f"{self.averaged}.{i}"].add(part, counts if self.by_use else self.weight(update))
+            used[i] = used.get(i, 0) + counts
+        if len(sent) > len(blocks):
+            state.scratch["new"][update.client] = sent[-1].clone()
+            state.scratch["growing"].append(update.client)
+            state.plain["pending"].remove(update.client)
+
+    def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
+        """Blocks whose every member was refused stay as they are."""
+        super().aggregate(state, averages)
+        tensors, moving = state.tensors, bool(self.parameters.ema_decay)
+        if moving:
+            for i in range(len(state.plain["members"])):
+                tensors[f"block.{i}"] = codewords(tensors[f"moving.{i}"], tensors[f"block.{i}"])
+        for client, sent in state.scratch["new"].items():
+            self.extend(state, [client], codewords(sent, sent[..., :-1]) if moving else sent)
+            if moving:
+                tensors[f"moving.{len(state.plain['members']) - 1}"] = sent
+        if self.parameters.revive_below:
+            for i, usage in state.scratch["usage"].items():
+                self.revive(state, i, usage)
+        state.plain["extended"] = state.scratch["growing"]
+
+    def revive(self, state: State, i: int, usage: torch.Tensor) -> None:
+        """Put the codewords of a block that are in little use where others are in much; their moving averages begin anew."""
+        before, averages = state.tensors[f"block.{i}"], state.tensors.get(f"moving.{i}")
+        after = revived(before, usage, self.parameters.revive_below)
+        self.put(state, i, after)
+        if averages is not None:
+            moved = (after != before).any(-1, keepdim=True)
+            state.tensors[f"moving.{i}"] = torch.where(moved, state.tensors[f"moving.{i}"], averages)
+
+    def record(self, state: State, client: str, turn: Turn) -> Record:
+        """With the size of the client's codebook, and whether it has just grown."""
+        size = self.visible(state, client).shape[:-1].numel()
+        return {"codewords": size, "extended": client in state.plain["extended"]}
+
+    def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
+        """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7)."""
+        p = self.parameters
+        if p.extend in ("all", "none"):
+            state.plain["pending"] = list(self.context.clients) if p.extend == "all" else []
+            return False
+        by_entropy = p.criterion == "entropy"
+        measured = {record["client"]: record["holdout_entropy" if by_entropy else "holdout_nll"] for record in records}
+        if state.plain["threshold"] is None or p.threshold == "current":
+            state.plain["threshold"] = extension.threshold(measured, p)
+            line = extension.unsure(state.plain["threshold"], measured, records) if by_entropy else None
+            if line:
+                turn.notice(f"after iteration {turn.iteration + 1}, {line}")
+        limit = state.plain["threshold"]
+        uncertain = [name for name, e in sorted(measured.items()) if e > limit]
+        chosen = list(uncertain)
+        if p.extend == "random":  # the same in every member of an ensemble
+            chosen = extension.drawn(self.context.clients, len(uncertain), self.context.run.seed, turn.iteration)
+        state.plain |= {"uncertain": uncertain, "pending": chosen}
+        if by_entropy and p.extend == "uncertain":
+            for record in records:
+                record |= {"threshold": limit, "deciding_entropy": measured[record["client"]]}
+        shown = findings.nats(limit, len(self.context.classes) if by_entropy else 0)
+        line = f"{p.criterion} above {shown}: {extension.above(limit, measured, uncertain) or 'no client'}"
+        elsewhere = "" if chosen == uncertain else f"; extended in their place: {', '.join(chosen)}"
+        turn.notice(f"after iteration {turn.iteration + 1}, {line}{elsewhere}")
+        return not uncertain and bool(p.stop_when_certain)
+
+    def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
+        """What the client sees."""
+        return {"codebook": self.visible(state, client)}
