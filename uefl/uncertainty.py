@@ -39,7 +39,7 @@ class Prediction(NamedTuple):
 
 
 def of_network(net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]) -> Prediction:
-    """Predictions of a network for images, from ``passes`` draws with dropout on; with 0, from one pass with it off.
+    """Predictions of a network for images, from ``passes`` draws with dropout on; with 0 passes, or no dropout layers, from one without.
 
     Args:
         net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A :class:`~uefl.models.net.Net` is asked for

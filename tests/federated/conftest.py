@@ -1,4 +1,4 @@
-"""Fixtures of runs."""
+"""What several files of tests share."""
 
 from __future__ import annotations
 
