@@ -1,26 +1,39 @@
 // The most that one core's arithmetic units deliver, out of registers: the ceilings of the roofline on a CPU.
-// ops/limits.py compiles it for the machine at hand (-march=native) and runs it on as many threads as everything else.
+// ops/limits.py compiles it for the machine at hand, or for what a run is held to, and runs it on as many threads as everything else.
 #include <cstdint>
 
-#ifdef __AVX512F__
-constexpr int kBytes = 64;
-#else
-constexpr int kBytes = 32;
-#endif
-typedef float Vector __attribute__((vector_size(kBytes)));
+#include "cpu/simd.h"
 
-// Fused multiply-adds in float32 on 12 independent sums. Returns the operations done.
+using namespace uefl::cpu;
+
+constexpr int kSums = 12;  // independent, so that no addition waits for the one before
+
+// Fused multiply-adds in float32. Returns the operations done.
 extern "C" int64_t float32_units(int64_t rounds) {
-  constexpr int kSums = 12;
-  Vector sums[kSums] = {}, factor = Vector{} + 0.5F, term = Vector{} + 1.0F;
-  for (Vector& sum : sums) asm volatile("" : "+v"(sum));  // or the compiler sees that all are equal and keeps one
+  Floats sums[kSums] = {}, factor = broadcast(0.5F), term = broadcast(1.0F);
+  for (Floats& sum : sums) asm volatile("" : "+v"(sum));  // or the compiler sees that all are equal and keeps one
   asm volatile("" : "+v"(factor), "+v"(term));
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
     for (int j = 0; j < kSums; ++j) sums[j] = sums[j] * factor + term;
   }
-  for (const Vector& sum : sums) asm volatile("" ::"v"(sum));
-  return rounds * kSums * (kBytes / 4) * 2;
+  for (const Floats& sum : sums) asm volatile("" ::"v"(sum));
+  return rounds * kSums * kLanes * 2;
+}
+
+// Products of pairs of 16-bit numbers, added to sums of 32 bits.
+extern "C" int64_t int16_units(int64_t rounds) {
+  Ints sums[kSums] = {}, pairs = broadcast(int32_t{0x00010001});
+#pragma GCC unroll 12
+  for (Ints& sum : sums) asm volatile("" : "+v"(sum));
+  asm volatile("" : "+v"(pairs));
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (int j = 0; j < kSums; ++j) add_pair_products(pairs, pairs, sums[j]);
+  }
+#pragma GCC unroll 12
+  for (const Ints& sum : sums) asm volatile("" ::"v"(sum));
+  return rounds * kSums * kLanes * 4;
 }
 
 #ifdef __AMX_BF16__

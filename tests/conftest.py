@@ -8,6 +8,8 @@ whether its kernels are interpreted.
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; threads that spin while they wait multiply the time of a busy machine
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # processes that share the cores: each has its part of them, also in what it starts
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))))
 
 import gzip
 import hashlib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_every_public_name_has_an_entry_and_an_example():
     functions = [name for name, value in vars(uefl_kernels.metrics).items() if getattr(value, "__module__", "") == "uefl_kernels.metrics"]
     for name in [*(name.rpartition(".")[2] for name in PUBLIC), *(name for name in functions if not name.startswith("_"))]:
         assert re.search(rf"\b{name}\b", examples), f"{name} has no example"
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_entries_say_shapes_errors_source_and_what_they_are_equal_to(name):
+    thing = getattr(uefl_kernels.nn if ".nn." in name else uefl_kernels, name.rpartition(".")[2])
+    if isinstance(thing, bool) or (isinstance(thing, type) and issubclass(thing, tuple)):  # of a tuple each member says it
+        return
+    parts = ["Raises:", "Equivalent to"]
+    if name not in ("uefl_kernels.backend", "uefl_kernels.collision_report"):  # which come from no paper
+        parts += ["[", "Source:"]
+    assert [part for part in parts if part not in inspect.getdoc(thing)] == []
 
 
 def test_every_page_is_in_the_navigation():

@@ -101,7 +101,9 @@ def train(
             and labels as arrays or tensors, or torch ``Dataset`` s; they take the place of the data that ``source`` names. A number is
             the key ``data.clients``.
         model: your own network from images ``[B, C, H, W]``, normalised, to logits ``[B, classes]``: a module, copied with its weights
-            for every arm, or a function that makes a new one. A mapping is the section ``[model]``.
+            for every arm, or a function that makes a new one. For an arm with a codebook it has a method ``tokens(images)`` to
+            ``[B, T, D]`` and a module ``head`` from such tensors to logits; the quantiser stands between the two. A mapping is the section
+            ``[model]``.
         arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names. None: those of ``source``.
         federation: clients in the place of those that ``source`` names, as :func:`uefl.data.build` and
             :func:`uefl.data.from_arrays` return them; not together with ``clients``.

@@ -10,8 +10,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +25,7 @@ from .errors import RunError, UserError
 
 if TYPE_CHECKING:
     from .report.tables import Table
+    from .run import Deployment
 
 _GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
 _TERMINATED = 128 + signal.SIGTERM
@@ -71,10 +72,23 @@ app = typer.Typer(
 )
 
 
+class _Engine(str, Enum):
+    local = "local"
+    flower = "flower"
+
+
 class _Device(str, Enum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+_DataRoot = Annotated[Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")]
+_RootCertificates = Annotated[
+    Path | None, typer.Option(help="Flower: PEM file of those who vouch for the SuperLink; default: the system's.")
+]
+_Insecure = Annotated[bool, typer.Option("--insecure", help="Flower: without TLS, also to another machine.")]
+_Wait = Annotated[float, typer.Option(help="Flower: seconds to wait for the SuperLink, and for the silos.")]
 
 
 def main() -> None:
@@ -127,7 +141,14 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
-    data_root: Annotated[Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")] = None,
+    data_root: _DataRoot = None,
+    engine: Annotated[_Engine, typer.Option(help="Clients in this process, or each in one of its own, over Flower.")] = _Engine.local,
+    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Flower: join the silos at this SuperLink.")] = None,
+    silos: Annotated[int | None, typer.Option(min=1, help="Flower: how many silos take part.")] = None,
+    root_certificates: _RootCertificates = None,
+    secret: Annotated[Path | None, typer.Option(help="Flower: file of the SuperLink's secret.")] = None,
+    insecure: _Insecure = False,
+    wait: _Wait = 600.0,
 ) -> None:
     """Run every arm of a preset or a configuration, and report."""
     if resume is not None:
@@ -145,23 +166,75 @@ def train(
     from .run import resume as resume_run
     from .run import train as train_run
 
+    options = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates, "secret": secret, "insecure": insecure}
+    if engine is _Engine.local and any(options.values()):
+        raise UserError("--superlink, --silos, --root-certificates, --secret and --insecure are for --engine flower")
     console = _console()
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with watch(console) as observer:
+        with watch(console) as observer, _deployment(engine, options, wait, device.value, observer.notice) as deployment:
+            keys: dict[str, Any] = {"device": device.value, "data_root": data_root, "observer": observer, "deployment": deployment}
             if resume is not None:
-                resume_run(folder, device=device.value, data_root=data_root, observer=observer)
+                resume_run(folder, **keys)
             else:
-                train_run(cfg, preset=str(source), out=folder, device=device.value, data_root=data_root, observer=observer)
+                train_run(cfg, preset=str(source), out=folder, **keys)
         run = report.read_run(folder)
         _show(console, *report.tables(run))
         typer.echo(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
     except (KeyboardInterrupt, BrokenPipeError) as end:
-        root = f" --data-root {data_root}" if data_root else ""
-        raise _ended(end, folder, f"uefl train --resume {folder}{root}") from None
+        again = [f" --data-root {data_root}"] if data_root else []
+        again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
+        again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
+        raise _ended(end, folder, f"uefl train --resume {folder}{''.join(again)}") from None
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
+
+
+def _deployment(
+    engine: _Engine, options: dict[str, Any], wait: float, device: str, notice: Callable[[str], None]
+) -> AbstractContextManager[Deployment | None]:
+    if engine is _Engine.local:
+        return nullcontext()
+    from .deploy.command import deployment
+
+    return deployment(**options, wait=wait, device=device, notice=notice)
+
+
+@app.command()
+def silo(
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink to join.", show_default=False)],
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="This silo's images: DIR/CLASS/* or DIR/train|test/CLASS/*.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of this silo; default: the name of the folder.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key by which the SuperLink knows this silo.")] = None,
+    root_certificates: _RootCertificates = None,
+    insecure: _Insecure = False,
+    device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
+    wait: _Wait = 600.0,
+    simulate: Annotated[str | None, typer.Option(hidden=True)] = None,
+    data_root: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Be one client of runs at a SuperLink, with the images of one folder, until Ctrl-C."""
+    from .deploy.command import silo as serve
+
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        serve(
+            data=data,
+            simulate=simulate,
+            superlink=superlink,
+            name=name,
+            root_certificates=root_certificates,
+            key=key,
+            insecure=insecure,
+            wait=wait,
+            device=device.value,
+            data_root=data_root,
+            parent=parent,
+        )
+    except KeyboardInterrupt as end:
+        raise typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130) from None
 
 
 def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
@@ -178,6 +251,19 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
     with suppress(OSError):  # stderr may be the same pipe
         typer.echo(f"{what}{advice}", err=True)
     return typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130)
+
+
+@app.command()
+def chaos(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Some of them; default: all.", show_default=False)] = None,
+) -> None:
+    """Break a federation over Flower on this machine in many ways, and print what became of each run."""
+    from .deploy.command import play_all
+
+    table, failed = play_all(names or [], lambda line: typer.echo(line, err=True))
+    _show(_console(), table)
+    if failed:
+        raise RunError(f"{failed} of {len(table.rows)} are not as wanted")
 
 
 @app.command()

@@ -32,6 +32,7 @@ from .client.workspace import Workspace
 from .config import Config
 from .data import build
 from .data.federation import Federation
+from .engines.base import Engine
 from .engines.local import LocalEngine
 from .errors import UserError
 from .models import given, saved
@@ -59,6 +60,18 @@ class Observer(Protocol):
         """Something worth knowing happened."""
 
 
+class Deployment(Protocol):
+    """Where the clients of a run are, if not in this process."""
+
+    def federation(self, cfg: Config, data_root: Path | None) -> Federation:
+        """Find all clients; UserError or RunError where that fails."""
+        ...
+
+    def engine(self, arm: str, started: Callable[[str], None]) -> Engine:
+        """The clients in one arm; ``started`` as of :class:`uefl.engines.local.LocalEngine`."""
+        ...
+
+
 def train(
     cfg: Config,
     *,
@@ -69,6 +82,7 @@ def train(
     observer: Observer,
     federation: Federation | None = None,
     network: Callable[[], nn.Module] | None = None,
+    deployment: Deployment | None = None,
 ) -> dict[str, Any]:
     """Run every arm of the configuration into a new folder and return the summary.
 
@@ -81,15 +95,16 @@ def train(
         observer: is told how the run goes.
         federation: in the place of the data that the configuration names.
         network: makes a new network, where the configuration says that it is ``given``.
+        deployment: where the clients are; None: in this process. Not together with ``federation`` or ``network``.
 
     Raises:
         UserError: the folder is not free, or the clients cannot be built; nothing was written.
         RunError: the run could not finish honestly; the folder holds what there is.
     """
-    where = _device(device)
+    where = chosen_device(device)
     cfg = _absolute(cfg)
     _check_free(out)
-    run = _prepare(cfg, preset, out, where, data_root, observer, federation, network)
+    run = _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -110,13 +125,14 @@ def resume(
     observer: Observer,
     federation: Federation | None = None,
     network: Callable[[], nn.Module] | None = None,
+    deployment: Deployment | None = None,
 ) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
     The result is the same, bit for bit, as without the interruption, given the same device and number of threads. Arguments as of
     :func:`train`.
     """
-    where = _device(device)
+    where = chosen_device(device)
     if not (out / "config.toml").is_file():
         free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
         advice = f"start one with: uefl train PRESET --out {out}" if free else "expected a run folder, as `uefl train` writes it"
@@ -133,7 +149,7 @@ def resume(
             return summary
         if "made_with" in plain:
             cfg = cfg.with_run(threads=plain["made_with"]["threads"])
-        return _prepare(cfg, preset, out, where, data_root, observer, federation, network).go(tensors, plain)
+        return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(tensors, plain)
 
 
 def _absolute(cfg: Config) -> Config:
@@ -170,6 +186,7 @@ def _prepare(
     observer: Observer,
     federation: Federation | None,
     network: Callable[[], nn.Module] | None,
+    deployment: Deployment | None,
 ) -> _Run:
     """Everything that can fail because of what was asked for, before anything is written."""
     _settle(cfg, where)
@@ -179,13 +196,15 @@ def _prepare(
             kernels.check(op, where)
     except RuntimeError as error:
         raise UserError(str(error)) from None
-    if federation is None:
+    if deployment is not None:
+        federation = deployment.federation(cfg, data_root)
+    elif federation is None:
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
     elif federation.kind != cfg.kind:
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
     if federation.server is not None and any(silo.name == SERVER for silo in federation.silos):
         raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
-    run = _Run(cfg, preset, out, federation, where, observer, network)
+    run = _Run(cfg, preset, out, federation, where, observer, network, deployment)
     for name in cfg.arms:
         workspace = run.workspace(name)
         if network is not None:
@@ -204,7 +223,9 @@ class _Run:
         device: torch.device,
         observer: Observer,
         network: Callable[[], nn.Module] | None,
+        deployment: Deployment | None,
     ) -> None:
+        self._deployment = deployment
         self.cfg, self.preset, self.out, self.federation, self.device, self.observer = cfg, preset, out, federation, device, observer
         self.metrics = out / "metrics.jsonl"
         self.clients = Clients((*federation.silos, *federation.unseen), device)
@@ -241,7 +262,8 @@ class _Run:
             )
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
-        report.write_samples(self.out, [silo.name for silo in self.federation.silos], self.clients.data)
+        if self.federation.here:
+            report.write_samples(self.out, [silo.name for silo in self.federation.silos], self.clients.data)
         own = dict.fromkeys(key for columns in report.own_columns(self.cfg).values() for key in columns)
         with _events(self.out, self.metrics, own) as events:
             names = list(self.cfg.arms)
@@ -288,7 +310,13 @@ class _Run:
 
     def _arm(self, name: str) -> tuple[Arm, Workspace]:
         workspace, seed = self.workspace(name), self.cfg.run.seed
-        engine = LocalEngine(self.clients.handlers(workspace), started=lambda client: self.observer.client(name, arm.round, client))
+
+        def started(client: str) -> None:
+            self.observer.client(name, arm.round, client)
+
+        engine: Engine = LocalEngine(self.clients.handlers(workspace), started)
+        if self._deployment is not None:
+            engine = self._deployment.engine(name, started)
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
@@ -323,7 +351,8 @@ class _Run:
         return {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
 
 
-def _device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
+    """What ``--device`` names; UserError where it is not there."""
     if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {name!r} is not one of auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():

@@ -6,7 +6,7 @@ Every model of a run gives a :class:`Prediction`; ``ensemble`` makes one of seve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -70,8 +70,11 @@ def of_network(net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[
     return Prediction(mean, entropy(mean), entropy(drawn).mean(0), entropy(plain))
 
 
-def of_head(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
-    """What a head says of tokens: :func:`mc_dropout` with this number of passes, with none :func:`certain`."""
+def of_head(head: nn.Module, tokens: torch.Tensor, passes: int) -> Prediction:
+    """What a head says of tokens: :func:`mc_dropout` with this number of passes, with none :func:`certain`; of a head of another kind,
+    :func:`of_network`."""
+    if not isinstance(head, Head):
+        return of_network(head, tokens, passes, nullcontext)
     return mc_dropout(head, tokens, passes) if passes else certain(head, tokens)
 
 

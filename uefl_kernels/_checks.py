@@ -29,11 +29,16 @@ def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.d
 
 
 def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
-    """Raise RuntimeError for a dual tensor of forward-mode differentiation, whose derivative would be lost without a word."""
+    """Raise RuntimeError for a dual tensor of forward-mode differentiation, whose derivative would be lost without a word, and for one of
+    ``torch.func.grad``, which the autograd of these ops does not know.
+    """
     if torch.compiler.is_compiling():
         return
-    if any(tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors):
+    given = [tensor for tensor in tensors if tensor is not None]
+    if any(unpack_dual(tensor).tangent is not None for tensor in given):
         raise RuntimeError(f"{op}: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch")
+    if any(map(torch._C._functorch.is_gradtrackingtensor, given)):
+        raise RuntimeError(f"{op}: torch.func.grad and its relatives do not take this op; use torch.autograd.grad or backward()")
 
 
 def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, precision: str) -> None:

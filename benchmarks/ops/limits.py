@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,8 @@ import torch
 from ..registry import Call, Case, Gate, Op, Skip, needs
 
 PEAK = Path(__file__).parent.with_name("peak.cpp")
+SOURCES = PEAK.parents[1] / "csrc"  # the vectors of our kernels
+FLAGS = {"avx2": ("-mavx2", "-mfma")}  # of what a run is held to
 
 Inputs = tuple[str, torch.Tensor, torch.Tensor]
 
@@ -45,6 +48,8 @@ def inputs(case: Limit, device: str) -> Inputs:
 
 def by_torch(inputs: Inputs) -> Call:
     what, a, b = inputs
+    if not a.is_floating_point():
+        raise Skip(f"torch has no fast product of {what}")
     if what == "copy":
         return lambda: b.copy_(a)
     if what == "read":
@@ -78,11 +83,13 @@ def _compiled() -> ctypes.CDLL:
         raise Skip("needs a C++ compiler")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "peak.so"
-        done = subprocess.run([compiler, "-O3", "-march=native", "-shared", "-fPIC", PEAK, "-o", library], capture_output=True, text=True)
+        flags = FLAGS.get(os.environ.get("UEFL_CPU", ""), ("-march=native",))
+        command = [compiler, "-O3", "-std=c++20", *flags, "-shared", "-fPIC", f"-I{SOURCES}", PEAK, "-o", library]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Skip(f"peak.cpp does not compile: {done.stderr.strip().splitlines()[-1]}")
         loaded = ctypes.CDLL(str(library))
-    for function in (loaded.float32_units, loaded.bfloat16_units):
+    for function in (loaded.float32_units, loaded.int16_units, loaded.bfloat16_units):
         function.argtypes, function.restype = [ctypes.c_int64], ctypes.c_int64
     return loaded
 
@@ -102,7 +109,7 @@ def bytes_of(case: Limit) -> int:
 
 OPS = {
     "limits": Op(
-        cases=(Limit("copy", 1 << 26), Limit("read", 1 << 26), Limit("float32", 2048), Limit("bfloat16", 4096)),
+        cases=(Limit("copy", 1 << 26), Limit("read", 1 << 26), Limit("float32", 2048), Limit("int16", 2048), Limit("bfloat16", 4096)),
         cuda_cases=(Limit("copy", 1 << 28), Limit("read", 1 << 28), Limit("float32", 8192), Limit("bfloat16", 8192)),
         smoke=Limit("float32", 64),
         inputs=inputs,

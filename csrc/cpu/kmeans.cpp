@@ -1,12 +1,14 @@
 #include "cpu/kmeans.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <limits>
 #include <optional>
 #include <vector>
 
+#include "cpu/kmeans_bounds.h"
 #include "cpu/kmeans_problem.h"
 #include "cpu/kmeans_step.h"
 #include "cpu/vq_assign.h"
@@ -14,20 +16,25 @@
 namespace uefl::cpu {
 namespace {
 
+constexpr int64_t kSampleRows = 32;  // by which bounds are judged
+constexpr int64_t kFill = 8;         // iterations that bounds take to earn what it costs to fill them
+constexpr int64_t kBlockRows = 256;  // found together by bounds
+
 // One run from given centres.
 class Lloyd {
  public:
-  Lloyd(const PreparedProblem& prepared, KMeansCentres centres, bool spherical)
+  Lloyd(const PreparedProblem& prepared, KMeansCentres centres, const KMeansOptions& options)
       : prepared_(prepared),
         dense_(prepared.dense()),
         units_(prepared.units()),
         k_(centres.count()),
-        spherical_(spherical),
+        spherical_(options.spherical),
+        max_iter_(options.max_iter),
         centres_(std::move(centres)),
         totals_(k_, dense_.d),
         labels_(dense_.n, -1) {}
 
-  void run(int64_t max_iter, double limit);
+  void run(double limit);
 
   double inertia() const { return inertia_; }
   void write(const KMeansProblem& problem) const {
@@ -39,6 +46,7 @@ class Lloyd {
 
  private:
   bool assign();
+  bool bounds_pay();
   double update();
   void fill_empty(KMeansTotals& totals) const;
 
@@ -47,16 +55,20 @@ class Lloyd {
   const KMeansUnits units_;
   const int64_t k_;
   const bool spherical_;
+  const int64_t max_iter_;
   KMeansCentres centres_;
   KMeansTotals totals_;  // of labels_
   std::vector<int64_t> labels_;
+  std::optional<KMeansBounds> bounds_, sample_;  // of all rows, where they pay, and of some, by which that is seen
+  std::vector<int64_t> sample_labels_;
+  int64_t few_ = 8;  // one of so many distances is few: scored one by one they take as long as a search of all
   double inertia_ = 0;
   int64_t iterations_ = 0;
 };
 
-void Lloyd::run(int64_t max_iter, double limit) {
+void Lloyd::run(double limit) {
   bool converged = false;  // labels belong to the centres
-  while (iterations_ < max_iter && !converged) {
+  while (iterations_ < max_iter_ && !converged) {
     const bool changed = assign();
     ++iterations_;
     const bool empty = totals_.empty() > 0;
@@ -72,9 +84,42 @@ void Lloyd::run(int64_t max_iter, double limit) {
 
 // Gives each row the label of its nearest centre and brings the totals up to date; true when a label changed.
 bool Lloyd::assign() {
-  const Search search({centres_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2, true, "kmeans",
-                      prepared_.parallel());
-  return kmeans_step(rows_of(dense_), search, centres_.data(), units_, prepared_.parallel(), labels_.data(), totals_, nullptr);
+  const Parallel& parallel = prepared_.parallel();
+  if (bounds_ || bounds_pay()) {
+    const bool filled = bounds_.has_value();
+    if (filled) {
+      bounds_->follow(centres_, parallel);
+    } else {
+      bounds_.emplace(dense_, 1, centres_, parallel);
+    }
+    std::atomic<int64_t> scored = 0;
+    const auto finder = [&]() -> FindLabels {
+      return [&](const Dense&, int64_t first, int64_t last, int64_t* found) { scored += bounds_->assign(first, last, found - first); };
+    };
+    const bool changed =
+        kmeans_step(rows_of(dense_), kBlockRows, finder, centres_.data(), units_, parallel, labels_.data(), totals_, nullptr);
+    if (filled && scored > dense_.n * k_ / few_) bounds_.reset(), few_ *= 2;
+    return changed;
+  }
+  const Search search({centres_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2, true, "kmeans", parallel);
+  return kmeans_step(rows_of(dense_), search, centres_.data(), units_, parallel, labels_.data(), totals_, nullptr);
+}
+
+// Whether bounds of the iteration before leave few distances of some rows. Bounds of more centres than elements would need more memory than
+// x, and looking through them takes as long as half a search.
+bool Lloyd::bounds_pay() {
+  if (k_ > dense_.d || dense_.n < kSampleRows * kSampleRows || max_iter_ - iterations_ < kFill) return false;
+  bool few = false;
+  if (sample_) {
+    sample_->follow(centres_, on_this_thread);
+    few = sample_->assign(0, sample_->rows(), sample_labels_.data()) <= sample_->rows() * k_ / few_;
+  }
+  sample_.reset();
+  if (few) return true;
+  sample_.emplace(dense_, dense_.n / kSampleRows, centres_, on_this_thread);
+  sample_labels_.assign(sample_->rows(), 0);
+  sample_->assign(0, sample_->rows(), sample_labels_.data());
+  return false;
 }
 
 // Moves the centres to the means of their clusters; returns the sum of the squares of the moves.
@@ -129,8 +174,8 @@ void kmeans(const KMeansProblem& problem, const KMeansOptions& options, const Pa
     Lloyd lloyd(prepared,
                 options.seeding == Seeding::given ? prepared.given(problem.init, problem.k, options.spherical)
                                                   : prepared.seeds(options.seeding, problem.k, problem.seed, restart),
-                options.spherical);
-    lloyd.run(options.max_iter, prepared.variance() * options.tol);
+                options);
+    lloyd.run(prepared.variance() * options.tol);
     if (restart == 0 || lloyd.inertia() < lowest) {
       lowest = lloyd.inertia();
       lloyd.write(problem);

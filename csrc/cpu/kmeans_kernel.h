@@ -32,6 +32,12 @@ struct KMeansKernel {
   void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from);
   // Squared distance of a row to a centre [d] of its own dtype, in the order of square_norms.
   double (*distance)(const Dense& x, int64_t row, const char* centre);
+  // y = row - mean in float32; zeros are already there behind d elements, up to a multiple of 64. Returns the sum of its squares.
+  float (*centre)(const Dense& x, int64_t row, const float* mean, float* y);
+  // -y.b for `count` of the codes [k, pitch], pitch a multiple of 64.
+  void (*products)(const float* y, const float* codes, int64_t pitch, const int32_t* code, int64_t count, float* out);
+  // A bit for each of 64 with half_squares + reach - norm * way <= limit.
+  uint64_t (*possible)(const float* reach, const float* half_squares, const float* way, float norm, float limit);
   // distances = min(distances, nearest), both [count]. Returns the sum of their potentials: shifted to the left when weights is null, or
   // else times weight and rounded.
   int64_t (*improve)(const int64_t* nearest, const double* weights, int shift, int64_t count, int64_t* distances);
@@ -118,7 +124,7 @@ void quantise_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* 
   }
 }
 
-template <class T>
+template <class T, bool kWeighted>
 void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
   int64_t j = 0;
   for (; j + kDoubles <= d; j += kDoubles) {
@@ -126,7 +132,9 @@ void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight
     widen(row + j, value);
     widen(rounding.middle + j, middle);
     widen(rounding.scale + j, scale);
-    const SignedLongs units = rounded((value - middle) * weight * scale);
+    value -= middle;
+    if (kWeighted) value *= weight;
+    const SignedLongs units = rounded(value * scale);
     SignedLongs sum;
     load(to + j, sum);
     store(sum + units, to + j);
@@ -175,13 +183,90 @@ void quantise(const Dense& x, int64_t row, const Rounding& rounding, int16_t* va
 }
 
 void move(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
-  if (x.wide) return move_typed(typed_row<double>(x, row), x.d, rounding, weight, to, from);
-  move_typed(typed_row<float>(x, row), x.d, rounding, weight, to, from);
+  const auto add = [&]<class T>(const T* values) {
+    weight == 1 ? move_typed<T, false>(values, x.d, rounding, 1, to, from) : move_typed<T, true>(values, x.d, rounding, weight, to, from);
+  };
+  x.wide ? add(typed_row<double>(x, row)) : add(typed_row<float>(x, row));
 }
 
 double distance(const Dense& x, int64_t row, const char* centre) {
   if (x.wide) return distance_typed(typed_row<double>(x, row), reinterpret_cast<const double*>(centre), x.d);
   return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(centre), x.d);
+}
+
+template <class T>
+float centre_typed(const T* row, int64_t d, const float* mean, float* y) {
+  for (int64_t j = 0; j < d; ++j) y[j] = static_cast<float>(row[j] - mean[j]);
+  Floats sum[2] = {}, value;
+  for (int64_t j = 0; j < d; j += 2 * kLanes) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      load(y + j + i * kLanes, value);
+      sum[i] += value * value;
+    }
+  }
+  return sum_across(sum[0] + sum[1]);
+}
+
+float centre(const Dense& x, int64_t row, const float* mean, float* y) {
+  return x.wide ? centre_typed(typed_row<double>(x, row), x.d, mean, y) : centre_typed(typed_row<float>(x, row), x.d, mean, y);
+}
+
+// The lanes of each vector added up, as the lanes of one.
+UEFL_INLINE Floats sums_across(Floats (&square)[kLanes]) {
+  transpose(square);
+#pragma GCC unroll 4
+  for (int step = 1; step < kLanes; step *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes; i += 2 * step) square[i] += square[i + step];
+  }
+  return square[0];
+}
+
+void products(const float* y, const float* codes, int64_t pitch, const int32_t* code, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {  // so many that the elements of the row are read once for all of them
+    Floats sum[kLanes] = {}, value, other;
+    const float* b[kLanes];
+    for (int c = 0; c < kLanes; ++c) b[c] = codes + code[i + c] * pitch;
+    for (int64_t j = 0; j < pitch; j += kLanes) {
+      load(y + j, value);
+#pragma GCC unroll 16
+      for (int c = 0; c < kLanes; ++c) {
+        load(b[c] + j, other);
+        subtract_product(value, other, sum[c]);
+      }
+    }
+    store(sums_across(sum), out + i);
+  }
+  for (; i < count; ++i) {
+    constexpr int kParts = 4;  // so that one addition need not wait for the last
+    Floats sum[kParts] = {}, value, other;
+    const float* b = codes + code[i] * pitch;
+    for (int64_t j = 0; j < pitch; j += kParts * kLanes) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        load(y + j + part * kLanes, value);
+        load(b + j + part * kLanes, other);
+        subtract_product(value, other, sum[part]);
+      }
+    }
+    out[i] = sum_across((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  }
+}
+
+uint64_t possible(const float* reach, const float* half_squares, const float* way, float norm, float limit) {
+  const Floats norms = broadcast(norm), limits = broadcast(limit);
+  uint64_t bits = 0;
+  for (int i = 0; i < 64; i += kLanes) {
+    Floats bound, gone, kept;
+    load(half_squares + i, bound);
+    load(way + i, gone);
+    load(reach + i, kept);
+    subtract_product(norms, gone, bound);
+    bits |= static_cast<uint64_t>(lanes_not_above(bound + kept, limits)) << i;
+  }
+  return bits;
 }
 
 int64_t improve(const int64_t* nearest, const double* weights, int shift, int64_t count, int64_t* distances) {
@@ -313,7 +398,7 @@ void distances(const char* rows, const int64_t* norms, int64_t first, int64_t co
   }
 }
 
-constexpr KMeansKernel kKMeans{range, quantise, move, distance, improve, squares};
+constexpr KMeansKernel kKMeans{range, quantise, move, distance, centre, products, possible, improve, squares};
 constexpr SeedingKernel kSeeding{row_bytes, group_bytes, store, load, pack, distances};
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 
@@ -120,9 +121,9 @@ void KMeansTotals::add(const KMeansTotals& other) {
   for (size_t i = 0; i < masses.size(); ++i) masses[i] += other.masses[i];
 }
 
-bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
-                 int64_t* labels, KMeansTotals& totals, double* distances) {
-  const int64_t n = x.outer * x.inner, d = x.dim, step = search.block_rows(d), blocks = (n + step - 1) / step;
+bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLabels()>& finder, const void* centres,
+                 const KMeansUnits& units, const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances) {
+  const int64_t n = x.outer * x.inner, d = x.dim, blocks = (n + step - 1) / step;
   const int64_t centre_bytes = d * (x.dtype == Dtype::f64 ? 8 : 4);
   std::atomic<bool> changed = false;
   std::mutex merge;
@@ -132,12 +133,13 @@ bool kmeans_step(const StridedRows& x, const Search& search, const void* centres
     KMeansTotals& mine = alone ? totals : own;
     std::vector<int64_t> found(step);
     DenseRows rows(x);
-    Search::Scratch scratch(search);
+    const FindLabels find = finder();
     bool moved = false;
     for (int64_t block = lo; block < hi; ++block) {
       const int64_t first = block * step, last = std::min(n, first + step);
       const Dense dense = rows.read(first, last);
-      search.assign(rows_of(dense), first, last, found.data() - first, scratch);
+      std::copy(labels + first, labels + last, found.begin());
+      find(dense, first, last, found.data());
       for (int64_t i = first; i < last; ++i) {
         const int64_t to = found[i - first];
         if (distances) distances[i] = kmeans_kernel().distance(dense, i, static_cast<const char*>(centres) + to * centre_bytes);
@@ -154,6 +156,17 @@ bool kmeans_step(const StridedRows& x, const Search& search, const void* centres
     totals.add(own);
   });
   return changed;
+}
+
+bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
+                 int64_t* labels, KMeansTotals& totals, double* distances) {
+  const auto finder = [&]() -> FindLabels {
+    const auto scratch = std::make_shared<Search::Scratch>(search);
+    return [&search, scratch](const Dense& rows, int64_t first, int64_t last, int64_t* found) {
+      search.assign(rows_of(rows), first, last, found - first, *scratch);
+    };
+  };
+  return kmeans_step(x, search.block_rows(x.dim), finder, centres, units, parallel, labels, totals, distances);
 }
 
 }  // namespace uefl::cpu

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,9 +27,6 @@ inline double power_of_two(int64_t e) { return __builtin_ldexp(1.0, static_cast<
 
 // The least power of two that is not below a value, 2^-900 at least.
 double least_power_of_two(double value);
-
-// Of an element of x or of a centre: the squares of 2^60 of them add up in float64.
-constexpr double kLargest = 0x1p480;
 
 // Sum by halves: value i and value i + half, half a power of two.
 double tree_sum(std::vector<double> values);
@@ -82,9 +80,15 @@ struct KMeansTotals {
   std::vector<int64_t> sums, masses;  // [k, d] and [k]
 };
 
-// Gives each row of x [n, d] the label of its nearest centre, and takes it there in the totals from where `labels` says that it was: -1
-// for nowhere. centres [k, d] are those of the search, in the dtype of DenseRows. distances [n], squared, or null. True when a label
-// changed.
+// Finds the labels of rows [first, last) of x, which lie as DenseRows has them; labels[0] is that of the first, before and after.
+using FindLabels = std::function<void(const Dense& x, int64_t first, int64_t last, int64_t* labels)>;
+
+// Gives each row of x [n, d] its label, and takes it there in the totals from where `labels` says that it was: -1 for nowhere. Blocks of
+// so many rows are found together, by a finder of each thread. centres [k, d] in the dtype of DenseRows. distances [n], squared, or null.
+// True when a label changed.
+bool kmeans_step(const StridedRows& x, int64_t block_rows, const std::function<FindLabels()>& finder, const void* centres,
+                 const KMeansUnits& units, const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances);
+// The same with the labels of a search of the centres.
 bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
                  int64_t* labels, KMeansTotals& totals, double* distances);
 

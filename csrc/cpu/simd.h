@@ -157,10 +157,16 @@ UEFL_INLINE SignedLongs rounded(const Doubles& x) {
   return (SignedLongs)_mm512_cvtpd_epi64((__m512d)x);
 #else
   // 1.5 * 2^52 on top leaves an integer below 2^51 in the low bits: once for x in units of 2^26, an even number of ones, once for the rest.
+  // Products are exact, so it does not matter whether they are fused.
   constexpr double kTop = 0x1.8p52;
   constexpr uint64_t kTopBits = 0x4338000000000000u;
+#if defined(__FMA__)
+  const __m256d value = (__m256d)x, top = _mm256_set1_pd(kTop), upper = _mm256_fmadd_pd(value, _mm256_set1_pd(0x1p-26), top);
+  const __m256d lower = _mm256_fnmadd_pd(upper - top, _mm256_set1_pd(0x1p26), value) + top;
+#else
   const Doubles upper = x * 0x1p-26 + kTop, lower = (x - (upper - kTop) * 0x1p26) + kTop;
-  return (SignedLongs)((((Longs)upper - kTopBits) << 26) + ((Longs)lower - kTopBits));
+#endif
+  return (SignedLongs)(((Longs)upper << 26) + (Longs)lower - ((kTopBits << 26) + kTopBits));
 #endif
 }
 

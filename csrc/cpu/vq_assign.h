@@ -25,6 +25,9 @@ namespace uefl::cpu {
 
 enum class Metric { l2, cosine };
 
+// Of an element of a codebook, or of what is clustered: the squares of 2^60 of them add up in float64.
+constexpr double kLargest = 0x1p480;
+
 // Contiguous [segments, k, d]; one segment codebook serves all segments of x when segments == 1.
 struct Codebook {
   const void* data;
@@ -53,7 +56,7 @@ int64_t block_rows(int64_t dim, int64_t k);
 class Search {
  public:
   // Copies what it needs. exact = false skips steps 2 and 3 and what is done in float64. Throws std::runtime_error, which names the op,
-  // when the codebook is not finite.
+  // when the codebook is not finite or beyond kLargest.
   Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign",
          const Parallel& parallel = on_this_thread);
 

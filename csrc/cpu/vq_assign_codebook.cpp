@@ -39,21 +39,23 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       units_(metric == Metric::cosine ? new double[codebook.segments * k_ * d_] : nullptr),
       segments_(codebook.segments) {
   check_blocks(plan_);
-  std::atomic<bool> finite = true;
+  std::atomic<bool> valid = true;
   parallel(codebook.segments * k_, [&](int64_t lo, int64_t hi) {
     bool all = true;
     with_type(codebook.dtype, [&]<class T>(const T*) {
       const T* data = static_cast<const T*>(codebook.data);
       for (int64_t i = lo * d_; i < hi * d_; ++i) {
         codes_[i] = static_cast<double>(widen(data[i]));
-        all &= std::isfinite(codes_[i]);
+        all &= std::abs(codes_[i]) <= kLargest;
       }
     });
-    if (!all) finite = false;
+    if (!all) valid = false;
     for (int64_t k = lo; k < hi && units_; ++k) to_unit(&codes_[k * d_], d_, &units_[k * d_]);
   });
-  if (!finite) {
-    throw std::runtime_error(op + ": the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)");
+  if (!valid) {
+    throw std::runtime_error(op +
+                             ": the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; "
+                             "re-initialise those codewords (or lower the learning rate)");
   }
   for (int64_t s = 0; s < codebook.segments; ++s) {
     segments_[s].targets = (units_ ? units_ : codes_).get() + s * k_ * d_;

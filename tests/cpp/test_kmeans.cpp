@@ -5,6 +5,7 @@
 #include "check.h"
 #include "cpu/features.h"
 #include "cpu/kmeans.h"
+#include "cpu/kmeans_bounds.h"
 #include "cpu/kmeans_seeding.h"
 #include "cpu/threads.h"
 
@@ -45,7 +46,7 @@ static std::vector<float> groups(int64_t n, int64_t d, int64_t count, std::mt199
 
 static void is_lloyds_algorithm() {
   std::mt19937 random(1);
-  const int64_t n = 900, d = 19, k = 8;
+  const int64_t n = 3000, d = 19, k = 8;  // of which bounds spare a part
   const auto x = groups(n, d, 3 * k, random);
   std::vector<float> centres(x.begin(), x.begin() + k * d);
   const Outcome found = fit(dense(x, n, d), k, {Seeding::given, false, 1, 300, 0}, x.data(), alone);
@@ -80,6 +81,42 @@ static void threads_change_nothing() {
     for (const int64_t number : {2, 3, 7}) {
       CHECK(fit(dense(x, n, d), k, options, nullptr, threads(number), 5) == expected, "%ld threads", static_cast<long>(number));
     }
+  }
+}
+
+// Labels of bounds are those of the definition while centres settle, with ties, jumps, and numbers that overflow float32.
+template <class T>
+static void bounds_find_the_nearest(double scale) {
+  std::mt19937 random(8);
+  for (const auto& [d, k] : {std::pair<int64_t, int64_t>{3, 5}, {19, 70}, {130, 64}}) {
+    const int64_t n = 1200;
+    auto x = normal<T>(n * d, random, 3 * scale, scale);
+    std::copy_n(x.begin(), 5 * d, x.begin() + 5 * d);
+    KMeansCentres centres(k, d, sizeof(T) == 8);
+    const auto step = normal<double>(k * d, random, 0, scale);
+    std::vector<double> values(d);
+    const auto place = [&](int64_t c, double far) {
+      for (int64_t j = 0; j < d; ++j) values[j] = static_cast<double>(x[c * d + j]) + far * step[c * d + j];
+      centres.set(c, values.data());
+    };
+    for (int64_t c = 0; c < k; ++c) place(c, 1);
+    const Dense rows{reinterpret_cast<const char*>(x.data()), sizeof(T) == 8, n, d};
+    KMeansBounds bounds(rows, 1, centres, threads(2));
+    std::vector<int64_t> labels(n, k - 1);
+    int64_t scored = 0;
+    for (int round = 0; round < 8; ++round) {
+      if (round == 5) place(2, -2);
+      if (round == 6) centres.set(1, centres.exact(0));  // as near as the first for all rows
+      bounds.follow(centres, threads(2));
+      scored += bounds.assign(0, n / 3, labels.data()) + bounds.assign(n / 3, n, labels.data());
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t expected = nearest(&x[i * d], 1, static_cast<const T*>(centres.data()), k, d);
+        CHECK(labels[i] == expected, "scale %g, d %ld, round %d, row %ld: %ld, expected %ld", scale, static_cast<long>(d), round,
+              static_cast<long>(i), static_cast<long>(labels[i]), static_cast<long>(expected));
+      }
+      for (int64_t c = 3; c < k; ++c) place(c, std::ldexp(1, -2 * round));
+    }
+    if (scale == 1) CHECK(scored < 6 * n * k, "d %ld: nothing is ruled out", static_cast<long>(d));
   }
 }
 
@@ -233,6 +270,8 @@ static void values_that_are_refused() {
 void run() {
   is_lloyds_algorithm();
   threads_change_nothing();
+  for (const double scale : {1.0, 1e-30, 1e15, 1e25}) bounds_find_the_nearest<float>(scale);
+  for (const double scale : {1.0, 1e-200, 1e25, 1e100}) bounds_find_the_nearest<double>(scale);
   steps_add_up();
   rows_without_density();
   empty_clusters_take_the_farthest_rows();

@@ -93,7 +93,7 @@ static void extreme_values() {
     compare("scale", normal<float>(60 * d, random, 0, scale), normal<float>(k * d, random, 0, scale), k, d);
     compare("far rows", normal<float>(60 * d, random, 0, scale), normal<float>(k * d, random), k, d);
   }
-  for (const double scale : {1e-310, 1e-200, 1e-60, 1e60, 1e150, 1e300}) {
+  for (const double scale : {1e-310, 1e-200, 1e-60, 1e60, 1e140}) {
     compare("double scale", normal<double>(60 * d, random, 0, scale), normal<double>(k * d, random, 0, scale), k, d);
   }
   auto x = normal<float>(60 * d, random);
@@ -142,11 +142,11 @@ static void any_split_of_the_rows_gives_the_same() {
 }
 
 static void a_codebook_that_is_not_finite_is_refused() {
-  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    const float codes[4] = {0, 1, bad, 2};
+  for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), -0x1p481}) {
+    const double codes[4] = {0, 1, bad, 2};
     bool refused = false;
     try {
-      Search({codes, Dtype::f32, 1, 2, 2}, Metric::l2, true);
+      Search({codes, Dtype::f64, 1, 2, 2}, Metric::l2, true);
     } catch (const std::runtime_error&) {
       refused = true;
     }

@@ -185,7 +185,7 @@ def test_a_run_of_own_parts_goes_on_bit_for_bit_with_the_same_parts_alone(tmp_pa
         ({"model": lambda: 3}, "model: the function returned int; expected a torch module"),
         ({"model": 3}, "model: expected a torch module, a function that makes one, or a dict"),
         ({"model": network(), "uncertainty": "ensemble", "passes": None}, "model: the members of an ensemble begin with different weights"),
-        ({"arms": ["uefl"]}, "arm 'uefl': a codebook needs encoder"),
+        ({"arms": ["uefl"]}, "model: a codebook needs a network with a method tokens.*; Sequential has no method 'tokens'"),
         ({"arms": {"mine": Shrunk}}, "arm 'mine': expected an instance of uefl.Algorithm .*, got the class; make an instance"),
         ({"arms": {"mine": 3}}, "arm 'mine': expected an instance of uefl.Algorithm or a dict of parameters, got int"),
         ({"arms": {"fedprox": Shrunk()}}, "arm 'fedprox': another algorithm has its name"),

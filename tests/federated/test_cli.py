@@ -88,7 +88,7 @@ def test_out_wins_over_the_default_folder(fake_run):
 def test_resume_goes_on_in_the_folder(fake_run):
     result = runner.invoke(app, ["train", "--resume", "there", "--device", "cpu"])
     assert result.exit_code == 0, result.output
-    assert fake_run.calls == [("resume", Path("there"), {"device": "cpu", "data_root": None})]
+    assert fake_run.calls == [("resume", Path("there"), {"device": "cpu", "data_root": None, "deployment": None})]
 
 
 @pytest.mark.parametrize("extra", [["demo"], ["--set", "gamma=1"], ["--seed", "0"], ["--out", "o"]], ids=lambda extra: extra[0])
@@ -180,6 +180,7 @@ def test_report_of_one_run_shows_its_clients_and_writes_anew(tmp_path):
     assert (tmp_path / "a/report.md").is_file()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
     run_folder.write(tmp_path / "a")
     run_folder.write(tmp_path / "b", gamma=0.9)
@@ -199,6 +200,7 @@ def test_report_counts_a_run_named_twice_once(tmp_path):
     assert "a folder is named twice; it counts once" in result.output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_counts_runs_of_one_seed_once(tmp_path):
     for name in "ab":
         run_folder.write(tmp_path / name)

@@ -220,7 +220,14 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("seed=1\nlr=2", "--set 'seed=1\\nlr=2': expected key=value, in one line"),
         ("arms.uefl=3", "--set arms.uefl: expected arms.NAME.key=value"),
         ("arms=['uefl', 'uefl']", "key 'arms': expected different names of arms"),
-        ("arms=fedavgg", "key 'arms.fedavgg': no algorithm 'fedavgg' (did you mean 'fedavg'?); expected one of "),
+        (
+            "arms=fedavgg",
+            "key 'arms.fedavgg': no algorithm 'fedavgg' (did you mean 'fedavg'?); an arm with a name of its own says which it is, "
+            'algorithm = "..."; there are ',
+        ),
+        ("arms.mine.gamma=1.0", "key 'arms.mine': no algorithm 'mine'; an arm with a name of its own says which it is, algorithm = "),
+        ("data=runs/x", "key 'data' is a section; set one of its keys, as in data.source=runs/x"),
+        ("training=3", "key 'training' is a section; set one of its keys, as in training.lr=VALUE"),
         ("arms.a/b.algorithm=uefl", "key 'arms': 'a/b' names files of the run; expected up to 40 letters"),
         ("arms=[]", "key 'arms': expected at least one table [arms.NAME]; the algorithms are centralised, "),
         ("arms.x.algorithm=fedul", "key 'arms': arms on labeled silos and on unlabeled sets do not go together (on labeled silos: fedavg"),

@@ -67,6 +67,7 @@ def test_the_saved_model_is_the_selected_one(finished):
     assert float(hits) == pytest.approx(best, abs=0.05)  # float32 here, bfloat16 there
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("calls", [0, 3, 6, 13, 22])
 def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):
     with pytest.raises(KeyboardInterrupt):
@@ -75,6 +76,7 @@ def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, call
     assert outcome(tmp_path / "run") == outcome(finished[0])
 
 
+@pytest.mark.slow
 def test_kill_9_loses_at_most_a_round(finished, tmp_path):
     killed(__name__, tmp_path / "run", "fedul-m2", 2, "client-1")
     go_on(tmp_path / "run")
@@ -156,3 +158,13 @@ def test_sets_that_allow_no_step_are_refused(tmp_path):
         cfg = config.load("own-sets", [f"source={root}", f"arms=['{arm}']"])
         with pytest.raises(UserError, match=message):
             run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+
+
+@pytest.mark.parametrize("sets", [10, 40])
+def test_the_preset_of_the_baselines_trains_them_all(tmp_path, sets):
+    """On digits in the place of its data, for one round."""
+    small = ["source=digits", "clients=2", "train_per_client=300", "test_per_client=20", "validation=20", "width=1", "rounds=[1]"]
+    cfg = config.load("fedul-baselines", [*small, f"sets={sets}", "threads=1"])
+    summary = run.train(cfg, preset="fedul-baselines", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+    assert set(summary["arms"]) == {"fedul", "fedpl", "fedllp", "fedllp-vat", "fedavg-labeled", "fedavg-labeled-10"}
+    assert all(0 <= arm["accuracy"] <= 1 for arm in summary["arms"].values())

@@ -42,7 +42,7 @@ def test_only_participants_train_and_everybody_is_measured():
     assert trained[:4] == [set(Participants(("silo-0", "silo-1", "silo-2"), 0.5, 0).of(round)) for round in range(4)]
     for record in records:
         took_part = record["client"] in trained[record["round"]]
-        assert (record["train_loss"] is not None) == (record["bytes_sent"] > 0) == took_part
+        assert (record["train_loss"] is not None) == (record["bytes_received"] > 0) == took_part
     assert len(records) == 4 * 3
 
 
@@ -74,8 +74,32 @@ def test_bytes_are_those_of_the_tensors():
     record = finish(one)[-1]
     model = 4 * (len(values(one)) + len(state(one).tensors["buffers"]))
     codebook = 4 * state(one).tensors["block.0"].numel()
-    assert record["bytes_sent"] == model + codebook
+    assert record["bytes_sent"] == 2 * (model + codebook)  # to train, and to measure the last round
     assert record["bytes_received"] == model + codebook + 8 * 4  # and how often each codeword was used
+
+
+def test_messages_that_only_measure_are_counted():
+    """By hand, in models: rounds 0 and 1 of one iteration and round 2 of another, of which two of three clients train each."""
+    one, _, _ = arm(settings("fedavg", participation=0.6), federation(unseen=1))
+    records = finish(one)
+    model = 4 * (len(values(one)) + len(state(one).tensors["buffers"]))
+    of = [set(Participants(("silo-0", "silo-1", "silo-2"), 0.6, 0).of(round)) for round in range(3)]
+    for record in records:
+        client, round = record["client"], record["round"]
+        trains = client in of[round]
+        measured_by_training = round == 0 and client in of[1]  # the message that trains round 1 also measures round 0
+        assert record["bytes_sent"] == (trains + (not measured_by_training)) * model
+        assert record["bytes_received"] == trains * model
+    total = summarize(records)["arm"]
+    assert total["bytes_received"] == 3 * 2 * model
+    assert total["bytes_sent"] == (3 * 2 + 3 * 4 - 2) * model
+
+
+def test_a_state_in_the_place_of_private_layers_is_counted():
+    plain, private = (finish(arm(settings(name))[0])[-1] for name in ("fedavg", "fedper"))
+    head = 4 * (3 * 16 + 3)
+    assert plain["bytes_received"] - private["bytes_received"] == head
+    assert plain["bytes_sent"] - private["bytes_sent"] == head  # saved where it trains; where it measures the mean of the heads is sent
 
 
 def test_an_exchange_of_the_algorithm_s_own_is_counted():
@@ -96,7 +120,8 @@ def test_clients_that_are_not_trained_on_are_measured_and_decide_nothing(name):
     unseen = [r for r in more if r.get("unseen")]
     assert {r["client"] for r in unseen} == {"unseen-0", "unseen-1"}
     assert len(unseen) == 2 * 3
-    assert all(0 <= r["accuracy"] <= 1 and r["bytes_sent"] == 0 and r["train_loss"] is None for r in unseen)
+    assert all(0 <= r["accuracy"] <= 1 and r["bytes_sent"] > 0 and r["train_loss"] is None for r in unseen)
+    assert all(r["bytes_received"] == 0 for r in unseen)
     assert torch.equal(values(alone), values(beside))
     assert again(cfg, federation(test_is_holdout=test_is_holdout, unseen=2)) == more
 
@@ -147,7 +172,7 @@ def test_the_summary_of_a_run():
     assert arm["accuracy"] == pytest.approx((0.5 + 0.7 + 18 * 0.8) / 20)
     assert arm["worst_tenth"] == pytest.approx(0.6)
     assert arm["unseen_accuracy"] == 0.25
-    assert (arm["bytes_sent"], arm["bytes_received"]) == (4 * 20 * 3, 4 * 20 * 2)
+    assert (arm["bytes_sent"], arm["bytes_received"]) == (4 * 21 * 3, 4 * 21 * 2)
     assert arm["rounds_to_target"] == 2
     assert "far" in arm["clients"]
     assert summarize(records, 0.95)["fedavg"]["rounds_to_target"] is None

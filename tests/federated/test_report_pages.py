@@ -213,6 +213,7 @@ def test_differences_are_taken_run_by_run(tmp_path):
     assert paired_table(runs[:1]) is None
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_on_other_data_are_kept_apart(tmp_path):
     where = {"a": {"seed": 0}, "b": {"seed": 1}, "c": {"seed": 0, "data.source": "mnist"}, "d": {"seed": 1, "data.source": "mnist"}}
     runs = [read_run(run_folder.write(tmp_path / name, **keys)) for name, keys in where.items()]
@@ -237,6 +238,7 @@ def test_given_clients_are_other_data_where_they_have_other_images(tmp_path):
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c"]]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_arm_to_compare_with_must_exist(tmp_path):
     paths = [str(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
     result = runner.invoke(app, ["report", *paths, "--against", "fedag"])

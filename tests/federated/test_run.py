@@ -25,6 +25,7 @@ KEYS = [
     "clients=3", "angles=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
     "codewords=8", "rounds=[2, 1]", "local_epochs=1", "batch_size=16", "passes=3", "threads=1", "gamma=0.0",
 ]  # fmt: skip
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class Watcher:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import uefl
+import uefl_kernels
 from uefl.algorithms.base import Algorithm
 from uefl.client.work import RESERVED
 from uefl.errors import RunError
@@ -40,6 +41,43 @@ def test_it_is_in_the_record_of_a_client_that_trained_and_absent_elsewhere():
     assert {r["drift"] for r in records if r["train_loss"] is not None} == {1.5}
     assert all(("drift" in r) == (r["train_loss"] is not None) for r in records)
     assert sum("drift" in r for r in records) == 3 * 2
+
+
+def test_what_is_noted_is_the_mean_over_the_images_of_the_round():
+    """Of 40 images in batches of 16: 16 + 16 + 8."""
+
+    class Noted(Algorithm):
+        def loss(self, work, batch):
+            work.note("batch_size", torch.tensor(float(len(batch.labels))), len(batch.labels))
+            return super().loss(work, batch)
+
+    one = arm(settings("fedavg"), federation(sizes=(40, 40, 40)), algorithm=Noted())[0]
+    records = finish(one)
+    assert {r["batch_size"] for r in records} == {(2 * 16 * 16 + 8 * 8) / 40}
+
+
+def test_the_training_accuracy_is_that_of_the_steps():
+    """With a step that moves next to nothing it is the accuracy of the model that was sent, in training mode."""
+    one, room, _ = arm(settings("fedavg", optimizer="sgd", lr=1e-12, batch_size=48, dropout=0.0, rounds=[1]))
+    records = finish(one)
+    room.net.train()
+    for silo, record in zip(federation().silos, records, strict=True):
+        train = silo.load().train
+        with torch.no_grad():
+            right = room.net(room.normalize(train.images)).argmax(1) == train.labels
+        assert record["train_accuracy"] == pytest.approx(float(right.double().mean()))
+    assert {"vq_loss"} & records[0].keys() == set()
+
+
+def test_the_loss_of_the_quantiser_is_recorded():
+    """With a step that moves next to nothing it is that of the model that was sent, in training mode."""
+    one, room, _ = arm(settings("uefl", optimizer="sgd", lr=1e-12, batch_size=48, rounds=[1]))
+    codebook = one.states[0].tensors["block.0"].clone()
+    records = finish(one)
+    room.net.train()
+    for silo, record in zip(federation().silos, records, strict=True):
+        out = uefl_kernels.vq(room.net.tokens(room.normalize(silo.load().train.images)), codebook, commitment_weight=0.25)
+        assert record["vq_loss"] == pytest.approx(float(out.loss.detach()), rel=1e-4)
 
 
 def test_members_of_an_ensemble_are_averaged_over_those_that_have_a_value():
@@ -78,7 +116,7 @@ def test_the_names_of_the_frame_are_all_that_a_plain_run_records():
     for algorithm in ("fedavg", "fedbn"):
         cfg = settings(algorithm, personalised=True)
         found |= {key for record in finish(arm(cfg, federation(unseen=1))[0]) for key in record}
-    assert found == RESERVED
+    assert found == RESERVED | {"train_accuracy"}  # which the loss of FedAvg notes
 
 
 def test_it_is_in_the_file_and_in_the_report(tmp_path):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -109,6 +114,58 @@ def test_no_block_of_a_file_is_large(tmp_path, monkeypatch):
     model.transform(file)
     assert max(seen) == 64
     assert sum(seen) > 3 * 2000
+
+
+MEMORY = """
+import json, sys, threading
+import numpy as np
+from uefl_kernels import KMeans
+from uefl_kernels.estimator import _data as data
+
+def anonymous():  # memory of this process that is no page of a file, in bytes
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+def watched(call):
+    most, done = anonymous(), threading.Event()
+    def watch():
+        nonlocal most
+        while not done.wait(0.002):
+            most = max(most, anonymous())
+    before, thread = most, threading.Thread(target=watch)
+    thread.start()
+    result = call()
+    done.set()
+    thread.join()
+    return result, most - before
+
+data._BLOCK_BYTES = 1 << 22
+file = np.memmap(sys.argv[1], np.float32, "r", shape=(1 << 17, 512))
+blocks = lambda: (np.array(file[i : i + 1024]) for i in range(0, len(file), 1024))
+model = lambda: KMeans(4, random_state=0, max_iter=3, tol=0)
+model().fit(file[:1000])  # what is made once
+mapped, of_file = watched(lambda: model().fit(file))
+given, of_blocks = watched(lambda: model().fit_blocks(blocks))
+whole, of_memory = watched(lambda: model().fit(np.array(file)))
+same = all(np.array_equal(a.cluster_centers_, whole.cluster_centers_) and np.array_equal(a.labels_, whole.labels_) for a in (mapped, given))
+print(json.dumps([file.nbytes, of_file, of_blocks, of_memory, same]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process from /proc")
+def test_memory_does_not_grow_with_the_data(tmp_path):
+    """256 MB in a file and in blocks take less than a quarter of it; in memory, where the same is measured, they take all."""
+    rows = np.random.default_rng(0).standard_normal((1 << 12, 512), np.float32)
+    with open(tmp_path / "x", "wb") as file:
+        for i in range(32):
+            (rows + i % 4).tofile(file)
+    done = subprocess.run([sys.executable, "-c", MEMORY, tmp_path / "x"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    size, of_file, of_blocks, of_memory, same = json.loads(done.stdout)
+    assert same
+    assert max(of_file, of_blocks) < size / 4
+    assert of_memory > size * 0.9
 
 
 def test_sparse_rows_are_made_dense_in_blocks(monkeypatch):

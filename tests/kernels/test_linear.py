@@ -138,6 +138,7 @@ def test_head_under_compile():
 
 
 @compiled
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(request, variant):
     variants.run(request, "not variants and not compile and not opcheck", variant)

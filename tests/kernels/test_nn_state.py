@@ -38,13 +38,14 @@ def test_half_precision_chooses_the_nearest_of_the_values_given():
     assert torch.equal(vq(x)[1], vq(x.float())[1])
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 @torch._inductor.config.patch(fallback_random=True)  # the same draws
-def test_compiles_without_a_break(kind):
+def test_compiles_without_a_break(kind, backend):
     """A graph break is also where the device would be waited for: there is none, in the averages and the revival either."""
     torch._dynamo.reset()  # each kind anew: dynamo counts the versions of a function over all of them
     plain, compiled = (layer(threshold_ema_dead_code=1, **KINDS[kind]) for _ in range(2))
-    run = torch.compile(compiled, fullgraph=True)
+    run = torch.compile(compiled, fullgraph=True, backend=backend)
     mask = torch.arange(20).expand(2, 20) < 15
     for step, given in enumerate(({}, {}, {"mask": mask})):
         gradients = []

@@ -1,4 +1,4 @@
-"""The layers where models are kept, shipped and spread: export, AOTInductor, saved files, averages, processes, derivatives."""
+"""The layers where models are kept, shipped and spread: export, AOTInductor, saved files, averages, processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from uefl_kernels import vq
 from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, VectorQuantize
 
 from .conftest import normal
-from .nn_layers import layer
 
 MODELS = {
     "averages": lambda: VectorQuantize(8, 10, threshold_ema_dead_code=1),
@@ -57,6 +55,7 @@ def test_export(name):
         same(loaded(normal(rows, 8, seed=3)), model(normal(rows, 8, seed=3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["averages"])
 def test_aot_inductor(name, tmp_path):
     """In a new process, which has to import uefl_kernels for the op."""
@@ -131,36 +130,3 @@ def test_fully_sharded(tmp_path):
         moved = [key for key in state if key.endswith("embed")]
         assert moved
         assert not any(torch.equal(state[key], start[key]) for key in moved)
-
-
-# --- derivatives -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_second_derivative_is_an_error():
-    x = normal(20, 8).requires_grad_()
-    quantized, _, loss = layer()(x)
-    (gradient,) = torch.autograd.grad(quantized.square().sum() + loss, x, create_graph=True)
-    with pytest.raises(RuntimeError, match="vq: has no second derivative; take the first without create_graph=True"):
-        gradient.sum().backward()
-
-
-def test_forward_mode_is_an_error():
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="vq: has no forward-mode derivative"):
-        layer()(torch.autograd.forward_ad.make_dual(normal(20, 8), normal(20, 8)))
-
-
-def test_functional_gradients_are_an_error():
-    with pytest.raises(RuntimeError, match=r"vq: torch\.func\.grad and its relatives do not take this op; use torch\.autograd\.grad"):
-        torch.func.grad(lambda rows: vq(rows, normal(5, 8, seed=1)).loss)(normal(20, 8))
-    with pytest.raises(RuntimeError, match="do not take this op"):
-        torch.func.grad(lambda rows: layer()(rows)[2])(normal(20, 8))
-
-
-def test_vmap():
-    x, codebook = normal(3, 20, 8), normal(5, 8, seed=1)
-    found = torch.func.vmap(lambda rows: vq(rows, codebook).quantized)(x)
-    assert torch.equal(found, vq(x, codebook).quantized)
-    quantizer = layer().eval()
-    with pytest.raises(RuntimeError, match="vmap"):  # it writes its counts; one call takes any number of leading dimensions
-        torch.func.vmap(lambda rows: quantizer(rows)[0])(x)
-    assert quantizer(x)[0].shape == x.shape

@@ -143,7 +143,7 @@ def test_only_uncertain_rows_are_rescored(passes):
 def test_each_pass_certifies_most_rows_and_all_that_it_certifies_are_right(passes, d, k, offset, metric):
     """The certificate at work: neither does it let a wrong row through, nor does everything go to the slow pass."""
     alike = metric == "cosine" and offset > 0  # far from the origin all directions are nearly one: every row goes to the slow pass
-    rows = 20 if alike else 600
+    rows = 20 if alike else 300
     x, codebook = torch.randn(rows, d) + offset, torch.randn(k, d) + offset
     with backend("reference"):
         expected = vq_assign(x, codebook, metric=metric).flatten()
@@ -156,8 +156,8 @@ def test_each_pass_certifies_most_rows_and_all_that_it_certifies_are_right(passe
     settled = listed[~torch.isin(listed, rescored)]
     assert torch.equal(passes["rescored of"].flatten()[settled], expected[settled])
     if not alike:
-        assert 0 < len(listed) < 60
-        assert int((rescored >= 0).sum()) <= 12
+        assert 0 < len(listed) < 30
+        assert int((rescored >= 0).sum()) <= 6
 
 
 @pytest.mark.parametrize("shape", [(10, 4), (3, 10, 4)], ids=["shared", "per segment"])
@@ -175,9 +175,17 @@ def test_vq_and_its_gradients(shape):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30, float("nan"), float("inf")])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("layout", ["rows", "channels first", "per segment"])
+LAYOUTS, VALUES = ("rows", "channels first", "per segment"), (0.0, 1e-30, 1e30, float("nan"), float("inf"))
+GRID = [(i, j, k) for i in range(len(LAYOUTS)) for j in range(len(FLOATS)) for k in range(len(VALUES))]
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "value"),
+    [  # a third of the grid has every pair of two of them
+        pytest.param(LAYOUTS[i], FLOATS[j], VALUES[k], marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow) for i, j, k in GRID
+    ],
+    ids=str,
+)
 def test_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, value):
     """quantized, counts and the fixed-point sums, be they counted once or again in another unit; the loss adds in another order."""
     n = 40 if value == 1e-30 else 70  # all rows are scored again then, one by one

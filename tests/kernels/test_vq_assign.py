@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from uefl_kernels import COMPILED, backend, vq_assign
+from uefl_kernels import COMPILED, backend, vq, vq_assign
 
 from . import variants
 from .conftest import DTYPES, normal, wrong_indices
@@ -39,10 +39,37 @@ def test_extreme_scale(scale, metric):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e-100, 1e100, 1e200, 1e307])
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e-100, 1e100, 1e140, 1e144])
 def test_extreme_scale_float64(scale, metric):
     x, codebook = normal(200, 8, scale=scale, dtype=torch.float64), normal(40, 8, seed=1, scale=scale, dtype=torch.float64)
-    assert wrong_indices(x.clamp(-1.7e308, 1.7e308), codebook.clamp(-1.7e308, 1.7e308), metric) == 0
+    assert wrong_indices(x, codebook.clamp(-(2.0**480), 2.0**480), metric) == 0
+    if 1e-100 <= scale <= 1e140:  # no square overflows, or is zero
+        assert torch.equal(vq_assign(x, codebook, metric=metric), vq_assign(x / scale, codebook / scale, metric=metric))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_rows_beyond_the_squares_of_float64(metric):
+    """They are infinitely far from every codeword; for the angle they only have to add up."""
+    x, codebook = normal(50, 8, dtype=torch.float64), normal(40, 8, seed=1, dtype=torch.float64)
+    for scale in (1e200, 1e307):
+        rows = (x * scale).clamp(-1.7e308, 1.7e308)
+        assert wrong_indices(rows, codebook, metric) == 0
+        if metric == "l2":
+            assert not vq_assign(rows, codebook).any()
+    assert metric == "l2" or torch.equal(vq_assign(x * 1e300, codebook, metric=metric), vq_assign(x, codebook, metric=metric))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("name", ["auto", "reference"])
+def test_codewords_whose_squares_overflow(name, metric):
+    x, codebook = normal(5, 3, dtype=torch.float64), normal(4, 3, seed=1, dtype=torch.float64)
+    codebook[2, 1] = 2.0**480
+    with backend(name):
+        vq_assign(x, codebook, metric=metric)
+        codebook[2, 1] *= 1.01
+        for call in (vq_assign, vq):
+            with pytest.raises(RuntimeError, match=rf"^{call.__name__}: the codebook holds .* values beyond 2\^480 \(3e144\)"):
+                call(x, codebook, metric=metric)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -194,7 +221,7 @@ def test_infinite_row_gets_index_0():
 def test_codebook_that_is_not_finite(name, value):
     codebook = normal(5, 3)
     codebook[2, 1] = value
-    with backend(name), pytest.raises(RuntimeError, match=r"^vq_assign: the codebook holds NaN or infinity; re-initialise"):
+    with backend(name), pytest.raises(RuntimeError, match=r"^vq_assign: the codebook holds NaN or infinity, or values beyond"):
         vq_assign(normal(4, 3), codebook)
 
 

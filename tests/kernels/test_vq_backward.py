@@ -247,6 +247,7 @@ def test_triton_reads_nothing_for_an_index_out_of_range(rotation, monkeypatch):
 
 
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(request, variant):
     variants.run(request, "number_of_threads", variant)

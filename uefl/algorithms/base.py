@@ -61,10 +61,11 @@ class Algorithm:
     """False: clients are only measured"""
     draws: ClassVar[bool] = True
     """whether its predictions are of ``passes`` draws; where no arm draws, the key is refused"""
-    pools_images: ClassVar[bool] = False
-    """whether :meth:`server_data` reads the images of clients, which only an engine in this process can allow"""
     ops: ClassVar[tuple[str, ...]] = ()
     """kernels that it needs; a backend that cannot run them is refused before anything is written"""
+    private_predicts: ClassVar[tuple[str, ...]] = ()
+    """tensors of ``work.private`` that :meth:`predict` uses, by name: it sees no others, and a saved model has these for every client.
+    A tensor for training alone is not among them. Private parts of the network always count."""
     columns: ClassVar[dict[str, str]] = {}
     """metrics of its own that a report shows: by name, what each is. They are in the records of its clients, which have them from
     :meth:`record`, from :meth:`measure`, or from what the client half put into ``work.metrics`` while it trained. The report shows the mean
@@ -183,8 +184,9 @@ class Algorithm:
         return {}
 
     def reference(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Of the state in ``work.private``, what stands for all clients: the global model is measured with it, and a client that has
-        never trained. What is not in it is as :meth:`client_state` makes it. Private parts of the network are averaged by the frame.
+        """A state in the place of a client's own, made from those of all clients: the global model is measured with it, and so is a
+        client that has never trained. Only the tensors in ``private_predicts`` are taken; those that are missing are as
+        :meth:`client_state` makes them. The frame averages private parts of the network itself.
 
         Args:
             states: of the clients that have trained, by name.
@@ -227,7 +229,10 @@ class Algorithm:
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """The mean loss over a batch, a scalar in nats: cross-entropy with the labels."""
-        return nn.functional.cross_entropy(work.logits(batch.images), batch.labels)
+        return work.cross_entropy(work.logits(batch.images), batch.labels)
+
+    def before_step(self, work: Work, gradient: torch.Tensor) -> None:
+        """The gradient ``[P]`` of a step is complete; what is changed in it is what the optimizer sees."""
 
     def after_batch(self, work: Work, batch: Batch) -> None:
         """The optimizer has taken a step."""
@@ -258,7 +263,10 @@ class Algorithm:
     # --- the trained model -----------------------------------------------------------------------------------------
 
     def infer(self, net: nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Logits ``[B, classes]`` of a saved model with dropout off; ``tensors`` are :meth:`client_tensors` of the client asked for."""
+        """Logits ``[B, classes]`` of a saved model with dropout off.
+
+        ``tensors`` belong to the client whose model it is: its :meth:`client_tensors`, and those that ``private_predicts`` names.
+        """
         logits: torch.Tensor = net(images)
         return logits
 

@@ -23,12 +23,15 @@ class Centralised(Algorithm):
     """One model on the training images of all clients, which leave the clients: a yardstick for experiments on one machine."""
 
     trains_clients = False
-    pools_images = True
 
     class Parameters(base.Parameters):
         """Of centralised training."""
 
         keep_optimizer: bool = Field(True, description="the optimizer's state lasts from round to round; `false`: made anew, as clients do")
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """The images must be at hand: where clients keep theirs, reading them here is refused."""
+        federation.silos[0].load()
 
     def server_data(self, federation: Federation) -> ServerData | None:
         """The training images of all clients."""

@@ -133,7 +133,7 @@ class FedBR(Algorithm):
         if p.contrast:
             self.ascend(work, features)
         uniform = torch.full_like(said, 1 / said.shape[1])
-        total: torch.Tensor = cross_entropy(logits.float(), batch.labels) + p.uniform * cross_entropy(said, uniform)
+        total: torch.Tensor = work.cross_entropy(logits, batch.labels) + p.uniform * cross_entropy(said, uniform)
         if p.contrast:
             total = total + p.contrast * self.contrast_of(work, features)
         return total

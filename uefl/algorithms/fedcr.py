@@ -14,7 +14,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from ..aggregation import Mean
+from ..aggregation import Mean, ProductOfExperts
+from ..client.training import fit
 from ..client.work import Batch, Work
 from ..engines.base import Expected, Message, Reply
 from ..models.gaussian import Gaussian
@@ -25,34 +26,9 @@ from .gaussian import GaussianFeatures, GaussianParameters, gaussian_net
 _SUMS = ("precision", "weighted_mean")
 
 
-class ProductOfExperts:
-    """Of every class the product of N(0, 1) and of the Gaussians of all clients' images; classes without images keep the old one.
-
-    Args:
-        old: ``[2, classes, d]``, means and deviations before the round.
-        rate: share of the product in the result, the rest is ``old``.
-    """
-
-    def __init__(self, old: torch.Tensor, rate: float) -> None:
-        self._old, self._rate = old, rate
-        self._precision, self._weighted = torch.zeros_like(old, dtype=torch.float64)
-
-    def add(self, precision: torch.Tensor, weighted: torch.Tensor) -> None:
-        """Sums over a client's images ``[classes, d]`` of 1 / sigma^2 and of mu / sigma^2."""
-        self._precision += precision.double()
-        self._weighted += weighted.double()
-
-    def result(self) -> torch.Tensor:
-        """``[2, classes, d]`` float32."""
-        precision = 1 + self._precision
-        new = torch.stack([self._weighted / precision, precision.rsqrt()])
-        seen = (self._precision > 0).any(1)[:, None]
-        return torch.where(seen, torch.lerp(self._old.double(), new, self._rate), self._old.double()).float()
-
-
 @register("fedcr")
 class FedCR(GaussianFeatures):
-    """FedPer of Gaussian features with a divergence; without it and without draws it is FedPer of the last layer, bit for bit."""
+    """FedPer of Gaussian features that are drawn to a Gaussian of their class."""
 
     hidden = True
     average_of = "logits"
@@ -65,6 +41,10 @@ class FedCR(GaussianFeatures):
             1.0, ge=0, le=1, description="share of the new product in the Gaussians of the classes; 0: they stay N(0, 1), as in VIB"
         )
         samples: int = Field(18, ge=1, le=100_000, description="of the features of an image, in a step of the training")
+        head_epochs: int = Field(
+            10, ge=0, le=100_000, description="passes in which every client trains its head alone, after the last round; 0: none"
+        )
+        gradient_bound: float = Field(10.0, ge=0, description="L2 norm to which a longer gradient of a step is shortened; 0: no bound")
 
         @model_validator(mode="after")
         def _diverges(self) -> Any:
@@ -85,6 +65,17 @@ class FedCR(GaussianFeatures):
             means = torch.zeros(len(self.context.classes), self.parameters.dim)
             state.tensors["classes"] = torch.stack([means, means + 1])
         return state
+
+    def prepare(self, state: State, turn: Turn) -> None:
+        """Before the last measurement all clients train their heads."""
+        if turn.train or self.parameters.head_epochs == 0 or self.rounds(turn.iteration + 1) is not None:
+            return
+        messages = {client: super(FedCR, self).broadcast(state, client, turn) for client in self.context.clients}
+        for message in messages.values():
+            message.expects = {}
+        for reply in turn.ask(messages):
+            if reply.error is not None:
+                turn.notice(f"{reply.client} has not trained its head alone: {reply.error}")
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """To a client that trains also the Gaussians; it sends back the sums over its own."""
@@ -124,7 +115,7 @@ class FedCR(GaussianFeatures):
         with work.amp():
             gaussian = net.distribution(batch.images)
             logits = net.head(self.features(work, gaussian, p.samples))
-        loss = nn.functional.cross_entropy(logits.float(), batch.labels.repeat(len(logits) // len(batch.labels)))
+        loss = work.cross_entropy(logits, repeated(batch.labels, logits))
         if p.beta > 0:
             means, stds = work.message.tensors["classes"]
             loss = loss + p.beta * divergence(Gaussian(means[batch.labels], stds[batch.labels]), gaussian)
@@ -132,9 +123,38 @@ class FedCR(GaussianFeatures):
                 work.memory["sums"] += sums(gaussian, batch.labels, len(means))
         return loss
 
+    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+        """Train the head; nothing goes to the server."""
+        fit(self, work, loss=self._head_loss, epochs=self.parameters.head_epochs)
+        work.private |= work.workspace.private()
+        return {}
+
+    def _head_loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Cross-entropy over the samples that the encoder gives in evaluation."""
+        net = gaussian_net(work).eval()
+        with work.amp():
+            with torch.no_grad():
+                features = self.features(work, net.distribution(batch.images), self.parameters.samples)
+            logits = net.head(features)
+        return nn.functional.cross_entropy(logits.float(), repeated(batch.labels, logits))
+
+    def weight_decay(self, work: Work) -> float:
+        """None where the head is trained alone: the encoder has no gradient then, and must not move."""
+        return 0.0 if "ask" in work.message.options else super().weight_decay(work)
+
+    def before_step(self, work: Work, gradient: torch.Tensor) -> None:
+        """Shorten a gradient that is too long."""
+        if self.parameters.gradient_bound > 0:
+            gradient.mul_((self.parameters.gradient_bound / gradient.norm().clamp_min(1e-12)).clamp_max(1))
+
     def update(self, work: Work) -> dict[str, torch.Tensor]:
         """And the sums."""
         return super().update(work) | (dict(zip(_SUMS, work.memory["sums"].float(), strict=True)) if self.parameters.beta > 0 else {})
+
+
+def repeated(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Labels ``[B]`` for logits ``[samples * B, classes]``."""
+    return labels.repeat(len(logits) // len(labels))
 
 
 def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:

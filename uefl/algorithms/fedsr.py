@@ -90,7 +90,7 @@ class FedSR(GaussianFeatures):
             gaussian = net.distribution(batch.images)
             features = self.features(work, gaussian)
             logits = net.head(features)
-        loss = nn.functional.cross_entropy(logits.float(), batch.labels)
+        loss = work.cross_entropy(logits, batch.labels)
         if p.norm_weight > 0:
             norms = features.norm(dim=1) if p.norm == "l2" else features.square().sum(1)
             loss = loss + p.norm_weight * norms.mean()

@@ -33,7 +33,7 @@ class TPT(Algorithm):
     """FedAvg without dropout, which goes on for a while after the training error is gone, and is measured at the end of each iteration."""
 
     columns: ClassVar[dict[str, str]] = {
-        "train_accuracy": "of the training images of a client, with dropout off",
+        "train_error": "share of its training images that a client's model predicts wrong, with dropout off",
         "start_accuracy": "on the test split, when the terminal phase began",
         "nc1": "spread within classes in units of that between them (neural collapse of all clients' training images)",
         "nc2b": "distance of the angles between class means from those of a simplex",
@@ -99,7 +99,7 @@ class TPT(Algorithm):
         for record in records:
             mine = first[record["client"]]
             own = zip((f"{name}_silo" for name in Collapse._fields), second[record["client"]]["own"].tolist(), strict=True)
-            found = common | {"train_accuracy": int(mine["hits"]) / int(mine["counts"].sum())}
+            found = common | {"train_error": 1 - int(mine["hits"]) / int(mine["counts"].sum())}
             found |= own if len(ClassSums(mine["sums"], mine["counts"]).present) > 1 else {}
             record.update(found | record)
         return hits, images

@@ -71,8 +71,8 @@ class VHL(Algorithm):
         with work.amp():
             features, logits = _both(work.net, images)
         features, logits = features.float(), logits.float()
-        loss: torch.Tensor = cross_entropy(logits[:real], batch.labels)
-        loss = loss + p.virtual_weight * cross_entropy(logits[real:], len(self.context.classes) + labels)
+        own = work.cross_entropy(logits[:real], batch.labels)
+        loss: torch.Tensor = own + p.virtual_weight * cross_entropy(logits[real:], len(self.context.classes) + labels)
         if work.epoch < p.pull_epochs:
             fixed = torch.cat([features[:real], features[real:].detach()])
             loss = loss + p.pull * contrast(fixed, torch.cat([batch.labels, labels]), p.temperature)

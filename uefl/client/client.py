@@ -132,6 +132,7 @@ class Client:
             algorithm.after_round(work)
         result = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
         update, kept = algorithm.update(work), work.private | self._workspace.private()
+        work.metrics = work.noted() | work.metrics
         taken = sorted(RESERVED & work.metrics.keys())
         if taken:
             raise ValueError(f"work.metrics: the frame itself records {taken[0]!r}; choose another name")

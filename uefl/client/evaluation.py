@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,7 +45,9 @@ def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Predictio
     """What the network that is loaded says of images ``[N, C, H, W]`` uint8."""
     work.net.eval()
     normalize = work.workspace.normalize
-    return joined([algorithm.predict(work, normalize(part)) for part in images.split(_BATCH)])
+    # a saved model has no other private tensors: a prediction that needs one that was not declared fails here, not when it is used
+    seen = replace(work, private={name: tensor for name, tensor in work.private.items() if name in algorithm.private_predicts})
+    return joined([algorithm.predict(seen, normalize(part)) for part in images.split(_BATCH)])
 
 
 @torch.no_grad()

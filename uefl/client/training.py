@@ -65,6 +65,7 @@ def fit(
                 tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.zero_()
             value = measure(work, batch)
             value.backward()  # type: ignore[no-untyped-call]
+            algorithm.before_step(work, gradient)
             optimizer.step()
             if frozen is not None and kept is not None:
                 flat.values.data[frozen] = kept  # terms of the parameters, such as weight decay, are for those that are trained

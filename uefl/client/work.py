@@ -84,6 +84,7 @@ class Work:
     """whatever the methods of this turn leave for each other"""
     metrics: dict[str, float] = field(default_factory=dict)
     """what the algorithm measures while it trains, e.g. the mean of a term of its loss: part of the client's metrics of this round"""
+    _noted: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
     epochs: int = 0
     """passes planned in this round"""
     epoch: int = 0
@@ -145,6 +146,20 @@ class Work:
         with self.amp():
             logits: torch.Tensor = self.net(images)
         return logits.float()
+
+    def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean over a batch, in float32; ``train_accuracy`` of the round is noted beside it."""
+        self.note("train_accuracy", (logits.argmax(1) == labels).float().mean(), len(labels))
+        return nn.functional.cross_entropy(logits.float(), labels)
+
+    def note(self, name: str, mean: torch.Tensor, images: int) -> None:
+        """Add the mean over a batch to a metric that is the mean over the images of the round; nothing waits for the device."""
+        total, count = self._noted.get(name, (torch.zeros_like(mean), 0))
+        self._noted[name] = (total + images * mean.detach(), count + images)
+
+    def noted(self) -> dict[str, float]:
+        """What :meth:`note` has gathered."""
+        return {name: float(total) / count for name, (total, count) in self._noted.items()}
 
     def model(self) -> dict[str, torch.Tensor]:
         """``values`` and ``buffers`` as they are now, without the private parts of the network."""

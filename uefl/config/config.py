@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from pydantic import BaseModel
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..fields import S, parse, shown, unknown
 from .keys import homes
 from .sections import Model, Run, Training
@@ -121,6 +121,12 @@ def arms(table: Any) -> dict[str, Arm]:
             raise UserError(f"key 'arms': {shown(name)} names files of the run; expected up to 40 letters, digits, '.', '_' and '-'")
         if not isinstance(keys, dict):
             raise UserError(f"key 'arms.{name}': expected a table of parameters, got {shown(keys)}")
+        known = registry()
+        if "algorithm" not in keys and name not in known:
+            raise UserError(
+                f"key 'arms.{name}': no algorithm {name!r}{nearest(name, known)}; an arm with a name of its own says which it is, "
+                f'algorithm = "..."; there are {", ".join(known)}'
+            )
         algorithm: Any = keys.get("algorithm", name)
         kind = find(algorithm, f"key 'arms.{name}': ")
         rest = {key: value for key, value in keys.items() if key != "algorithm"}

@@ -17,10 +17,12 @@ from typing import Any
 from ..errors import UserError, nearest
 from ..fields import shown, unknown
 from .config import SECTIONS, Config, from_table, tomllib
-from .keys import all_keys, fields, homes, named, places
+from .keys import all_keys, homes, named, places
 
 _GROUPS = ("start", "codebooks", "sets", "own")
 """folders of presets, in the order in which they are listed"""
+_FIRST = {"run": "seed", "data": "source", "model": "encoder", "training": "lr"}
+"""of each section, the key that whoever sets the section itself may have meant"""
 
 
 def presets() -> dict[str, str]:
@@ -113,7 +115,8 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
         inner[last] = value
         return
     if key in SECTIONS:
-        raise UserError(f"key {key!r} is a section; set one of its keys, as in {key}.{min(fields(table)[key])}=VALUE")
+        example = f"{key}.{_FIRST[key]}={value if isinstance(value, str) else 'VALUE'}"
+        raise UserError(f"key {key!r} is a section; set one of its keys, as in {example}")
     found = places(key, table)
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]

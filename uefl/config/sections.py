@@ -63,7 +63,7 @@ class Model(Section):
 
     encoder: Literal["cnn", "vgg16_bn", "resnet18", "cnn5x5", "resnet18_nopool", "given"] = Field(
         "cnn",
-        description="`cnn` (three residual stages), `vgg16_bn`, `resnet18`; FedUL's: `cnn5x5`, `resnet18_nopool`, with heads of their own; "
+        description="`cnn` (three residual stages), `vgg16_bn`, `resnet18`; `cnn5x5` and `resnet18_nopool`, with heads of their own; "
         "`given`: the network that `uefl.train(model=...)` gets",
     )
     pretrained: bool | str = Field(
@@ -85,7 +85,7 @@ class Model(Section):
     hidden: int = Field(512, ge=1, le=65_536, description="hidden units of the classifier (not of `cnn5x5` and `resnet18_nopool`)")
     dropout: float = Field(0.1, ge=0, lt=1, description="rate of the dropout before the last layer (not of `cnn5x5` and `resnet18_nopool`)")
     logit_dropout: bool = Field(
-        False, description="a second dropout on the logits, as UEFL's published head has; it bounds the accuracy with dropout on"
+        False, description="a second dropout on the logits, for published results; it bounds the accuracy with dropout on"
     )
 
 
@@ -103,7 +103,7 @@ class Training(Section):
     rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (20, 10, 10, 10, 10),
         min_length=1,
-        description="communication rounds of each iteration; UEFL extends codebooks before each iteration but the first",
+        description="communication rounds of each iteration; an algorithm may change the model between two iterations",
     )
     max_iterations: int = Field(
         0, ge=0, description="cap on iterations, the last entry of `rounds` repeated where needed; 0: as many as `rounds` has"

@@ -127,6 +127,8 @@ class Federation:
     """plain values for JSON: the source, the partition, and the images of every client and split, with their SHA-256"""
     digest: str = ""
     """SHA-256 over all that training and measuring see"""
+    here: bool = True
+    """whether the images of the clients can be read in this process"""
 
     def describe(self) -> str:
         """One line: clients, images, their shape, what the server holds, and the classes."""

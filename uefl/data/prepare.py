@@ -66,16 +66,17 @@ class PixelCounts:
     """How often each of the 256 values occurs in each channel of the images seen."""
 
     def __init__(self, channels: int) -> None:
-        self._counts = torch.zeros(channels, 256, dtype=torch.int64)
+        self.counts = torch.zeros(channels, 256, dtype=torch.int64)
+        """``[channels, 256]``"""
 
     def add(self, images: torch.Tensor) -> None:
         """Count images ``[N, C, H, W]`` uint8."""
-        for c, counts in enumerate(self._counts):
+        for c, counts in enumerate(self.counts):
             counts += images[:, c].flatten().bincount(minlength=256)
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Per channel on the scale 0-1, exactly."""
-        share = self._counts.double() / self._counts.sum(1, keepdim=True)
+        share = self.counts.double() / self.counts.sum(1, keepdim=True)
         values = torch.arange(256, dtype=torch.float64) / 255
         mean = share @ values
         variance = (share * (values - mean[:, None]) ** 2).sum(1)

@@ -38,8 +38,8 @@ class Message:
 
     @property
     def bytes(self) -> int:
-        """Size of the broadcast tensors."""
-        return _bytes(self.tensors)
+        """Size of the tensors that the server sends: the broadcast ones and the reference, without the client's own state."""
+        return _bytes(self.tensors) + _bytes(self.reference)
 
 
 @dataclass

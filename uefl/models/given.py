@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..seeds import derive
+from .net import TokenNet
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
@@ -38,6 +40,53 @@ def _checked(net: nn.Module) -> nn.Module:
         raise UserError(f"model: the function returned {type(net).__name__}; expected a torch module")
     _check_parameters(net)
     return net
+
+
+class GivenNet(TokenNet):
+    """A network with the parts that a quantiser stands between.
+
+    Args:
+        net: with a method ``tokens`` from images ``[B, C, H, W]``, normalised, to ``[B, T, D]`` (or more axes between B and D), and a
+            module ``head`` from tensors of that shape to logits ``[B, classes]``; its own ``forward`` is not used.
+        image_shape: (C, H, W).
+
+    Raises:
+        UserError: it lacks one of them, or returns tokens of another shape.
+    """
+
+    def __init__(self, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        needs = "a codebook needs a network with a method tokens(images) -> [B, T, D] and a module head(tokens) -> logits [B, classes]"
+        if not callable(getattr(net, "tokens", None)):
+            raise UserError(f"model: {needs}; {type(net).__name__} has no method 'tokens'")
+        if not isinstance(getattr(net, "head", None), nn.Module):
+            raise UserError(f"model: {needs}; {type(net).__name__} has no module 'head'")
+        self.net = net
+        shape = self._token_shape(image_shape)
+        if len(shape) < 3 or shape[0] != 2:
+            raise UserError(f"model: {needs}; for two images its tokens have the shape {list(shape)}")
+        self.dim, self.positions = shape[-1], math.prod(shape[1:-1])
+
+    @property
+    def head(self) -> nn.Module:  # type: ignore[override]
+        """From tokens to logits."""
+        head: nn.Module = self.net.head  # type: ignore[assignment]
+        return head
+
+    def tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """images [B, C, H, W], normalised -> tokens [B, ..., D]."""
+        tokens: torch.Tensor = self.net.tokens(images)  # type: ignore[operator]
+        return tokens
+
+    @torch.no_grad()
+    def _token_shape(self, image_shape: tuple[int, int, int]) -> torch.Size:
+        training, probe = self.training, torch.zeros(2, *image_shape, device=next(self.parameters()).device)
+        try:
+            shape = self.eval().tokens(probe).shape
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise UserError(f"model: 'tokens' cannot take normalised images {[2, *image_shape]}: {str(error).splitlines()[0]}") from None
+        self.train(training)
+        return shape
 
 
 @torch.no_grad()

@@ -72,7 +72,34 @@ class PooledHead(nn.Module):
         return logits
 
 
-class Net(nn.Module):
+class TokenNet(nn.Module):
+    """A network in two parts, which a quantiser may stand between.
+
+    Attributes:
+        head: from tokens to logits ``[B, classes]``.
+        dim: D, elements of a token.
+        positions: tokens of an image.
+    """
+
+    head: nn.Module
+    dim: int
+    positions: int
+
+    def tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """images [B, C, H, W], normalised -> tokens [B, ..., D]."""
+        raise NotImplementedError
+
+    def classify(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens, quantised or not -> logits [B, classes]."""
+        logits: torch.Tensor = self.head(tokens)
+        return logits
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits [B, classes]."""
+        return self.classify(self.tokens(images))
+
+
+class Net(TokenNet):
     """Encoder and head; the codebook is not a parameter here, because each client sees one of its own.
 
     Args:
@@ -119,10 +146,6 @@ class Net(nn.Module):
     def classify(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [B, H', W', D], quantised or not -> logits [B, classes]."""
         return self.head.stochastic(self.head.prefix(tokens))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits [B, classes]."""
-        return self.classify(self.tokens(images))
 
     @torch.no_grad()
     def _token_shape(self, name: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:

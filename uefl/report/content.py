@@ -29,8 +29,8 @@ _NO_TEST_LEGEND = (
 
 _PROTOCOL_LEGEND = (
     "Best: the highest mean accuracy and its round; worst 10 %: the mean over the worst tenth of the clients at the last round; global: "
-    "without what is private to a client; personalised: after the client's own training; MB: what the server sent to train and got back, "
-    "all rounds."
+    "without what is private to a client; personalised: after the client's own training; MB: tensors that the server sent, "
+    "to train or only to measure, and got back, all rounds and clients."
 )
 
 

@@ -145,8 +145,8 @@ def summarize(records: list[Record], target: float = 0.0, columns: Mapping[str, 
     only, over these); ``accuracy_last4``, mean and sample deviation over the last four rounds (0 for a single one); ``best``, the round
     with the highest mean accuracy; ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
     ``global_accuracy`` and ``personalised_accuracy`` where they were measured; ``unseen_accuracy`` of the clients that are measured only;
-    ``bytes_sent`` and ``bytes_received`` by the server over the run; ``rounds_to_target`` where a ``target`` is given, null where it is not
-    reached; and the clients themselves.
+    ``bytes_sent`` and ``bytes_received`` by the server over the run, for those clients too; ``rounds_to_target`` where a ``target`` is
+    given, null where it is not reached; and the clients themselves.
     """
     arms = {}
     for arm, lines in _grouped(records, "arm"):
@@ -164,7 +164,7 @@ def summarize(records: list[Record], target: float = 0.0, columns: Mapping[str, 
             "worst_tenth": _worst([r["accuracy"] for r in last if r["accuracy"] is not None]),
             **{key: value for key in ("global_accuracy", "personalised_accuracy") if (value := _mean(last, key)) is not None},
             **({"unseen_accuracy": _mean(unseen, "accuracy")} if unseen else {}),
-            **{key: sum(r.get(key, 0) for chunk in rounds for r in chunk) for key in ("bytes_sent", "bytes_received")},
+            **{key: sum(r.get(key, 0) for r in lines) for key in ("bytes_sent", "bytes_received")},
             **({"rounds_to_target": next((i + 1 for value, i in known if value >= target), None)} if target else {}),
             "rounds": len(rounds),
             **_selected(rounds),

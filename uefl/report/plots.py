@@ -115,7 +115,7 @@ def _draw_clients(run: Run, key: str) -> Figure:
         _finish(ax, run)
         _draw_levels(ax, run, key)
         for arm in run.arms:
-            _mark(ax, run, arm, [r["round"] for r in _marked(run, arm) if r["client"] == names[i]])
+            _mark(ax, run, arm, [r["round"] for r in marked(run, arm) if r["client"] == names[i]])
         ax.set_title(_title(run, names[i]))
         if i + columns >= len(names):  # the lowest panel of its column
             ax.tick_params(labelbottom=True)
@@ -138,13 +138,13 @@ def _draw_many_clients(run: Run, key: str) -> Figure:
         ax.set_axis_off()
     for ax, arm in zip(panels.flat, run.arms, strict=False):
         values = run.series(arm, key)
-        marked = _marked(run, arm)
-        who = [i for i, name in enumerate(run.clients) if name in {r["client"] for r in marked}]
+        shown = marked(run, arm)
+        who = [i for i, name in enumerate(run.clients) if name in {r["client"] for r in shown}]
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
         _draw_mean(ax, values, line(run, arm))
         _finish(ax, run)
         _draw_levels(ax, run, key, arm)
-        _mark(ax, run, arm, sorted({r["round"] for r in marked}))
+        _mark(ax, run, arm, sorted({r["round"] for r in shown}))
         what = " or ".join(run.algorithms[arm].marks)
         ax.set_title(f"{arm}: {len(who)} of {len(run.clients)} clients {what}" if who else arm)
         ax.set_xlabel("round")
@@ -212,7 +212,7 @@ def _draw_levels(ax: Axes, run: Run, key: str, *arms: str) -> None:
             ax.plot(ends, height, color=color(run, arm), linestyle=_DASHED, linewidth=_THIN, zorder=1)
 
 
-def _marked(run: Run, arm: str) -> list[Record]:
+def marked(run: Run, arm: str) -> list[Record]:
     """The records of an arm that have one of the marks of its algorithm."""
     return [r for r in run.of(arm) if any(r.get(mark) for mark in run.algorithms[arm].marks)]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -89,6 +90,10 @@ class Arm:
         self.last: dict[str, dict[str, Any]] = {}
         """of the last round, what each client's training left: loss, steps, bytes"""
         self.first_loss: float | None = None
+        self._sent, self._received = Counter[str](), Counter[str]()
+        """bytes of this turn's messages to each client, and of its replies"""
+        self._asked = 0
+        """exchanges of this turn that the algorithm began itself"""
 
     # --- turns -----------------------------------------------------------------------------------------------------
 
@@ -120,18 +125,19 @@ class Arm:
         """Ask every client, average what they trained, return what they measured."""
         participants = self._participants.of(self.round) if train and self.members[0].trains_clients else ()
         each = list(self._each(measure, train, participants))
-        self._traffic: dict[str, list[int]] = {name: [0, 0] for name in participants}
-        self._asked = 0
+        self._sent, self._received, self._asked = Counter(), Counter(), 0
         for algorithm, state, turn in each:
             state.scratch.clear()
             with self._seeded(algorithm, "prepare"):
                 algorithm.prepare(state, turn)
         messages = self._messages(each, measure, participants)
+        self._sent.update({name: message.bytes for name, message in messages.items()})
         averages = [algorithm.averages(state) for algorithm, state, _ in each]
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
         for reply in self.engine.round(messages, self.run.deadline or None):
             name, message = reply.client, messages[reply.client]
+            self._received[name] += reply.bytes
             if measure and reply.error is None:
                 records.append(self._record(reply, each))
             reason = self._refused(reply, message) if name in participants else reply.error
@@ -140,7 +146,8 @@ class Arm:
                 self.notice(f"round {self.round + train}: left out {name}: {reason}")
             elif name in participants:
                 self._add(reply, averages)
-                trained[name] = self._left(reply, message)
+                self._check_finite(name, reply.training, f"in round {self.round + 1}")
+                trained[name] = dict(reply.training)
         if measure:
             self._check_quorum(len(_seen(records)), len(self.context.clients), "measured the model")
             self._check_course(records)
@@ -150,8 +157,8 @@ class Arm:
                 with self._seeded(algorithm, "aggregate"):
                     algorithm.aggregate(state, sums)
         if train:
-            asked = {name: dict(zip(("bytes_sent", "bytes_received"), moved, strict=True)) for name, moved in self._traffic.items()}
-            self.last = {name: left for name, left in asked.items() if name not in participants} | trained
+            recorded = {record["client"] for record in records} - {*participants}
+            self.last = {name: self._moved(name) | trained.get(name, {}) for name in self._sent if name not in recorded}
             self.have_trained = sorted({*self.have_trained, *trained})
             for algorithm, state, turn in each:
                 with self._seeded(algorithm, "end_round"):
@@ -203,7 +210,8 @@ class Arm:
             trained = {client: states[client] for client in self.have_trained}
             others = {client: {k: t for k, t in state.items() if k not in start} for client, state in trained.items()}
             of_network = {name: _mean(first, name, trained) for name, first in start.items()}
-            found.append(of_network | (algorithm.reference(others) if others else {}))
+            own = algorithm.reference(others) if others else {}
+            found.append(of_network | {name: tensor for name, tensor in own.items() if name in algorithm.private_predicts})
         return found
 
     def _private(self, i: int, client: str, reference: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -227,17 +235,19 @@ class Arm:
         for client, message in messages.items():
             message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": place}
             message.private = self._private(i, client, {})
+        self._sent.update({name: message.bytes for name, message in messages.items()})
         for reply in self.engine.round(messages, self.run.deadline or None):
             message = messages[reply.client]
+            self._received[reply.client] += reply.bytes
             reason = refusal(reply, message, 0.0)
             if reason is not None:
                 yield Reply(reply.client, error=reason)
                 continue
-            counted = self._traffic.setdefault(reply.client, [0, 0])
-            counted[0] += message.bytes
-            counted[1] += reply.bytes
             if reply.client in self.private[i]:
-                self.private[i][reply.client] = _copied(reply.private)
+                before = self.private[i][reply.client]
+                after = self.private[i][reply.client] = _copied(reply.private)
+                if any(name not in before or not torch.equal(before[name], tensor) for name, tensor in after.items()):
+                    self.have_trained = sorted({*self.have_trained, reply.client})  # what it is measured with is its own now
             yield reply
 
     # --- replies ---------------------------------------------------------------------------------------------------
@@ -264,15 +274,19 @@ class Arm:
             self.members[i].add(self.states[i], averages[i], part)
             self.private[i][reply.client] = _copied(part.private)
 
-    def _left(self, reply: Reply, message: Message) -> dict[str, Any]:
-        sent, received = self._traffic[reply.client]
-        self._check_finite(reply.client, reply.training, f"in round {self.round + 1}")
-        return reply.training | {"bytes_sent": sent + message.bytes, "bytes_received": received + reply.bytes}
+    def _moved(self, client: str) -> dict[str, int]:
+        """Bytes of this turn's messages to a client, and of its replies."""
+        return {"bytes_sent": self._sent[client], "bytes_received": self._received[client]}
 
     def _record(self, reply: Reply, each: list[tuple[Algorithm, State, Turn]]) -> Record:
-        """The line of metrics.jsonl for one client."""
+        """The line of metrics.jsonl for one client.
+
+        A message that trains counts for the round that it trains, one that only measures for the round that it measures.
+        """
         algorithm, state, turn = each[0]
         left = {"train_loss": None, "bytes_sent": 0, "bytes_received": 0} | self.last.get(reply.client, {})
+        if reply.client not in turn.participants:
+            left |= {name: left[name] + moved for name, moved in self._moved(reply.client).items()}
         known = reply.client in self.context.clients
         place = {"arm": self.name, "iteration": self.iteration, "round": self.round - 1, "client": reply.client}
         return {
@@ -323,7 +337,7 @@ class Arm:
             for client in self.context.clients:
                 parts = private[client] if client in self.have_trained else private[client] | reference
                 weights = workspace.named(model, parts) if names else {}
-                mine = {name: tensor for name, tensor in parts.items() if not name.startswith("net.")}
+                mine = {name: tensor for name, tensor in parts.items() if name in algorithm.private_predicts}
                 own[client] = mine | {name: weights[name] for name in names} | algorithm.client_tensors(state, client)
             networks.append((workspace.named(model, reference), own))
         return networks

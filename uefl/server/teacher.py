@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.optim.swa_utils import update_bn
 
 from .. import metrics
 from ..client import evaluation
@@ -83,6 +84,18 @@ class Teacher:
             outcome = fit(algorithm, work, loss=loss, epochs=epochs, moments=moments)
         after = {name: tensor.clone() for name, tensor in workspace.shared().items()}
         return Taught(after, moments_of(outcome, workspace.flat.values), outcome.loss)
+
+    def recalibrated(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """``buffers`` of a model with running statistics as the labeled images have them, in the mean over batches; the parameters stay.
+
+        A last batch of a single image is left out.
+        """
+        workspace, work = self._workspace, self._work(tensors, 0, 0)
+        workspace.load(work.message)
+        batches = (workspace.normalize(images) for images in work.train.images.split(work.training.batch_size) if len(images) > 1)
+        with work.amp():
+            update_bn(batches, work.net)
+        return workspace.shared()["buffers"].clone()
 
     def accuracy(self, tensors: dict[str, torch.Tensor]) -> float | None:
         """Accuracy of a model on the validation images; None: there are none."""

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from ..report import html, markdown
 from ..report.content import Block, Content, Section
 from ..report.folder import Run, read_run
-from ..report.plots import Picture
+from ..report.plots import Picture, marked
 from ..report.style import RC, canvas, legend, of_place
 from ..report.tables import Table, number
 from ..report.words import count
@@ -171,7 +171,8 @@ def _draw(result: Result) -> list[tuple[Picture, Figure]]:
     if result.suite.axis is not None:
         caption = f"Mean over the seeds of {measure}; bars: sample deviation."
         made.append((Picture("sweep.png", f"{measure} over {result.suite.axis}", caption), _draw_sweep(result, measure)))
-    caption = "Lines: mean over clients and seeds; bands: from the least to the largest of the seeds."
+    marks = "triangles: rounds before which a client was given something by its algorithm, such as codewords"
+    caption = f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
     made.append((Picture("curves.png", "Accuracy over the rounds", caption), _draw_curves(result, "accuracy")))
     made.append((Picture("entropy.png", "Entropy over the rounds", caption), _draw_curves(result, "entropy")))
     return [(picture, figure) for picture, figure in made if figure.axes]
@@ -204,6 +205,8 @@ def _draw_curves(result: Result, key: str) -> Figure:
             style = of_place(place, len(arms))
             ax.fill_between(rounds, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
             ax.plot(rounds, values.mean(0), **style)
+            at = sorted({r["round"] for run in result.runs[case, arm].values() for r in marked(run, arm)} & set(range(values.shape[1])))
+            ax.plot([round + 1 for round in at], values.mean(0)[at], linestyle="", marker="^", markersize=5, color=style["color"])
         ax.set_title(case)
         ax.set_xlabel("round")
     for row in panels:

@@ -8,6 +8,7 @@ import torch
 from tests.federated.algorithms.test_local import Uniform, alone
 from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from uefl.errors import UserError
 
 
 def one_client():
@@ -42,8 +43,20 @@ def test_it_takes_the_images_of_all_clients():
     one = arm(settings("centralised"), federation(sizes=(48, 32, 40)))[0]
     assert len(one.teacher._data.train) == 120
     records = finish(one)
-    assert all(r["server_loss"] > 0 and r["train_loss"] is None and r["bytes_sent"] == 0 for r in records)
+    assert all(r["server_loss"] > 0 and r["train_loss"] is None and r["bytes_received"] == 0 for r in records)
     assert sorted({r["client"] for r in records}) == ["silo-0", "silo-1", "silo-2"]
+
+
+def test_clients_that_keep_their_images_are_refused():
+    def stays():
+        raise UserError("the images of this client stay with it")
+
+    fed = federation()
+    room = arm(settings("centralised"), fed)[1]
+    room.algorithm.check(fed, "arm", room.net)
+    apart = replace(fed, silos=tuple(replace(silo, load=stays) for silo in fed.silos))
+    with pytest.raises(UserError, match="stay with it"):
+        room.algorithm.check(apart, "arm", room.net)
 
 
 def test_members_of_an_ensemble_and_clients_that_never_train():

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
+from tests.federated.algorithms.test_local import alone
 from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, split, state, values
-from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
+from uefl.aggregation import ProductOfExperts
+from uefl.algorithms.fedcr import FedCR, divergence, sums
 from uefl.algorithms.fedper import FedPer
 from uefl.algorithms.fedsr import FedSR
 from uefl.data.federation import Federation, LabeledData, Silo, Split
@@ -28,7 +30,7 @@ class SameLayers(FedPer):
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"}], ids=["adam", "sgd bf16"])
 def test_without_divergence_and_draws_it_is_fedper_bit_for_bit(keys):
-    own = arm(settings("fedcr", dim=8, beta=0.0, stochastic=False, **keys))[0]
+    own = arm(settings("fedcr", dim=8, beta=0.0, stochastic=False, gradient_bound=0.0, head_epochs=0, **keys))[0]
     per = arm(settings("fedper", personal="last", **keys), algorithm=SameLayers())[0]
     assert finish(own) == finish(per)
     assert torch.equal(values(own), values(per))
@@ -113,6 +115,65 @@ def test_the_divergence_changes_the_encoder_and_the_gaussians_of_the_classes_tra
     assert not torch.equal(values(with_it), values(without))
     sent = [one.turn()[0]["bytes_sent"] for one in (with_it, without)]
     assert sent[0] - sent[1] == 2 * 3 * 8 * 4
+
+
+def test_at_the_end_all_clients_train_their_heads_and_nothing_else():
+    """Also the client that had no part in the last round."""
+    keys = {"rounds": [2], "participation": 0.6, "samples": 2, "optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}
+    tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))
+    for one in (tuned, plain):
+        one.turn(), one.turn()
+    assert all(
+        torch.equal(a["net.values"], b["net.values"]) for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
+    )
+    ours, theirs = tuned.turn(), plain.turn()
+    assert tuned.finished
+    assert torch.equal(values(tuned), values(plain))
+    assert torch.equal(state(tuned).tensors["buffers"], state(plain).tensors["buffers"])
+    assert not any(
+        torch.equal(a["net.values"], b["net.values"]) for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
+    )
+    assert all(mine["nll"] != other["nll"] for mine, other in zip(ours, theirs, strict=True))
+
+
+def test_a_client_that_trains_its_head_alone_is_measured_with_it():
+    """Of three clients one takes part in the only round; the others' heads are their own all the same."""
+    keys = {"rounds": [1], "participation": 0.3, "samples": 2}
+    tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))
+    finish(tuned), finish(plain)
+    assert len(plain.have_trained) == 1
+    assert tuned.have_trained == list(tuned.context.clients)
+
+
+def test_a_client_whose_head_cannot_be_trained_keeps_it():
+    one, _, notices = arm(settings("fedcr", dim=8, rounds=[1]))
+    original = one.engine._clients["silo-1"]
+
+    def broken(message):
+        if "ask" in message.options:
+            raise RuntimeError("out of memory")
+        return original(message)
+
+    one.engine._clients["silo-1"] = broken
+    assert len(finish(one)) == 3
+    assert notices == ["silo-1 has not trained its head alone: out of memory"]
+
+
+def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
+    steps = {}
+    for bound in (0.0, 1e-3, 1e6):
+        one, room, _ = arm(
+            settings("fedcr", dim=8, gradient_bound=bound, optimizer="sgd", lr=1.0, local_steps=1, samples=2), alone(federation(), 0)
+        )
+        before = room.named(state(one).tensors, one.private[0]["silo-0"])
+        one.turn()
+        after = room.named(state(one).tensors, one.private[0]["silo-0"])
+        moved = [(after[name] - before[name]).flatten() for name in before if "running" not in name]
+        steps[bound] = torch.cat(moved)
+    assert steps[0.0].norm() > 0.1
+    assert steps[1e-3].norm().item() == pytest.approx(1e-3, rel=1e-2)
+    assert torch.nn.functional.cosine_similarity(steps[0.0], steps[1e-3], dim=0) > 0.999
+    assert torch.equal(steps[0.0], steps[1e6])
 
 
 def test_negative_precisions_are_refused():

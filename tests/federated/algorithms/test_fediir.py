@@ -23,7 +23,8 @@ def test_without_its_term_it_is_fedavg_bit_for_bit(keys):
 
 def turn(head, average):
     """Of a network that is its head."""
-    return SimpleNamespace(net=head, logits=head, message=SimpleNamespace(tensors={"gradient": average}))
+    message = SimpleNamespace(tensors={"gradient": average})
+    return SimpleNamespace(net=head, logits=head, message=message, cross_entropy=nn.functional.cross_entropy)
 
 
 def test_the_values_of_two_features():

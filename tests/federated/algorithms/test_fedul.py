@@ -145,6 +145,7 @@ def test_the_supervised_losses_reach_theirs():
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_the_published_losses_reach_their_floors_on_mnist(data_root):
     keys = ["loss=legacy_double_softmax", "clients=1", "augment=none", "validation=0"]
 
@@ -200,6 +201,43 @@ def test_f_prime_goes_its_own_way_unless_it_is_synchronised():
     assert torch.equal(state(own).tensors["expert.values"], values(alone))
 
 
+def test_h_rises_to_its_value_or_falls_from_it():
+    shares = {kind: [] for kind in ("constant", "rise", "fall")}
+    for kind, found in shares.items():
+        one = arm(configured("fedul-m2", h=0.6, h_schedule=kind, rounds=[3]))[0]
+        for _ in range(3):
+            (_, _, turn) = next(one._each(False, True, ()))
+            found.append(one.members[0].share(turn))
+            one.turn()
+    assert shares == {"constant": [0.6] * 3, "rise": pytest.approx([0.2, 0.4, 0.6]), "fall": pytest.approx([0.6, 0.4, 0.2])}
+    one_round = {kind: trained("fedul-m2", h_schedule=kind, rounds=[1])[0] for kind in shares}
+    assert torch.equal(values(one_round["constant"]), values(one_round["rise"]))
+    assert torch.equal(values(one_round["constant"]), values(one_round["fall"]))
+
+
+def test_recalibrated_statistics_are_those_of_the_labeled_images():
+    """Two batches of 15: mean and variance of the first batch norm are the means of theirs; the parameters are those of the blend."""
+    fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
+    algorithm, _, room = trained("fedul-m2", fed, recalibrate=True, **keys)
+    plain = trained("fedul-m2", fed, **keys)[0]
+    assert torch.equal(values(algorithm), values(plain))
+    assert not torch.equal(buffers(algorithm), buffers(plain))
+    room.load(Message({name: state(algorithm).tensors[name] for name in ("values", "buffers")}))
+    inputs, norm = [], next(m for m in room.net.modules() if isinstance(m, torch.nn.BatchNorm2d))
+    with norm.register_forward_pre_hook(lambda _, x: inputs.append(x[0])), torch.no_grad():
+        for images in fed.server.labeled.images.split(15):
+            room.net.eval()(room.normalize(images))
+    mean = torch.stack([x.mean((0, 2, 3)) for x in inputs]).mean(0)
+    var = torch.stack([x.var((0, 2, 3)) for x in inputs]).mean(0)
+    torch.testing.assert_close(norm.running_mean, mean, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(norm.running_var, var, atol=1e-5, rtol=1e-4)
+
+
+def test_synchronised_f_prime_starts_from_the_recalibrated_model():
+    algorithm = trained("fedul-m2", recalibrate=True, resync=True, rounds=[2])[0]
+    assert torch.equal(state(algorithm).tensors["expert.buffers"], buffers(algorithm))
+
+
 def test_the_optimizer_of_f_prime_goes_on_where_it_was():
     cfg, fed = configured("supervised", rounds=[2]), federation()
     algorithm, room, _ = arm(cfg, fed)
@@ -251,6 +289,19 @@ def test_clients_count_alike_or_by_their_images():
         sent = (("client-0", 1.0, 10), ("client-1", 3.0, 30))
         averaged(algorithm, [Reply(name, n, {k: torch.full_like(v, value) for k, v in like.items()}) for name, value, n in sent])
         assert float(values(algorithm)[0]) == float(buffers(algorithm)[0]) == expected
+
+
+def test_the_global_step_stretches_the_way_of_the_parameters_alone():
+    ends = {}
+    for step in (1.0, 0.5, 2.0):
+        algorithm = arm(configured("fedul", global_step=step))[0]
+        before = values(algorithm).clone()
+        like = {name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")}
+        averaged(algorithm, [Reply("client-0", 1, {name: tensor + 1 for name, tensor in like.items()})])
+        torch.testing.assert_close(values(algorithm), before + step)
+        torch.testing.assert_close(buffers(algorithm), like["buffers"] + 1)
+        ends[step] = values(algorithm)
+    assert torch.equal(ends[1.0], before + 1)
 
 
 def test_the_average_of_identical_models_is_that_model():

@@ -15,7 +15,7 @@ NEVER = {"optimizer": "sgd", "lr": 1e-9}
 
 def model(records):
     """Without the metrics of the terminal phase."""
-    own = ("nc", "train_accuracy", "start_accuracy")
+    own = ("nc", "train_error", "start_accuracy")
     return [{key: value for key, value in record.items() if not key.startswith(own)} for record in records]
 
 
@@ -43,9 +43,9 @@ def test_the_phase_begins_with_the_training_accuracy():
     start = one.states[0].plain["start"]
     assert f"after iteration {start}, the terminal phase begins: training accuracy 1.0000" in notices
     assert {r["iteration"] for r in records} == set(range(2 * start))
-    right = [[r["train_accuracy"] for r in records if r["iteration"] == i] for i in range(2 * start)]
-    assert min(right[start - 1]) == 1
-    assert all(min(each) < 1 for each in right[: start - 1])
+    wrong = [[r["train_error"] for r in records if r["iteration"] == i] for i in range(2 * start)]
+    assert max(wrong[start - 1]) == 0
+    assert all(max(each) > 0 for each in wrong[: start - 1])
 
 
 def test_a_phase_that_is_not_reached_is_said():
@@ -72,7 +72,7 @@ def test_the_metrics_are_those_of_all_training_images_together_and_of_each_clien
     for record, own, accuracy in zip(records, alone, right, strict=True):
         assert [record[name] for name in together._fields] == pytest.approx(together, rel=1e-4, abs=1e-6)
         assert [record[f"{name}_silo"] for name in own._fields] == pytest.approx(own, rel=1e-4, abs=1e-6)
-        assert record["train_accuracy"] == pytest.approx(accuracy)
+        assert record["train_error"] == pytest.approx(1 - accuracy)
 
 
 def test_every_dropout_is_off():

@@ -158,7 +158,6 @@ def test_group_centroids_are_weighted_by_the_clusters_they_stand_for():
 
     algorithm, _, _ = arm(settings(codewords=1), wrap=lambda e: Meddler(e, meddle))
     one, own, turn = next(algorithm._each(False, True, algorithm.context.clients))
-    algorithm._traffic, algorithm._asked = {}, 0
     block = one.pooled_kmeans(own, ["silo-0", "silo-1"], "extend", turn)
     assert float((block - 1.0).abs().max()) < 0.01
 

@@ -29,11 +29,14 @@ def train(state: State, turn: Turn, server: Teacher, *, seed: int, epochs: int, 
     state.plain["outcome"]["server_loss"] = taught.loss
 
 
-def blend(state: State, share: float, *, synchronise: bool) -> None:
-    """The model is (1 - share) f + share f', exact at 0 and at 1; f' may go on from the result, with a fresh optimizer."""
+def blend(state: State, share: float) -> None:
+    """The model is (1 - share) f + share f', exact at 0 and at 1."""
     for name in _MODEL:
         state.tensors[name] = torch.lerp(state.tensors[name], state.tensors[f"expert.{name}"], share)
-    if synchronise:
-        for name in [name for name in state.tensors if name.startswith("expert.moment.")]:
-            del state.tensors[name]
-        begin(state)
+
+
+def synchronise(state: State) -> None:
+    """f' goes on from the model, with a fresh optimizer."""
+    for name in [name for name in state.tensors if name.startswith("expert.moment.")]:
+        del state.tensors[name]
+    begin(state)

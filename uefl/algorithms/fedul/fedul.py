@@ -34,6 +34,12 @@ class FedUL(OnSets):
         )
         server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
         h: float = Field(0.5, ge=0, le=1, description="with `blend`: the broadcast model is (1 - h) f + h f'")
+        h_schedule: Literal["constant", "rise", "fall"] = Field(
+            "constant", description="of h over the rounds: `constant`; `rise`: linearly, up to h in the last round; `fall`: down from h"
+        )
+        recalibrate: bool = Field(
+            False, description="with `blend`: the running statistics of batch norm are those of (1 - h) f + h f' on the labeled images"
+        )
         resync: bool = Field(
             False,
             description="with `blend`: f' starts every round from the broadcast model with a fresh optimizer, instead of going its own way",
@@ -95,8 +101,18 @@ class FedUL(OnSets):
             state.plain["outcome"]["server_loss"] = taught.loss
         else:
             expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)
-            expert.blend(state, p.h, synchronise=p.resync)
+            expert.blend(state, self.share(turn))
+            if p.recalibrate:
+                state.tensors["buffers"] = server.recalibrated({name: state.tensors[name] for name in ("values", "buffers")})
+            if p.resync:
+                expert.synchronise(state)
         return True
+
+    def share(self, turn: Turn) -> float:
+        """The share of f' in the model of this round."""
+        rounds, p = self.rounds(0) or 1, self.parameters
+        grown = {"constant": 1.0, "rise": (turn.round + 1) / rounds, "fall": 1 - turn.round / rounds}
+        return float(p.h * grown[p.h_schedule])
 
 
 def log_transition(data: SetData, test_prior: tuple[float, ...] = ()) -> torch.Tensor:

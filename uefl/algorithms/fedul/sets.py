@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
+from ...aggregation import Mean
 from ...client.work import Batch, Work
 from ...data.federation import Federation
 from ...engines.base import Reply
@@ -23,6 +24,7 @@ class SetParameters(base.Parameters):
     """Of every algorithm on unlabeled sets."""
 
     client_weights: Literal["uniform", "examples"] = Field("uniform", description="weights of the clients in the average")
+    global_step: float = Field(1.0, gt=0, description="the server's step size: the share of the way to the clients' mean that it goes")
     penalty: float = Field(
         0.0, ge=0, description="weight of the sum of absolute parameters (in `fedpl`: weight decay of the optimizer), as published"
     )
@@ -75,6 +77,12 @@ class OnSets(Algorithm):
         return without_spread(work.logits(images).softmax(1))
 
     # --- the server ------------------------------------------------------------------------------------------------
+
+    def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
+        """f + step (mean - f); running statistics are their mean, whatever the step."""
+        sent = state.tensors["values"]
+        super().aggregate(state, averages)
+        state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
         """Also what the server measured in the last round, and the best model so far."""

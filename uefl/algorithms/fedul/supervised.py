@@ -40,5 +40,5 @@ class Supervised(OnSets):
         assert server is not None
         p = self.parameters
         expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)
-        expert.blend(state, 1.0, synchronise=False)
+        expert.blend(state, 1.0)
         return True

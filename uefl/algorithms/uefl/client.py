@@ -20,10 +20,11 @@ from ...data.federation import Federation
 from ...engines.base import Reply
 from ...errors import UserError
 from ...findings import Findings, History
-from ...models.net import Net
+from ...models.given import GivenNet
+from ...models.net import Head, Net, TokenNet
 from ...seeds import derive
 from ...uncertainty import Prediction, of_head
-from ..base import Algorithm, Record
+from ..base import Algorithm, ModelSpec, Record
 from . import findings, unseen
 from .parameters import Codebook
 from .quantizer import Quantizer, codewords, moved, moving_start, placed
@@ -49,10 +50,15 @@ class Quantised(Algorithm):
         """As the parameters say."""
         return Quantizer(self.parameters.commitment)
 
+    def build_model(self, spec: ModelSpec) -> torch.nn.Module:
+        """In two parts, also where the network was given in Python."""
+        net = super().build_model(spec)
+        return net if spec.given is None else GivenNet(net, spec.image_shape)
+
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """The segments must divide the features, and k-means needs as many features as codewords."""
         super().check(federation, arm, net)
-        if not isinstance(net, Net) or not hasattr(net.head, "fc1"):
+        if not isinstance(net, TokenNet) or (isinstance(net, Net) and not isinstance(net.head, Head)):
             raise UserError(f"arm {arm!r}: a codebook needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
         segments, codewords = self.parameters.segments, self.parameters.codewords
         if net.dim % segments:
@@ -71,7 +77,7 @@ class Quantised(Algorithm):
 
     def length(self, net: torch.nn.Module) -> int:
         """Elements of a codeword."""
-        assert isinstance(net, Net)
+        assert isinstance(net, TokenNet)
         return int(net.dim // self.parameters.segments)
 
     def codebook(self, work: Work) -> torch.Tensor | None:
@@ -134,7 +140,8 @@ class Quantised(Algorithm):
         if averages:
             moving = work.memory["moving"] = moved(work.memory["moving"], out, self.quantizer.decay)
             work.memory["codebook"] = codewords(moving, codebook)
-        total: torch.Tensor = torch.nn.functional.cross_entropy(logits.float(), batch.labels) + out.loss
+        work.note("vq_loss", out.loss, len(batch.labels))
+        total: torch.Tensor = work.cross_entropy(logits, batch.labels) + out.loss
         return total
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
@@ -158,9 +165,9 @@ class Quantised(Algorithm):
         with work.amp():
             tokens = net.tokens(images)
             if codebook is None:
-                return of_head(net.head, tokens, self.passes(work))  # type: ignore[arg-type]
+                return of_head(net.head, tokens, self.passes(work))
             out = self.quantizer(tokens, codebook.detach())
-            prediction = of_head(net.head, out.values, self.passes(work))  # type: ignore[arg-type]
+            prediction = of_head(net.head, out.values, self.passes(work))
             choices = unseen.choices(self.quantizer, net, tokens, work.message)
         return prediction._replace(extra={"codes": out.codes, **choices})
 
@@ -182,7 +189,7 @@ class Quantised(Algorithm):
 
     def infer(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Behind the client's codebook."""
-        assert isinstance(net, Net)
+        assert isinstance(net, TokenNet)
         return net.classify(self.quantizer(net.tokens(images), tensors["codebook"]).values)
 
 
@@ -201,6 +208,6 @@ def counts_per_batch(codes: torch.Tensor, codewords: int) -> torch.Tensor:
     return counts.index_add_(0, flat, torch.ones_like(flat)).view(batches, codewords)
 
 
-def _net(work: Work) -> Net:
-    assert isinstance(work.net, Net)
+def _net(work: Work) -> TokenNet:
+    assert isinstance(work.net, TokenNet)
     return work.net

@@ -16,7 +16,7 @@ import torch
 from ... import metrics
 from ...client.work import Work
 from ...engines.base import Message
-from ...models.net import Net
+from ...models.net import TokenNet
 from ...uncertainty import certain
 from .quantizer import Quantizer, joined
 
@@ -26,7 +26,7 @@ COLUMNS = {
 }
 
 
-def choices(quantizer: Quantizer, net: Net, tokens: torch.Tensor, message: Message) -> dict[str, torch.Tensor]:
+def choices(quantizer: Quantizer, net: TokenNet, tokens: torch.Tensor, message: Message) -> dict[str, torch.Tensor]:
     """Of B images and K books: ``error [B, K]``, ``probs.books [B, K, C]`` and ``probs.union [B, C]``; empty for a trained client."""
     if "books" not in message.tensors:
         return {}

@@ -27,7 +27,15 @@ def read(root: Path) -> Table:
     Raises:
         UserError: folders or images missing or misplaced, a file that is no image.
     """
-    silos = {silo.name: _parts(silo) for silo in subfolders(root, LAYOUT)}
+    return _table(root, {silo.name: _parts(silo) for silo in subfolders(root, LAYOUT)}, _strays(root))
+
+
+def read_one(silo: Path, name: str) -> Table:
+    """One silo by itself, laid out as a subfolder of what :func:`read` takes."""
+    return _table(silo, {name: _parts(silo)}, ())
+
+
+def _table(root: Path, silos: dict[str, dict[str, list[tuple[Path, str]]]], strays: tuple[str, ...]) -> Table:
     files = [(path, label, name, part) for name, parts in silos.items() for part, inside in parts.items() for path, label in inside]
     classes = tuple(sorted({label for _, label, _, _ in files}))
     groups = tuple(silos)
@@ -43,7 +51,7 @@ def read(root: Path) -> Table:
         np.array([groups.index(name) for _, _, name, _ in files]),
         frozenset(name for name, parts in silos.items() if "test" not in parts),
         parts={"files": len(files)},
-        notes=(*_strays(root), *look_alikes(classes)),
+        notes=(*strays, *look_alikes(classes)),
     )
 
 

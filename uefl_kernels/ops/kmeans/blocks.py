@@ -44,13 +44,18 @@ class Blocks:
                     f"kmeans: the blocks must have one width and dtype, got {list(block.shape)} of {block.dtype} "
                     f"after [*, {self.like.shape[1]}] of {self.like.dtype}"
                 )
+            self._require(start + len(block), longer=True)
             yield start, block
             start += len(block)
-        if self.n is not None and start != self.n:
-            raise ValueError(
-                f"kmeans: the blocks had {self.n} rows when they were read first, and {start} now; each pass must give the same"
-            )
+        self._require(start, longer=False)
         self.n = start
+
+    def _require(self, rows: int, longer: bool) -> None:
+        """ValueError for another number of rows than in the first pass: already for one block too many, as there is no room for it."""
+        if self.n is not None and (rows > self.n if longer else rows != self.n):
+            raise ValueError(
+                f"kmeans: the blocks had {self.n} rows when they were read first, and {rows} now; each pass must give the same"
+            )
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
         """The rows of these numbers."""
@@ -111,7 +116,11 @@ class Processes:
 
 
 class BlockData(reference.Data):
-    """``reference.Data`` of the rows of all processes, of which this one reads its own in blocks."""
+    """``reference.Data`` of the rows of all processes, of which this one reads its own in blocks.
+
+    What is kept of the blocks is written into tensors that were there before: a small one that is made beside a block and outlives it
+    keeps the allocator from using the block's memory again, and a fit would grow with the data.
+    """
 
     looks_for_empty = True
 
@@ -134,15 +143,18 @@ class BlockData(reference.Data):
 
     def _look(self, weights: torch.Tensor | None) -> None:
         """The first pass: how many rows, whether they can be clustered, and their extremes."""
-        extremes = []
+        low = high = torch.empty(0)
         for _, block in self.blocks:
             steps.require_valid("kmeans", block, None)
             if len(block) > 0:
                 rows = self._unit(block)
-                extremes.append((rows.amin(0).double(), rows.amax(0).double()))
-        if not extremes:
+                if len(low) == 0:
+                    low, high = (rows[0].to(torch.float64, copy=True) for _ in range(2))
+                low.copy_(torch.minimum(low, rows.amin(0)))
+                high.copy_(torch.maximum(high, rows.amax(0)))
+        if len(low) == 0:
             raise ValueError("kmeans: the blocks hold no rows; each process needs at least one")
-        self._low, self._high = torch.stack([low for low, _ in extremes]).amin(0), torch.stack([high for _, high in extremes]).amax(0)
+        self._low, self._high = low, high
         if weights is not None and len(weights) != self.blocks.n:
             raise ValueError(f"kmeans: weights must have shape [{self.blocks.n}], got {list(weights.shape)}")
 
@@ -173,21 +185,21 @@ class BlockData(reference.Data):
 
     def step(self, step: reference.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
         """As there; labels are those of this process."""
-        labels, squares = [], []
+        labels, squares = torch.empty(len(self), dtype=torch.int64), torch.empty(len(self) if with_inertia else 0, dtype=torch.float64)
         sums = torch.zeros(centres.shape, dtype=torch.int64)
         masses = torch.zeros(len(centres), dtype=torch.int64)
-        for _, rows, weights in self.parts():
+        for where, rows, weights in self.parts():
             found = step(rows, centres, weights, self.middle, self.scale, self.mass_scale, False)
-            labels.append(found[0])
+            labels[where] = found[0]
             sums += found[1]
             masses += found[2]
             if with_inertia:
                 square = steps.distances(rows, centres, found[0])
-                squares.append(square if weights is None else weights * square)
+                squares[where] = square if weights is None else weights * square
         inertia = self.middle.new_zeros(())
         if with_inertia:
-            inertia = steps.tree_sum(self.processes.gather(torch.cat(squares)))
-        return torch.cat(labels), self.processes.sum(sums), self.processes.sum(masses), inertia
+            inertia = steps.tree_sum(self.processes.gather(squares))
+        return labels, self.processes.sum(sums), self.processes.sum(masses), inertia
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
         """The rows of these numbers among those of all processes."""

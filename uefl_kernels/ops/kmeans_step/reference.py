@@ -11,12 +11,11 @@ import torch
 
 from ..vq.reference import power_of_two
 from ..vq_assign import fallback
-from ..vq_assign.reference import search
+from ..vq_assign.reference import LARGEST, search
 
 Units = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-_LARGEST = 2.0**480  # of an element: the squares of 2^60 of them add up in float64
 _HEAVIEST = 2.0**1000  # of a weight
 _LANES = 8  # partial sums of a squared distance
 _BLOCK_ELEMENTS = 1 << 22  # of the float64 copies that are in memory at a time
@@ -172,7 +171,7 @@ def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> Non
     """Raise RuntimeError for values that cannot be clustered; for tensors on the CPU, a GPU would have to be waited for."""
     if not bool(torch.isfinite(x).all()):
         raise RuntimeError(f"{op}: x holds NaN or infinity; remove or replace those rows")
-    if bool((x.abs() > _LARGEST).any()):
+    if bool((x.abs() > LARGEST).any()):
         raise RuntimeError(f"{op}: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down")
     if weights is not None and not bool((weights >= 0).all() and (weights <= _HEAVIEST).all() and ((weights > 0).any() or len(x) == 0)):
         raise RuntimeError(f"{op}: weights must be finite (at most 2^1000), not negative and not all zero")
@@ -193,5 +192,5 @@ def require_valid_step(x: torch.Tensor, centres: torch.Tensor, weights: torch.Te
 
 def require_valid_centres(op: str, name: str, centres: torch.Tensor) -> None:
     """The same for centres."""
-    if not bool((centres.double().abs() <= _LARGEST).all()):
+    if not bool((centres.double().abs() <= LARGEST).all()):
         raise RuntimeError(f"{op}: {name} must be finite, and at most 2^480 (3e144)")

@@ -212,8 +212,6 @@ def _call(
     if estimator not in ESTIMATORS:
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     check_reverse_mode("vq", x, codebook)
-    if not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_gradtrackingtensor, (x, codebook))):
-        raise RuntimeError("vq: torch.func.grad and its relatives do not take this op; use torch.autograd.grad or backward()")
     for name, weight in (("codebook_weight", codebook_weight), ("commitment_weight", commitment_weight)):
         if not isinstance(weight, (int, float, torch.SymFloat)) or not -torch.inf < weight < torch.inf:
             raise ValueError(f"vq: {name} must be a finite number, got {weight!r}")

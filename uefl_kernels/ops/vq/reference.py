@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ..._library import triton_available
-from ..vq_assign.reference import require_finite
+from ..vq_assign.reference import require_valid
 from ..vq_forward import reference as forward
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -31,7 +31,7 @@ def vq(
     rotation: bool,
 ) -> Result:
     """x [..., D], codebook [K, d] | [S, K, d] -> quantized, indices, loss, counts, sums (see ``ops/vq/__init__.py``)."""
-    require_finite("vq", codebook)
+    require_valid("vq", codebook)
     return _vq(forward.vq_forward, forward.add, x, codebook, metric, exact, with_sums, codebook_weight, commitment_weight)
 
 
@@ -46,7 +46,7 @@ def vq_fallback(
     rotation: bool,
 ) -> Result:
     """The same by the faster search."""
-    require_finite("vq", codebook)
+    require_valid("vq", codebook)
     return _vq(forward.vq_forward_fallback, forward.add, x, codebook, metric, exact, with_sums, codebook_weight, commitment_weight)
 
 

@@ -27,13 +27,15 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", pr
 
     The answer is the argmin of the float64 distance on the values given, summed in the order of the elements, ties to the
     lowest index: the same on every backend, for any batch size and number of threads. A row that holds NaN gets index 0, as does
-    one with an infinity under ``"l2"``: it is infinitely far from every codeword.
+    one with an infinity, or beyond some 2^511, under ``"l2"``: it is infinitely far from every codeword. Differences below some
+    2^-537 have squares of zero and tie, and a codeword of such a length is a zero one under ``"cosine"``: scale such data up.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d contiguous segments.
         codebook: ``[K, d]``, shared by all segments, or ``[S, K, d]``, one for each; any of the dtypes of x, not
-            necessarily the same one. It must be finite: checked on the CPU; on a GPU, where a check would stall the
-            device, a codeword with a NaN or an infinity is never chosen while another one is finite.
+            necessarily the same one. It must be finite, and at most 2^480 in float64, so that no sum of squares overflows: checked
+            on the CPU; on a GPU, where a check would stall the device, a codeword with a NaN or an infinity is never chosen while
+            another one is finite.
         metric: ``"l2"`` (squared Euclidean distance) or ``"cosine"`` (the codewords' scale does not matter).
         precision: ``"exact"`` as above, or ``"fast"``: the best score of the first pass, not certified. That pass is
             float32 on the CPU (three bfloat16 products with AMX, which keep some 16 bits) and one float16 product, as accurate
@@ -46,7 +48,7 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", pr
     Raises:
         TypeError: a dtype that is not one of the four.
         ValueError: shapes, devices, metric or precision that do not fit.
-        RuntimeError: the codebook is not finite, or a forced backend is absent.
+        RuntimeError: the codebook is not finite or beyond 2^480, or a forced backend is absent.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eq. 1.
 

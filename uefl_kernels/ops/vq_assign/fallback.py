@@ -22,7 +22,7 @@ _LONGEST = 1 << 16  # elements of a codeword that float32 can add up: (d + 6) 2^
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
     """x [..., D], codebook [K, d] or [S, K, d] -> indices [..., S] int64, those of ``reference.vq_assign``; always exact."""
-    reference.require_finite("vq_assign", codebook)
+    reference.require_valid("vq_assign", codebook)
     return search(x, codebook, metric)
 
 

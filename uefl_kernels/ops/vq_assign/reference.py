@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+LARGEST = 2.0**480  # of an element of a codebook, or of what is clustered: the squares of 2^60 of them add up in float64
+
 # Rows are taken in blocks so that the distances of one block, not of all rows, are in memory.
 BLOCK_ELEMENTS = 1 << 22
 
@@ -16,16 +18,20 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
     cosine: score_k = sum over d of x_d * (c_kd / |c_k|), the argmax; a zero codeword scores 0
 
     Terms are rounded and added in float64 in the order d = 0, 1, ...; ties go to the lowest index; NaN never wins, so a
-    row of NaN gets index 0.
+    row of NaN gets index 0. Squares overflow and underflow as float64 does: a row beyond some 2^511 is infinitely far from every
+    codeword, which gives index 0, and differences below some 2^-537 are none.
     """
-    require_finite("vq_assign", codebook)
+    require_valid("vq_assign", codebook)
     return search(x, codebook, metric)
 
 
-def require_finite(op: str, codebook: torch.Tensor) -> None:
-    """Raise RuntimeError when the codebook is not finite; on the CPU only, a GPU would have to be waited for."""
-    if codebook.device.type == "cpu" and not bool(torch.isfinite(codebook).all()):
-        raise RuntimeError(f"{op}: the codebook holds NaN or infinity; re-initialise those codewords (or lower the learning rate)")
+def require_valid(op: str, codebook: torch.Tensor) -> None:
+    """Raise RuntimeError for codewords that cannot be searched; on the CPU only, a GPU would have to be waited for."""
+    if codebook.device.type == "cpu" and not bool((torch.isfinite(codebook) & (codebook.abs() <= LARGEST)).all()):
+        raise RuntimeError(
+            f"{op}: the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; re-initialise those "
+            "codewords (or lower the learning rate)"
+        )
 
 
 def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor:

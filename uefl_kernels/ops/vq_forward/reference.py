@@ -8,7 +8,7 @@ import torch
 
 from ..._gather import flat_indices, gather
 from ..vq_assign import fallback
-from ..vq_assign.reference import require_finite, search
+from ..vq_assign.reference import require_valid, search
 
 Search = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -16,13 +16,13 @@ Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 
 def vq_forward(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> Result:
     """x [..., D], codebook [K, d] | [S, K, d], scales [codes] -> see ``ops/vq_forward/__init__.py``; ``exact`` is always true here."""
-    require_finite("vq_forward", codebook)
+    require_valid("vq_forward", codebook)
     return _forward(search, x, codebook, scales, metric)
 
 
 def vq_forward_fallback(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> Result:
     """The same by the faster search."""
-    require_finite("vq_forward", codebook)
+    require_valid("vq_forward", codebook)
     return _forward(fallback.search, x, codebook, scales, metric)
 
 

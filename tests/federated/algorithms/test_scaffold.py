@@ -1,0 +1,127 @@
+"""SCAFFOLD: its control variates are those of option II, and without the correction there is FedAvg."""
+
+import pytest
+import torch
+
+from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.tiny import again, arm, finish, settings, state, values
+from uefl.algorithms.scaffold import Scaffold
+
+SGD = {"optimizer": "sgd", "lr": 1e-2}
+
+
+def model(records):
+    """Without what was moved: the control variates travel too."""
+    return [{key: value for key, value in record.items() if not key.startswith("bytes")} for record in records]
+
+
+@pytest.mark.parametrize("keys", [SGD, {"optimizer": "adam", "participation": 0.5}], ids=["sgd", "adam"])
+def test_without_correction_it_is_fedavg_bit_for_bit(keys):
+    own, average = arm(settings("scaffold", correction=0.0, **keys))[0], arm(settings("fedavg", **keys))[0]
+    assert model(finish(own)) == model(finish(average))
+    assert torch.equal(values(own), values(average))
+
+
+def test_the_first_round_is_that_of_fedavg_and_the_second_is_not():
+    own, average = arm(settings("scaffold", **SGD))[0], arm(settings("fedavg", **SGD))[0]
+    for expected in (True, False):
+        own.turn(), average.turn()
+        assert torch.equal(values(own), values(average)) is expected
+
+
+def replies(one):
+    """What every client sends in the next turn, with what it was sent."""
+    found = {}
+    for name, original in one.engine._clients.items():
+
+        def spy(message, original=original, name=name):
+            reply = original(message)
+            tensors, private = ({n: t.clone() for n, t in part.items()} for part in (reply.tensors, reply.private))
+            found[name] = (message, tensors, private, reply.training["steps"])
+            return reply
+
+        one.engine._clients[name] = spy
+    return found
+
+
+def test_the_control_variates_are_those_of_option_two():
+    """c_k - c + (x - y) / (K lr), in the third round, where c and c_k are not zero."""
+    one = arm(settings("scaffold", rounds=[3], local_epochs=2, **SGD))[0]
+    one.turn(), one.turn()
+    seen = replies(one)
+    before = {client: own["control"].clone() for client, own in one.private[0].items()}
+    one.turn()
+    assert len(seen) == 3
+    for client, (message, tensors, private, steps) in seen.items():
+        c, c_k, x = message.tensors["control"], before[client], message.tensors["values"]
+        assert c.norm() > 0
+        assert c_k.norm() > 0
+        expected = c_k - c + (x - tensors["values"]) / (steps * SGD["lr"])
+        assert torch.allclose(private["control"], expected, atol=2e-4)
+        assert torch.allclose(tensors["control"], private["control"] - c_k, atol=1e-6)
+
+
+def test_with_all_clients_the_server_has_the_mean_of_their_variates():
+    one = arm(settings("scaffold", rounds=[3], **SGD))[0]
+    finish(one)
+    mean = torch.stack([own["control"] for own in one.private[0].values()]).mean(0)  # silos of one size
+    assert torch.allclose(state(one).tensors["control"], mean, atol=1e-6)
+
+
+def test_clients_that_do_not_take_part_keep_theirs():
+    one = arm(settings("scaffold", rounds=[4], participation=0.4, **SGD))[0]
+    one.turn()
+    absent = sorted(set(one.context.clients) - set(one.have_trained))
+    assert absent
+    assert all("control" not in one.private[0][client] for client in absent)
+    total = sum(one.private[0][client]["control"] for client in one.have_trained)
+    assert torch.allclose(state(one).tensors["control"], total / 3, atol=1e-6)
+
+
+def test_the_global_step_stretches_the_way_of_the_parameters_alone():
+    ways, buffers = [], []
+    for step in (1.0, 0.5, 2.0):
+        one = arm(settings("scaffold", global_step=step, **SGD))[0]
+        before = values(one).clone()
+        one.turn()
+        ways.append(values(one) - before)
+        buffers.append(state(one).tensors["buffers"])
+    assert torch.allclose(ways[1], 0.5 * ways[0], atol=1e-6)
+    assert torch.allclose(ways[2], 2 * ways[0], atol=1e-6)
+    assert torch.equal(buffers[0], buffers[1])
+    assert torch.equal(buffers[0], buffers[2])
+
+
+class Parabolas(Scaffold):
+    """Client k minimises slope_k |w - target_k|^2 / 2, so that with several local steps FedAvg ends away from the optimum of the mean."""
+
+    slopes, targets = (1.0, 2.0, 6.0), (3.0, 0.0, -1.0)
+
+    def loss(self, work, batch):
+        k = int(work.client[-1])
+        return self.slopes[k] / 2 * (work.workspace.flat.values - self.targets[k]).square().sum()
+
+
+def test_clients_that_drift_apart_meet_at_the_optimum_of_their_mean():
+    """(1 * 3 + 2 * 0 + 6 * -1) / 9 = -1/3; FedAvg with 5 local steps ends elsewhere."""
+    cfg = settings("scaffold", rounds=[60], local_steps=5, optimizer="sgd", lr=0.1)
+    ends = []
+    for correction in (1.0, 0.0):
+        one = arm(cfg, algorithm=Parabolas(correction=correction))[0]
+        for _ in range(60):
+            one.exchange(measure=False, train=True)
+        ends.append(float(values(one).mean()))
+    assert ends[0] == pytest.approx(-1 / 3, abs=1e-4)
+    assert abs(ends[1] + 1 / 3) > 0.05
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_it_resumes(optimizer):
+    cfg = settings("scaffold", participation=0.7, optimizer=optimizer)
+    assert again(cfg) == finish(arm(cfg)[0])
+
+
+def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
+    run = run_twice(tmp_path, {"scaffold": {}}, optimizer="sgd")
+    saved, measured = saved_accuracy(run, "scaffold")
+    assert saved == pytest.approx(measured, abs=0.2)  # dropout off in the one, on in the other

@@ -1,0 +1,121 @@
+"""Network namespaces that stand for machines, the certificates of docs/deploy.md, and folders of images."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from .runs import ENVIRONMENT
+
+HOST = "10.77.0.1"
+FLOWER = {
+    "flower-superlink": "from flwr.superlink.cli import flower_superlink as run; run()",
+    "flwr": "from flwr.cli.app import app as run; run()",
+    "uefl": "from uefl.cli import main as run; run()",
+}
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+
+
+class Machines:
+    """A server and silos, each in a namespace of its own; without the right to make them, all on loopback."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self.folder, self.names = folder, names
+        self.spaces = {name: f"uefl-{os.getpid()}-{name}" for name in ("server", *names)}
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Machines:
+        for space in self.spaces.values():
+            self._ip("netns", "add", space)
+            self._ip("-n", space, "link", "set", "lo", "up")
+        server = self.spaces["server"]
+        self._ip("-n", server, "addr", "add", f"{HOST}/32", "dev", "lo")
+        for i, name in enumerate(self.names, 1):
+            space = self.spaces[name]
+            self._ip("-n", server, "link", "add", f"to-{name}", "type", "veth", "peer", "name", "out", "netns", space)
+            for where, link, number in ((server, f"to-{name}", 1), (space, "out", 2)):
+                self._ip("-n", where, "addr", "add", f"10.77.{i}.{number}/30", "dev", link)
+                self._ip("-n", where, "link", "set", link, "up")
+            self._ip("-n", space, "route", "add", f"{HOST}/32", "via", f"10.77.{i}.1")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in reversed(self.processes):
+            if process.poll() is None:
+                process.terminate()
+        until = time.monotonic() + 20
+        while any(process.poll() is None for process in self.processes) and time.monotonic() < until:
+            time.sleep(0.05)
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for space in self.spaces.values():
+            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+
+    def start(self, machine: str, program: str, *arguments: object) -> subprocess.Popen[str]:
+        """Run a program on a machine."""
+        command = ["ip", "netns", "exec", self.spaces[machine], sys.executable, "-c", FLOWER[program], *map(str, arguments)]
+        log = (self.folder / f"{machine}-{program}-{len(self.processes)}.log").open("w")
+        environment = ENVIRONMENT | QUIET | {"FLWR_HOME": str(self.folder / "flwr")}
+        process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment)
+        process.log = Path(log.name)  # type: ignore[attr-defined]
+        self.processes.append(process)
+        return process
+
+    def run(self, machine: str, program: str, *arguments: object, seconds: float = 120) -> tuple[int, str]:
+        """Run a program on a machine to its end; exit code and output."""
+        process = self.start(machine, program, *arguments)
+        code = process.wait(seconds)
+        return code, process.log.read_text()  # type: ignore[attr-defined]
+
+    def _ip(self, *arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def may_make_namespaces() -> bool:
+    """Whether this user can."""
+    space = f"uefl-{os.getpid()}-try"
+    try:
+        made = subprocess.run(["ip", "netns", "add", space], check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+    if made:
+        subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+    return made
+
+
+def certificates(folder: Path, host: str, stem: str = "") -> None:
+    """``ca.crt``, ``server.pem`` and ``server.key`` as docs/deploy.md makes them, with ``stem`` before each name."""
+    ca, server = f"{stem}ca", f"{stem}server"
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    asked = ("-subj", f"/CN={host}", "-addext", f"subjectAltName=IP:{host}")
+    signed = ("-CA", f"{ca}.crt", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "365", "-copy_extensions", "copy")
+    for command in (
+        ("req", "-x509", *curve, "-days", "365", "-subj", "/CN=uefl", "-keyout", f"{ca}.key", "-out", f"{ca}.crt"),
+        ("req", *curve, *asked, "-keyout", f"{server}.key", "-out", f"{server}.csr"),
+        ("x509", "-req", "-in", f"{server}.csr", *signed, "-out", f"{server}.pem"),
+    ):
+        subprocess.run(["openssl", *command], cwd=folder, check=True, capture_output=True)
+
+
+def node_key(folder: Path, name: str) -> None:
+    """``NAME.key`` and ``NAME.key.pub``."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"{name}.key"], cwd=folder, check=True)
+
+
+def images(folder: Path, classes: dict[str, int], *, size: int = 8, colour: bool = False, seed: int = 0) -> None:
+    """``folder/{train,test}/CLASS/*.png``, the classes told apart by the place of a bright bar; 12 to train and 4 to test."""
+    rng = np.random.default_rng(seed)
+    for part, count in (("train", 12), ("test", 4)):
+        for name, place in classes.items():
+            (folder / part / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 60, (size, size, 3) if colour else (size, size), dtype=np.uint8)
+                pixels[:, 2 * place : 2 * place + 2] = 220
+                Image.fromarray(pixels).save(folder / part / name / f"{i}.png")

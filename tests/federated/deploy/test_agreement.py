@@ -1,0 +1,104 @@
+"""What the server makes of the reports of silos: the federation that it would have read itself, or a line that names who differs."""
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from tests.federated.deploy.machines import images
+from tests.federated.engines.grid import sent
+from uefl import config
+from uefl.data import build
+from uefl.deploy.agreement import agree, refused
+from uefl.deploy.setting import greeting
+from uefl.deploy.silo import SiloProgram
+from uefl.deploy.sources import OwnFolder
+from uefl.engines.flower.codec import pack, unpack
+from uefl.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    images(tmp_path / "a", {"cat": 0, "dog": 1})
+    images(tmp_path / "b", {"dog": 1, "emu": 2}, colour=True, seed=1)
+    return tmp_path
+
+
+def settings(folder, **keys):
+    return config.load({"data": {"source": str(folder)}, "arms": {"arm": {"algorithm": "fedavg"}}}, **keys)
+
+
+def report(cfg, path):
+    return unpack(sent(SiloProgram(OwnFolder(path, path.name), torch.device("cpu"))(pack(greeting(cfg)))))
+
+
+def agreed(cfg, reports):
+    return agree(reports, cfg.kind, image_size=cfg.data.image_size, seed=cfg.run.seed, place="there:1")
+
+
+@pytest.mark.parametrize("legacy_holdout", [True, False])
+def test_the_server_knows_what_it_would_have_read(folder, legacy_holdout):
+    cfg = settings(folder, legacy_holdout=legacy_holdout)
+    whole = build(cfg.data, kind="labeled", seed=0)
+    found = agreed(cfg, {name: report(cfg, folder / name) for name in ("b", "a")})
+    assert not found.here
+    for field in ("classes", "image_shape", "mean", "std", "kind"):
+        assert getattr(found, field) == getattr(whole, field), field
+    assert [(silo.name, silo.sizes) for silo in found.silos] == [(silo.name, silo.sizes) for silo in whole.silos]
+    assert found.manifest["silos"]["a"]["test"]["images_of_class"] == [4, 4, 0]
+    if legacy_holdout:  # no draw: the silos have the very images
+        for silo in whole.silos:
+            data, mine = silo.load(), OwnFolder(folder / silo.name, silo.name).data(cfg, found.classes, 3)
+            assert torch.equal(data.train.images, mine.train.images)
+            assert torch.equal(data.train.labels, mine.train.labels)
+            assert mine.holdout is mine.test
+
+
+def test_no_name_of_a_file_and_no_pixel_is_reported(folder):
+    header, parts = report(settings(folder), folder / "a")
+    assert "png" not in str(header)
+    assert {name: tuple(t.shape) for part in parts.values() for name, t in part.items()} == {"counts": (1, 256)}
+
+
+def test_the_images_cannot_be_read_at_the_server(folder):
+    cfg = settings(folder)
+    with pytest.raises(UserError, match="the images of silo 'a' stay with it"):
+        agreed(cfg, {"a": report(cfg, folder / "a")}).silos[0].load()
+
+
+def test_a_silo_that_differs_is_named(folder):
+    images(folder / "c", {"cat": 0, "dog": 1}, size=10)
+    cfg = settings(folder)
+    reports = {name: report(cfg, folder / name) for name in "abc"}
+    with pytest.raises(UserError, match="silo 'c' has images of 10x10, silo 'a' of 8x8; set image_size"):
+        agreed(cfg, reports)
+    reports["b"][0]["kind"] = "sets"
+    with pytest.raises(UserError, match="silo 'b' has sets data, the arms need labeled"):
+        agreed(cfg, reports)
+
+
+def test_data_that_cannot_be_used_are_a_code(folder, caplog):
+    cfg = settings(folder)
+    images(folder / "d", {"cat": 0})
+    header, parts = report(cfg, folder / "d")
+    assert header["error"] == "data"
+    assert "all 12 training images are of class 'cat'" in caplog.text
+    assert "its data cannot be used" in str(refused((header, parts)))
+
+
+@pytest.mark.parametrize("damage", ["no counts", "other counts", "no sizes", "a bad name", "a shape"])
+def test_reports_that_do_not_fit_are_refused(folder, damage):
+    header, parts = report(settings(folder), folder / "a")
+    assert refused((header, parts)) is None
+    match damage:
+        case "no counts":
+            parts = {}
+        case "other counts":
+            parts = {"pixels": {"counts": torch.zeros(3, 256, dtype=torch.int64)}}
+        case "no sizes":
+            del header["sizes"]
+        case "a bad name":
+            header["client"] = "a\n"
+        case "a shape":
+            header["image_shape"] = [1, 8]
+    assert refused((header, parts)) is not None

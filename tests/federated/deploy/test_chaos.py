@@ -1,0 +1,14 @@
+"""Every scenario of ``uefl chaos``, with real processes."""
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from uefl.deploy.chaos import SCENARIOS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_fault_costs_no_more_than_it_must(name, tmp_path):
+    assert SCENARIOS[name].play(tmp_path)

@@ -1,0 +1,81 @@
+"""What the command line asks for before a run over Flower, and in which words."""
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr")
+
+from tests.federated.deploy.machines import images, node_key
+from uefl.cli import app
+from uefl.deploy import command
+from uefl.deploy.processes import free_port
+from uefl.engines.flower.address import Address
+from uefl.engines.flower.node import read_key
+
+AWAY = ("--superlink", "10.77.9.9:8000")
+JOIN = ("train", "demo", "--engine", "flower", *AWAY)
+
+
+def said(*arguments):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.exit_code, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("train", "demo", *AWAY), "are for --engine flower"),
+        (("train", "demo", "--engine", "flower", "--silos", "2"), "are for a --superlink"),
+        (JOIN, "say with --silos how many silos take part"),
+        ((*JOIN, "--silos", "2"), "give the file of its secret with --secret"),
+        ((*JOIN, "--silos", "2", "--secret", "nowhere"), "--secret: nowhere cannot be read"),
+        ((*JOIN, "--silos", "2", "--insecure", "--root-certificates", "x"), "exclude each other"),
+        (("train", "demo", "--engine", "flower", "--superlink", "there", "--silos", "2"), "expected HOST:PORT, got 'there'"),
+        (("silo", *AWAY), "give this silo's private key with --key"),
+        (("silo", *AWAY, "--insecure"), "name the folder of this silo's images"),
+        (("silo", *AWAY, "--insecure", "--key", "x"), "keys need TLS"),
+        (("silo", *AWAY, "--insecure", "--data", "nowhere"), "cannot read folder nowhere"),
+    ],
+)
+def test_what_is_missing_is_a_line(arguments, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, error = said(*arguments)
+    assert code == 2
+    assert line in error
+
+
+def test_nobody_listens(tmp_path):
+    images(tmp_path / "a", {"cat": 0, "dog": 1})
+    place = f"127.0.0.1:{free_port()}"
+    assert said("silo", "--superlink", place, "--data", tmp_path / "a", "--wait", 0) == (
+        2,
+        f"error: no SuperLink at {place}: Connection refused\n",
+    )
+
+
+def test_without_flower_the_answer_is_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert said(*JOIN) == (2, "error: Flower is not installed; install it with: pip install 'uefl[flower]'\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"), [("127.0.0.1", True), ("localhost", True), ("[::1]", True), ("10.0.0.1", False), ("localhost.example", False)]
+)
+def test_loopback(host, loopback):
+    assert Address(f"{host}:8000").is_loopback == loopback
+
+
+def test_a_key_is_that_of_an_elliptic_curve_without_a_passphrase(tmp_path):
+    node_key(tmp_path, "ulm")
+    assert read_key(tmp_path / "ulm.key").curve.name == "secp384r1"
+    (tmp_path / "none").write_text("no key")
+    for path in ("none", "ulm.key.pub"):
+        with pytest.raises(ValueError, match="is no private key"):
+            read_key(tmp_path / path)
+
+
+def test_a_scenario_that_is_none():
+    code, error = said("chaos", "moon")
+    assert code == 2
+    assert "no scenario 'moon'; there are raises, nan" in error

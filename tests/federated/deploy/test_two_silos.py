@@ -1,0 +1,110 @@
+"""docs/deploy.md as a test: a server and two silos, each a machine of its own as far as the network goes, with certificates and keys."""
+
+import shutil
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from tests.federated.deploy.machines import HOST, Machines, certificates, images, may_make_namespaces, node_key
+from tests.federated.deploy.runs import uefl, wait_for
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces need the rights of root"),
+    pytest.mark.skipif(shutil.which("openssl") is None or shutil.which("ssh-keygen") is None, reason="needs openssl and ssh-keygen"),
+]
+PLACE = f"{HOST}:8000"
+CONFIG = """
+[run]
+passes = 3
+precision = "fp32"
+threads = 1
+[data]
+source = "data"
+legacy_holdout = true
+[model]
+width = 4
+hidden = 16
+[training]
+rounds = [2]
+local_epochs = 1
+batch_size = 8
+[arms.fedavg]
+[arms.uefl]
+codewords = 4
+segments = 4
+stop_when_certain = false
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two-silos")
+    (folder / "mine.toml").write_text(CONFIG)
+    images(folder / "data" / "ulm", {"cat": 0, "dog": 1})
+    images(folder / "data" / "bonn", {"dog": 1, "emu": 2}, colour=True, seed=1)
+    certificates(folder, HOST)
+    for name in ("ulm", "bonn", "stranger"):
+        node_key(folder, name)
+    (folder / "secret").write_bytes(b"0123456789abcdef" * 4)
+    (folder / "flwr").mkdir()
+    (folder / "flwr" / "config.toml").write_text(f'[superlink.here]\naddress = "{PLACE}"\nroot-certificates = "{folder}/ca.crt"\n')
+    return folder
+
+
+@pytest.fixture
+def machines(folder):
+    with Machines(folder, ("ulm", "bonn")) as machines:
+        tls = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        own = ("--isolation", "process", "--enable-supernode-auth", "--superexec-auth-secret-file", "secret")
+        superlink = machines.start("server", "flower-superlink", "--host", HOST, "--port", "8000", *tls, *own)
+        wait_for(lambda: "Uvicorn running" in superlink.log.read_text() or superlink.poll() is not None)
+        yield machines
+
+
+def silo(machines, name, *options):
+    return machines.start(name, "uefl", "silo", "--data", f"data/{name}", "--superlink", PLACE, "--device", "cpu", *options)
+
+
+def train(out, *options):
+    return ("train", "mine.toml", "--engine", "flower", "--superlink", PLACE, "--silos", "2", "--device", "cpu", "--out", out, *options)
+
+
+TRUST = ("--root-certificates", "ca.crt")
+
+
+def test_two_machines_with_certificates_and_keys(folder, machines):
+    for name in ("ulm", "bonn"):
+        code, said = machines.run("server", "flwr", "supernode", "register", f"{name}.key.pub", "here")
+        assert code == 0, said
+        silo(machines, name, *TRUST, "--key", f"{name}.key")
+    stranger = silo(machines, "ulm", *TRUST, "--key", "stranger.key", "--name", "stranger")
+    code, said = machines.run("server", "uefl", *train("runs/flower", *TRUST, "--secret", "secret"), seconds=300)
+    assert code == 0, said
+    assert stranger.wait(60) == 2
+    assert "does not let this silo in" in stranger.log.read_text()
+    code, _, err = uefl("train", "mine.toml", "--out", "runs/local", "--device", "cpu", cwd=folder)
+    assert code == 0, err
+    assert (folder / "runs/flower/metrics.jsonl").read_bytes() == (folder / "runs/local/metrics.jsonl").read_bytes()
+    assert not (folder / "runs/flower/samples.safetensors").exists()
+    assert ".png" not in (folder / "runs/flower/manifest.json").read_text()
+
+
+def test_who_has_no_secret_or_trusts_another_gets_a_line(folder, machines):
+    certificates(folder, HOST, "other-")
+    other = ("--root-certificates", "other-ca.crt")
+    asked = {
+        "the SuperLink at 10.77.0.1:8000 refuses a run": train("no", *TRUST, "--secret", "mine.toml"),
+        "give the file of its secret with --secret": train("no", *TRUST),
+        "cannot be trusted": train("no", *other, "--secret", "secret"),
+    }
+    for line, arguments in asked.items():
+        code, said = machines.run("server", "uefl", *arguments)
+        assert code == 2, said
+        assert line in said
+    for line, options in {"cannot be trusted": (*other, "--key", "ulm.key"), "give this silo's private key with --key": TRUST}.items():
+        process = silo(machines, "ulm", *options)
+        assert process.wait(60) == 2
+        assert line in process.log.read_text()

@@ -1,0 +1,191 @@
+"""Flower's engine over a Grid in memory: the same numbers as the local engine, and what a client that fails costs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from tests.federated import tiny, tiny_sets
+from tests.federated.engines.grid import MemoryGrid
+from uefl.algorithms.base import registry
+from uefl.deploy.setting import Setting, greeting, task
+from uefl.deploy.silo import SiloProgram
+from uefl.engines.base import Message, Reply
+from uefl.engines.flower.codec import pack, pack_reply, unpack
+from uefl.engines.flower.engine import FlowerEngine
+from uefl.engines.flower.members import Members
+
+
+class Given:
+    """A source in memory; ``fail`` is raised in the place of data."""
+
+    def __init__(self, name, federation, fail=None):
+        self.name, self._federation, self._fail = name, federation, fail
+
+    def federation(self, cfg):
+        return replace(self._federation, manifest={"silos": {}, "unseen": {}})
+
+    def data(self, cfg, classes, channels):
+        if self._fail is not None:
+            raise self._fail
+        return next(silo for silo in (*self._federation.silos, *self._federation.unseen) if silo.name == self.name).load()
+
+
+def programs(federation, **fail):
+    names = [silo.name for silo in (*federation.silos, *federation.unseen)]
+    return {i: SiloProgram(Given(name, federation, fail.get(name)), torch.device("cpu")) for i, name in enumerate(names, 10)}
+
+
+def engine(cfg, federation, nodes, started=lambda name: None):
+    grid = MemoryGrid(nodes)
+    members = Members(grid, greeting(cfg), lambda report: report[0]["error"])
+    for _ in range(2):
+        members._looked = 0.0
+        members.look()
+    return FlowerEngine(grid, members, task(Setting.of(cfg, federation, 0), "arm"), started), grid
+
+
+def local_and_flower(cfg, federation):
+    flower = engine(cfg, federation, programs(federation))[0]
+    return tiny.arm(cfg, federation)[0], tiny.arm(cfg, federation, lambda local: flower)[0]
+
+
+def check_same(cfg, federation):
+    local, flower = local_and_flower(cfg, federation)
+    for _ in range(5):  # over the end of the first iteration; nothing is asked of a run's end
+        if not local.finished:
+            assert repr(flower.turn()) == repr(local.turn())
+    tensors, plain = local.state()
+    found, found_plain = flower.state()
+    assert plain == found_plain
+    assert list(tensors) == list(found)
+    assert all(torch.equal(tensors[name], found[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("name", [name for name in registry() if not name.startswith("toy")])
+def test_every_algorithm_is_the_same_bit_for_bit(name):
+    if registry()[name].kind == "sets":
+        check_same(tiny_sets.settings(name), tiny_sets.federation())
+    else:
+        check_same(tiny.settings(name), tiny.federation(test_is_holdout=name == "uefl-published"))
+
+
+def test_ensembles_newcomers_and_clients_that_are_measured_only_too():
+    check_same(tiny.settings("uefl", uncertainty="ensemble", members=2), tiny.federation())
+    check_same(tiny.settings("fedper", participation=0.5), tiny.federation(unseen=1))
+
+
+@pytest.fixture
+def run():
+    return tiny.settings("fedavg"), tiny.federation()
+
+
+def messages(cfg, federation):
+    """The first round's, to every client."""
+    caught = {}
+
+    class Catcher:
+        def round(self, messages, deadline):
+            caught.update(messages)
+            raise KeyboardInterrupt
+
+    arm = tiny.arm(cfg, federation, lambda local: Catcher())[0]
+    with pytest.raises(KeyboardInterrupt):
+        arm.turn()
+    return caught
+
+
+def test_replies_come_by_name(run):
+    started = []
+    one, _ = engine(*run, programs(run[1]), started.append)
+    assert one.clients() == ["silo-0", "silo-1", "silo-2"]
+    two = {name: message for name, message in messages(*run).items() if name != "silo-1"}
+    replies = [(reply.error, reply.client) for reply in one.round(two)]
+    assert [error for error, _ in replies] == [None, None]
+    assert [client for _, client in replies] == started == ["silo-0", "silo-2"]
+
+
+ERRORS = {"computation": RuntimeError("patient 7"), "memory": torch.OutOfMemoryError("patient 7"), "program": KeyError("patient 7")}
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_a_client_that_raises_says_a_code_and_no_text(run, code, caplog):
+    federation = run[1]
+    cfg = tiny.settings("fedavg", quorum=0.5)
+    flower, _ = engine(cfg, federation, programs(federation, **{"silo-1": ERRORS[code]}))
+    arm, _, notices = tiny.arm(cfg, federation, lambda local: flower)
+    arm.turn()
+    assert arm.rejected == 1
+    assert any("left out silo-1" in line and code in line for line in notices)
+    assert not any("patient" in line for line in notices)
+    assert "Traceback" in caplog.text
+
+
+def test_replies_that_cannot_be_read_or_are_of_another_client_are_left_out(run):
+    cfg, federation = run
+    nodes = programs(federation)
+    honest = dict(nodes)
+
+    def instead(node, answer):
+        nodes[node] = lambda records: honest[node](records) if unpack(records)[0]["ask"] == "report" else answer
+
+    instead(10, pack({"client": "silo-0"}))
+    instead(11, pack_reply(Reply("silo-0", 48)))
+    instead(12, pack_reply(Reply("silo-2", error="<script>")))
+    one, _ = engine(cfg, federation, nodes)
+    errors = [reply.error for reply in one.round({name: Message() for name in one.clients()})]
+    assert errors[:2] == ["its reply cannot be read", "the reply is of another client"]
+    assert "unknown fault" in errors[2]
+    assert "script" not in errors[2]
+
+
+def test_a_client_that_does_not_answer_is_given_up_at_the_deadline(run):
+    cfg, federation = run
+    nodes = programs(federation)
+    honest = nodes[11]
+    nodes[11] = lambda records: honest(records) if unpack(records)[0]["ask"] == "report" else None
+    one, _ = engine(cfg, federation, nodes)
+    replies = list(one.round(messages(cfg, federation), deadline=1.0))
+    assert [reply.error for reply in replies] == [None, "deadline passed", None]
+
+
+def test_a_client_that_is_gone_says_so_and_one_that_came_again_gets_its_message_again(run):
+    cfg, federation = run
+    asked = messages(cfg, federation)
+    one, grid = engine(cfg, federation, programs(federation))
+    program = grid.nodes.pop(12)
+    assert [reply.error for reply in one.round(asked)] == [None, None, "it is gone"]
+
+    def dies(records):  # and another process takes its place, under another number
+        grid.nodes[20], grid.activated[20] = program, "2"
+        one._members._looked = 0.0
+
+    grid.nodes[12] = dies
+    assert [reply.error for reply in one.round(asked, deadline=60)] == [None, None, None]
+    assert grid.log[-1] == 20
+    assert [reply.error for reply in one.round(asked)] == [None, None, None]
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_name_that_is_taken(run, bound):
+    """Nodes with keys stay the same node, so a name never moves; without, the newest node of a name is the client."""
+    cfg, federation = run
+    grid = MemoryGrid(programs(federation))
+    members = Members(grid, greeting(cfg), lambda report: None, bound=bound)
+    members.look()
+    grid.nodes[30], grid.activated[30] = grid.nodes[10], "2"
+    members._looked = 0.0
+    assert members.look() == ([] if bound else ["silo-0"])
+    assert members.nodes["silo-0"][0] == (10 if bound else 30)
+    assert members.refused == ({30: "the name 'silo-0' is that of another node"} if bound else {})
+
+
+def test_a_message_for_another_client_or_of_another_version_is_not_worked_on(run):
+    cfg, federation = run
+    program = programs(federation)[10]
+    head = task(Setting.of(cfg, federation, 0), "arm")
+    assert unpack(program(pack(head | {"client": "silo-1"})))[0]["error"] == "misdirected"
+    assert unpack(program(pack(head | {"uefl": "0.0"})))[0]["error"] == "version"
+    assert unpack(program(pack(head | {"client": "silo-0"})))[0]["error"] == "unreadable"

@@ -1,0 +1,102 @@
+"""Which derivatives and transforms the ops take: what is not taken says so by its name, and nothing is silently without a gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from uefl_kernels import (
+    kmeans,
+    kmeans_step,
+    log_transition_probs,
+    mc_dropout_mlp,
+    set_proportion_loss,
+    transition_double_softmax,
+    transition_nll,
+    vq,
+    vq_assign,
+)
+from uefl_kernels.nn import MCDropout, ResidualVQ, SimVQ, VectorQuantize
+
+from .conftest import normal
+
+CODES, WEIGHTS = normal(4, 8, seed=1), [normal(5, 8, seed=2), normal(3, 5, seed=3)]
+MATRIX, TARGETS = torch.rand(3, 8, generator=torch.Generator().manual_seed(0)).log(), torch.tensor([0, 1, 2, 0, 1, 2])
+OFFSETS, SHARES = torch.tensor([0, 3, 6]), torch.full((2, 8), 1 / 8)
+HEAD = MCDropout(torch.nn.Sequential(torch.nn.Linear(8, 3)), insert=0.1)
+DIFFERENTIABLE = {  # by the op that speaks for it
+    "vq": lambda x: vq(x, CODES).loss,
+    "mc_dropout_mlp": lambda x: mc_dropout_mlp(x, WEIGHTS, p=0.3, seed=1, input_dropout=True).entropy.sum(),
+    "transition_nll": lambda x: transition_nll(x, TARGETS, MATRIX).sum(),
+    "log_transition_probs": lambda x: log_transition_probs(x, MATRIX).exp().sum(),
+    "transition_double_softmax": lambda x: transition_double_softmax(x, TARGETS, MATRIX).sum(),
+    "set_proportion_loss": lambda x: set_proportion_loss(x, OFFSETS, SHARES).sum(),
+}
+LAYERS = {
+    "VectorQuantize": ("vq", lambda x: VectorQuantize(8, 4)(x)[2]),
+    "ResidualVQ": ("vq", lambda x: ResidualVQ(dim=8, codebook_size=4, num_quantizers=2)(x)[2].sum()),
+    "SimVQ": ("vq", lambda x: SimVQ(8, 4)(x)[2]),
+    "MCDropout": ("mc_dropout_mlp", lambda x: HEAD(x, seed=1).entropy.sum()),
+}
+ALL = {name: (name, call) for name, call in DIFFERENTIABLE.items()} | LAYERS
+CONSTANT = {
+    "vq_assign": lambda x: vq_assign(x, CODES),
+    "kmeans": lambda x: kmeans(x, 2).centres,
+    "kmeans_step": lambda x: kmeans_step(x, CODES).centres,
+}
+X = normal(6, 8)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_second_derivative_is_refused(name):
+    x = X.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(ALL[name][1](x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"^\w+: has no second derivative; take the first without create_graph=True, or compose the op"):
+        gradient.square().sum().backward()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_forward_mode_is_refused(name):
+    op, call = ALL[name]
+    message = f"^{op}: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch"
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match=message):
+        call(forward_ad.make_dual(X, X))
+    with pytest.raises(RuntimeError, match=message):
+        torch.func.jvp(call, (X,), (X,))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
+def test_functional_gradients_are_refused(name, transform):
+    op, call = ALL[name]
+    with pytest.raises(RuntimeError, match=rf"^{op}: torch\.func\.grad and its relatives do not take this op; use torch"):
+        transform(call)(X)
+
+
+@pytest.mark.parametrize("name", [*DIFFERENTIABLE, *CONSTANT])
+def test_vmap_is_a_call_for_each_element(name):
+    batch, call = normal(3, 6, 8, seed=5), (DIFFERENTIABLE | CONSTANT)[name]
+    torch.testing.assert_close(torch.func.vmap(call)(batch), torch.stack([call(x) for x in batch]))
+
+
+def test_vmap_of_a_layer_is_refused():
+    """It writes its counts; one call takes any number of leading dimensions."""
+    layer, batch = VectorQuantize(8, 4).eval(), normal(3, 6, 8)
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(lambda x: layer(x)[0])(batch)
+    assert layer(batch)[0].shape == batch.shape
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_what_has_no_gradient_stops_it(name):
+    assert not CONSTANT[name](X.clone().requires_grad_()).requires_grad
+
+
+def test_departures_are_documented():
+    text = (Path(__file__).parents[2] / "docs" / "peers.md").read_text(encoding="utf-8")
+    departures = text[text.index("## Departures: what is refused, by name") :]
+    for what in ("second derivative", "forward mode", "torch.func.grad", "torch.func.vmap"):
+        assert what in departures

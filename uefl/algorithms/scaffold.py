@@ -1,0 +1,91 @@
+"""SCAFFOLD: every client corrects its gradients by what it knows of how they differ from those of all.
+
+Source: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (ICML 2020), Algorithm 1 with option II.
+Client k has a control variate c_k, the mean of the gradients of its last training, and the server their mean c. A step follows
+g - c_k + c.
+
+A message has ``control [P]``, c; the client sends back ``control [P]``, how much its own c_k has changed.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from ..aggregation import Mean, WeightedMean
+from ..client.work import Batch, Work
+from ..engines.base import Message, expected_like
+from ..server.turn import Turn
+from . import base
+from .base import Algorithm, State, register
+
+
+@register("scaffold")
+class Scaffold(Algorithm):
+    """FedAvg with control variates; ``correction = 0`` and ``global_step = 1`` are FedAvg bit for bit."""
+
+    class Parameters(base.Parameters):
+        """Of SCAFFOLD."""
+
+        global_step: float = Field(1.0, gt=0, description="the server's step size: the share of the way to the clients' mean that it goes")
+        correction: float = Field(1.0, ge=0, le=1, description="weight of the correction c - c_k; 0: none, as with FedAvg")
+
+    # --- the server's half -----------------------------------------------------------------------------------------
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
+        """Also c, zero at first."""
+        state = super().server_state(values, buffers, net)
+        state.tensors["control"] = torch.zeros_like(values)
+        return state
+
+    def broadcast(self, state: State, client: str, turn: Turn) -> Message:
+        """With c, where the client trains."""
+        message = super().broadcast(state, client, turn)
+        if turn.train:
+            message.tensors["control"] = state.tensors["control"]
+            message.expects = expected_like(message.tensors)
+        return message
+
+    def prepare(self, state: State, turn: Turn) -> None:
+        """The share of the clients whose c_k may change."""
+        state.scratch["share"] = len(turn.participants) / len(self.context.clients)
+
+    def averages(self, state: State) -> dict[str, Mean]:
+        """Also of the changes of the c_k."""
+        return super().averages(state) | {"control": WeightedMean(torch.zeros_like(state.tensors["control"]))}
+
+    def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
+        """x + step (mean - x), and c + |S|/N mean of the changes; running statistics are their mean, whatever the step."""
+        sent, control = state.tensors["values"], state.tensors["control"]
+        super().aggregate(state, averages)
+        state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
+        state.tensors["control"] = control + state.scratch["share"] * state.tensors["control"]
+
+    # --- the client's half -----------------------------------------------------------------------------------------
+
+    def before_round(self, work: Work) -> None:
+        """What is added to every gradient."""
+        control = work.message.tensors["control"]
+        work.private.setdefault("control", torch.zeros_like(control))
+        work.memory["correction"] = self.parameters.correction * (control - work.private["control"])
+        work.memory["gradients"] = torch.zeros_like(control)
+
+    def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
+        """c - c_k."""
+        if self.parameters.correction == 0:
+            return False
+        gradient.copy_(work.memory["correction"])
+        return True
+
+    def after_batch(self, work: Work, batch: Batch) -> None:
+        """Gather the gradients of the batches, corrected as they are."""
+        gradient = work.workspace.flat.values.grad
+        assert gradient is not None
+        work.memory["gradients"] += gradient
+
+    def update(self, work: Work) -> dict[str, torch.Tensor]:
+        """The new c_k is the mean of the uncorrected gradients: under plain SGD c_k - c + (x - y) / (K lr), option II."""
+        new = work.memory["gradients"] / max(work.step, 1) - work.memory["correction"]
+        change = new - work.private["control"]
+        work.private["control"] = new
+        return super().update(work) | {"control": change}

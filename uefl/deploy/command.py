@@ -1,0 +1,186 @@
+"""What ``uefl train --engine flower`` and ``uefl silo`` do, and what they ask for before they do it."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from ..engines.flower.address import Address
+    from ..report.tables import Table
+    from .deployment import Deployment
+
+
+@contextmanager
+def deployment(
+    *,
+    superlink: str | None,
+    silos: int | None,
+    root_certificates: Path | None,
+    secret: Path | None,
+    insecure: bool,
+    wait: float,
+    device: str,
+    notice: Callable[[str], None],
+) -> Iterator[Deployment]:
+    """Where ``uefl train`` finds its clients.
+
+    Args:
+        superlink: ``HOST:PORT``; None: one is started on this machine, and a process for each client.
+        silos: how many are waited for at a SuperLink that is there already.
+        root_certificates: file of those who vouch for the SuperLink; None: the system's.
+        secret: file that the SuperLink was started with as ``--superexec-auth-secret-file``.
+        insecure: without TLS, off loopback too.
+        wait: seconds.
+        device: of clients that are started here.
+        notice: called with a line for the user.
+
+    Raises:
+        UserError: options that do not go together, or a missing one.
+    """
+    _check_installed()
+    from ..engines.flower.address import Unreachable
+    from .deployment import joined, on_this_machine
+
+    if superlink is None:
+        if silos is not None or root_certificates is not None or secret is not None or insecure:
+            raise UserError("--silos, --root-certificates, --secret and --insecure are for a --superlink; without one all is started here")
+        with on_this_machine(device) as started:
+            yield started
+        return
+    address = _address(superlink, root_certificates, insecure)
+    if silos is None:
+        raise UserError("--superlink: say with --silos how many silos take part; the run begins when so many are there")
+    if secret is None and not address.insecure and not address.is_loopback:
+        raise UserError("--superlink: give the file of its secret with --secret; see docs/deploy.md, or --insecure to do without")
+    try:
+        with joined(address, silos, None if secret is None else _content(secret, "--secret"), wait, notice) as found:
+            yield found
+    except Unreachable as error:
+        raise RunError(f"{error}; go on with uefl train --resume") from None
+
+
+def silo(
+    *,
+    data: Path | None,
+    simulate: str | None,
+    superlink: str,
+    name: str | None,
+    root_certificates: Path | None,
+    key: Path | None,
+    insecure: bool,
+    wait: float,
+    device: str,
+    data_root: Path | None,
+    parent: int | None,
+) -> None:
+    """Serve one client until the process ends.
+
+    Args:
+        data: its folder.
+        simulate: in the place of a folder, the client of the run's own configuration that this process is.
+        superlink: ``HOST:PORT``.
+        name: of the silo; None: that of the folder.
+        root_certificates: file of those who vouch for the SuperLink; None: the system's.
+        key: file of the private key by which the SuperLink knows this silo.
+        insecure: without TLS and key, off loopback too.
+        wait: seconds for the SuperLink to be there.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: where torchvision's data sets lie.
+        parent: a process with which this one ends.
+
+    Raises:
+        UserError: options that do not go together, data that cannot be read, a SuperLink that is not there.
+    """
+    _check_installed()
+    from flwr.supercore.app_utils import start_parent_process_monitor
+
+    from ..data.notes import check_names
+    from ..engines.flower.address import Unreachable
+    from ..engines.flower.node import read_key, serve
+    from ..run import chosen_device
+    from .silo import SiloProgram
+    from .sources import Dealt, OwnFolder, Source
+
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("uefl").setLevel(logging.INFO)
+    if parent is not None:
+        start_parent_process_monitor(parent)
+    address = _address(superlink, root_certificates, insecure)
+    if key is None and not address.is_loopback and not address.insecure:
+        raise UserError("--superlink: give this silo's private key with --key; see docs/deploy.md, or --insecure to do without key and TLS")
+    if key is not None and address.insecure:
+        raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")
+    if (data is None) == (simulate is None):
+        raise UserError("--data: name the folder of this silo's images")
+    where = chosen_device(device)
+    source: Source
+    if simulate is not None:
+        source = Dealt(simulate, data_root)
+    else:
+        assert data is not None
+        name = name or data.resolve().name
+        check_names("silo", [name])
+        source = OwnFolder(data, name)
+    try:
+        address.wait(wait)
+        log = logging.getLogger("uefl.silo")
+        log.info("silo %s at %s, waiting for a run", source.name, address.place)
+        serve(address, SiloProgram(source, where), None if key is None else read_key(key))
+    except (Unreachable, ValueError) as error:
+        raise UserError(str(error)) from None
+
+
+def play_all(names: list[str], progress: Callable[[str], None]) -> tuple[Table, int]:
+    """Play scenarios of :mod:`.chaos`, all where none is named; what became of each, and how many are not as wanted."""
+    _check_installed()
+    from ..report.tables import Table
+    from .chaos import SCENARIOS, play
+
+    for name in names:
+        if name not in SCENARIOS:
+            raise UserError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
+    rows, failed = [], 0
+    for name in names or SCENARIOS:
+        scenario, begun = SCENARIOS[name], time.monotonic()
+        progress(f"{name}: {scenario.fault} ...")
+        try:
+            found, right = play(name), "yes"
+        except AssertionError as error:
+            found, right = str(error), "NO"
+            failed += 1
+        rows.append([name, scenario.fault, scenario.wanted, found, right, f"{time.monotonic() - begun:.0f}"])
+    return Table("faults", ["name", "fault", "wanted", "found", "as wanted", "seconds"], rows, numeric=False), failed
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise UserError("Flower is not installed; install it with: pip install 'uefl[flower]'")
+
+
+def _address(superlink: str, root_certificates: Path | None, insecure: bool) -> Address:
+    """TLS but where the user says otherwise, or nothing leaves the machine."""
+    from ..engines.flower.address import Address, parse
+
+    try:
+        place = parse(superlink)
+    except ValueError as error:
+        raise UserError(f"--superlink: {error}") from None
+    if insecure and root_certificates is not None:
+        raise UserError("--root-certificates and --insecure exclude each other")
+    root = None if root_certificates is None else _content(root_certificates, "--root-certificates")
+    return Address(place, insecure or (root is None and Address(place).is_loopback), root)
+
+
+def _content(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{option}: {path} cannot be read ({error.strerror})") from None

@@ -1,0 +1,71 @@
+"""Processes on this machine that end with the run, however it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ..engines.flower import QUIET
+
+_GRACE = 5.0  # seconds between asking a process to end and ending it
+
+
+class Processes:
+    """Starts Python modules, each with a log file; a context manager that ends all of them.
+
+    They watch this process too, and end by themselves when it is killed.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="uefl-flower-"))
+        """of the logs, and of Flower's own files"""
+        self.all: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Run ``python -m MODULE ARGUMENTS...`` under a name."""
+        environment = os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flwr"), "PYTHONUNBUFFERED": "1"}
+        environment["NO_PROXY"] = environment["no_proxy"] = "127.0.0.1,localhost"
+        with self._log(name).open("ab") as log:
+            command = [sys.executable, "-m", module, *arguments]
+            # of a group of its own: Ctrl-C is for the run, which then ends its processes in order
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
+        self.all[name] = process
+        return process
+
+    def ended(self, name: str) -> str | None:
+        """The last line of the log of a process that has ended; None while it runs."""
+        process = self.all[name]
+        if process.poll() is None:
+            return None
+        lines = [line for line in self._log(name).read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else f"exit code {process.returncode}"
+
+    def stop(self, *, keep_logs: bool) -> None:
+        """End every process: silos first, then what they talk to."""
+        for process in reversed(self.all.values()):
+            if process.poll() is None:
+                process.terminate()
+        end = time.monotonic() + _GRACE
+        while any(process.poll() is None for process in self.all.values()) and time.monotonic() < end:
+            time.sleep(0.02)
+        for process in self.all.values():
+            process.kill()  # does nothing to one that has ended
+            process.wait()
+        if not keep_logs:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

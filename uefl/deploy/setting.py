@@ -1,0 +1,69 @@
+"""What every client of a run has to know, and travels with every message: so a silo that has just been started again needs nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .. import __version__
+from ..algorithms.base import Context
+from ..config import Config, from_toml
+from ..data.federation import Federation
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The configuration, and what all clients have agreed on."""
+
+    config: str
+    """as TOML"""
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    clients: tuple[str, ...]
+    """names of those that are trained on, sorted"""
+    threads: int
+    """CPU threads, 0: as the silo's torch finds best"""
+
+    @classmethod
+    def of(cls, cfg: Config, federation: Federation, threads: int) -> Setting:
+        """Of a run over this federation."""
+        names = tuple(sorted(silo.name for silo in federation.silos))
+        return cls(cfg.to_toml(), federation.classes, federation.image_shape, federation.mean, federation.std, names, threads)
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> Setting:
+        """The opposite of :meth:`plain`."""
+        found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls(**found)
+
+    def cfg(self) -> Config:
+        """The configuration."""
+        return from_toml(self.config)
+
+    def context(self) -> Context:
+        """What an algorithm sees of the run."""
+        cfg = self.cfg()
+        return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, self.classes, self.image_shape, self.clients)
+
+
+def greeting(cfg: Config) -> dict[str, Any]:
+    """Asks a client for its report."""
+    return {"protocol": PROTOCOL, "uefl": __version__, "ask": "report", "config": cfg.to_toml()}
+
+
+def task(setting: Setting, arm: str) -> dict[str, Any]:
+    """Stands at the head of every message of an arm."""
+    return {"protocol": PROTOCOL, "uefl": __version__, "ask": "work", "arm": arm, "setting": setting.plain()}
+
+
+def understood(header: dict[str, Any]) -> bool:
+    """Whether this version can answer."""
+    return header.get("protocol") == PROTOCOL and header.get("uefl") == __version__

@@ -1,0 +1,89 @@
+"""Where a SuperLink is, and how it is spoken to."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+
+
+class Unreachable(ConnectionError):
+    """No SuperLink answers at an address, or one that cannot be trusted."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A SuperLink.
+
+    Args:
+        place: ``HOST:PORT``.
+        insecure: without TLS.
+        root_certificates: PEM of the authorities that may vouch for it; None: those of the system.
+    """
+
+    place: str
+    insecure: bool = False
+    root_certificates: bytes | None = None
+
+    @property
+    def host(self) -> str:
+        """Name or number of the machine."""
+        return self.place.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """TCP port."""
+        return int(self.place.rpartition(":")[2])
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nothing that is sent there leaves the machine."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def wait(self, seconds: float, alive: object = None) -> None:
+        """Return once a SuperLink listens there and its certificate is good.
+
+        Args:
+            seconds: how long to wait for it to listen; a bad certificate is not waited for.
+            alive: a process (``poll()``), without which there is nothing to wait for.
+
+        Raises:
+            Unreachable: nobody listens in time, or the certificate is not good.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return self._shake_hands()
+            except ssl.SSLError as error:
+                why = getattr(error, "verify_message", "") or error.reason or "no TLS there"
+                raise Unreachable(f"the SuperLink at {self.place} cannot be trusted: {why}; check the certificates") from None
+            except OSError as error:
+                ended = alive is not None and alive.poll() is not None  # type: ignore[attr-defined]
+                if ended or time.monotonic() > end:
+                    raise Unreachable(f"no SuperLink at {self.place}: {error.strerror or error}") from None
+            time.sleep(0.1)
+
+    def _shake_hands(self) -> None:
+        with socket.create_connection((self.host, self.port), timeout=5) as plain:
+            if self.insecure:
+                return
+            context = ssl.create_default_context(cadata=None if self.root_certificates is None else self.root_certificates.decode("ascii"))
+            with context.wrap_socket(plain, server_hostname=self.host):
+                return
+
+
+def parse(place: str) -> str:
+    """``HOST:PORT``, checked.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"expected HOST:PORT, got {place!r}")
+    return place

@@ -1,0 +1,85 @@
+"""One message per client and round over Flower's Grid, with our own deadline: the engine of a run whose clients are other processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from flwr.app import Message as Sent
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from ..base import Message, Reply
+from . import faults
+from .codec import Header, Unreadable, pack_message, unpack_reply
+from .members import Members, push
+
+_PAUSES = (0.02, 0.5)  # seconds between two questions for replies: at first, and when nobody has answered for long
+_MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that it is we who give it up
+
+
+class FlowerEngine:
+    """Clients behind a Grid.
+
+    A client that is started again while its reply is awaited gets the same message again: its work is the same, bit for bit, so a run
+    does not see the difference.
+
+    Args:
+        grid: of the run.
+        members: who is there; all of them have been heard once.
+        header: what a client has to know to do its work, with every message.
+        started: called with the client's name as its message is sent.
+    """
+
+    def __init__(self, grid: Grid, members: Members, header: Header, started: Callable[[str], None] = lambda name: None) -> None:
+        self._grid, self._members, self._header, self._started = grid, members, header, started
+
+    def clients(self) -> list[str]:
+        """Names of the clients that have been heard, sorted; also of those that are gone."""
+        return sorted(self._members.nodes)
+
+    def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
+        """Send all messages, then yield the replies by name; past the deadline, an error for each that is missing."""
+        end = None if deadline is None else time.monotonic() + deadline
+        awaited: dict[str, str] = {}
+        for name in sorted(messages):
+            self._started(name)
+            awaited[self._send(name, messages[name], end)] = name
+        arrived: dict[str, Reply] = {}
+        for name in sorted(messages):
+            pause = _PAUSES[0]
+            while name not in arrived:
+                for sent in self._grid.pull_messages(list(awaited)):
+                    reply = self._reply(sent, awaited.pop(sent.metadata.reply_to_message_id))
+                    arrived[reply.client], pause = reply, _PAUSES[0]
+                if name in arrived:
+                    break
+                if end is not None and time.monotonic() > end:
+                    arrived |= {late: Reply(late, error="deadline passed") for late in awaited.values()}
+                    break
+                for moved in self._members.look():
+                    if moved in awaited.values():
+                        awaited = {number: other for number, other in awaited.items() if other != moved}
+                        awaited[self._send(moved, messages[moved], end)] = moved
+                time.sleep(pause)
+                pause = min(1.5 * pause, _PAUSES[1])
+            yield arrived.pop(name)
+
+    def _send(self, name: str, message: Message, end: float | None) -> str:
+        content = pack_message(message, self._header | {"client": name})
+        life = None if end is None else max(end - time.monotonic(), 0) + _MARGIN
+        node, _ = self._members.nodes[name]
+        (number,) = push(self._grid, {node: content}, life)
+        return number
+
+    def _reply(self, sent: Sent, name: str) -> Reply:
+        if sent.has_error():
+            gone = sent.error.code == ErrorCode.NODE_UNAVAILABLE
+            return Reply(name, error="it is gone" if gone else f"no reply (Flower's error {sent.error.code})")
+        try:
+            reply = unpack_reply(sent.content)
+        except Unreadable:
+            return Reply(name, error="its reply cannot be read")
+        if reply.client != name:
+            return Reply(name, error="the reply is of another client")
+        return reply if reply.error is None else Reply(name, error=faults.words(reply.error))

@@ -1,0 +1,24 @@
+"""What went wrong at a client, as a code: its own words stay in its own log, as they may tell of its data."""
+
+MEMORY = "memory"
+COMPUTATION = "computation"
+DATA = "data"
+UNREADABLE = "unreadable"
+MISDIRECTED = "misdirected"
+VERSION = "version"
+PROGRAM = "program"
+
+_WORDS = {
+    MEMORY: "it ran out of memory",
+    COMPUTATION: "its computation failed",
+    DATA: "its data cannot be used as the run asks",
+    UNREADABLE: "it could not read the message",
+    MISDIRECTED: "the message was for another client",
+    VERSION: "it runs another version of uefl",
+    PROGRAM: "its program failed",
+}
+
+
+def words(code: str) -> str:
+    """A code for a person; no text of a client is ever shown."""
+    return f"{_WORDS.get(code, 'it reports an unknown fault')} (fault {code if code in _WORDS else 'unknown'}; its own log says more)"

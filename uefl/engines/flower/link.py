@@ -1,0 +1,132 @@
+"""The server's end of Flower: a run at a SuperLink, and the Grid that sends its messages.
+
+A SuperLink with ``--isolation process`` leaves it to others to start the program of a run. Here the process that asks for a run takes its
+task itself: the run folder, the progress and the end by Ctrl-C stay with the process that the user started. Runs of uefl carry no program,
+so one is as good as another, and it does not matter which of several that begin at the same time a process gets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.serverapp import Grid
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.retry import RetryInvoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from .address import Address, Unreachable
+
+logging.getLogger("flwr").setLevel(logging.ERROR)
+
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_PATIENCE = 20.0  # seconds for a SuperLink to hand out the task of a run
+_ABSENCE = 120.0  # seconds that a SuperLink may be away in a run
+_APP = b"""[project]
+name = "uefl"
+version = "1.0.0"
+description = "Holds no program: silos are started with uefl silo."
+license = { text = "Apache-2.0" }
+[tool.flwr.app]
+publisher = "uefl"
+[tool.flwr.app.components]
+serverapp = "refuse:app"
+clientapp = "refuse:app"
+"""
+_REFUSE = b"raise RuntimeError('a run of uefl brings no program; start this node with: uefl silo')\n"
+
+
+@contextmanager
+def connect(address: Address, secret: bytes | None = None) -> Iterator[Grid]:
+    """A run at a SuperLink, for as long as the context lasts.
+
+    Args:
+        address: of the SuperLink.
+        secret: that the SuperLink was started with (``--superexec-auth-secret-file``); without one, anybody who reaches it may take a task.
+
+    Raises:
+        Unreachable: the SuperLink refuses, or does not hand out the task.
+    """
+    try:
+        _start(address)
+        grid = HttpGrid(address.place, address.insecure, address.root_certificates, token=_token(address, secret))
+        _limit(grid._retry_invoker)
+        client = grid._runtime_client
+        task = client.PullTaskInput(PullTaskInputRequest())
+    except httpx.HTTPError as error:
+        raise Unreachable(f"the SuperLink at {address.place} refuses a run: {_why(error)}") from None
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
+    grid.set_run(run_from_proto(task.run))
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat.start()
+    status = SubStatus.FAILED
+    try:
+        yield grid
+        status = SubStatus.COMPLETED
+    except httpx.HTTPError as error:
+        raise Unreachable(f"lost the SuperLink at {address.place}: {_why(error)}") from None
+    finally:
+        grid._retry_invoker.max_tries = 1
+        with suppress(httpx.HTTPError):  # the SuperLink may be gone, and with it the run
+            client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        if heartbeat.is_running:
+            heartbeat.stop()
+        grid.close()
+
+
+def _start(address: Address) -> None:
+    content, _ = build_fab_from_files({"pyproject.toml": _APP, "refuse.py": _REFUSE})
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+    with closing(ControlHttpClient.from_server_address(address.place, address.insecure, address.root_certificates, [version])) as control:
+        control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+
+
+def _token(address: Address, secret: bytes | None) -> str:
+    """Of the task of a run that waits for its program."""
+    interceptors: list[object] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+    if secret is not None:
+        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}))
+    end = time.monotonic() + _PATIENCE
+    with closing(
+        RuntimeHttpClient.from_server_address(address.place, address.insecure, address.root_certificates, interceptors)  # type: ignore[arg-type]
+    ) as client:
+        while time.monotonic() < end:
+            answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+            if answer.token:
+                return str(answer.token)
+            time.sleep(0.2)
+    raise Unreachable(f"the SuperLink at {address.place} gave the task away; start it with --isolation process")
+
+
+def _limit(invoker: RetryInvoker) -> None:
+    """Requests are tried again for a while, but for those of a run that the SuperLink does not know any more."""
+    flowers = invoker.should_giveup
+    invoker.max_time = _ABSENCE
+
+    def gives_up(error: Exception) -> bool:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+            return True  # Flower would end this process
+        return flowers is not None and flowers(error)
+
+    invoker.should_giveup = gives_up
+
+
+def _why(error: httpx.HTTPError) -> str:
+    """What a status says, without the body, which may be long."""
+    return str(error.response.status_code) if isinstance(error, httpx.HTTPStatusError) else str(error)

@@ -1,0 +1,90 @@
+"""Who is there: which node stands for which client. A node is transport; it says its client's name when it is greeted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from .codec import Header, Tensors, Unreadable, pack, unpack
+
+_EVERY = 1.0  # seconds between two looks at the nodes
+_LIFE = 3600.0  # seconds after which a greeting is dropped
+
+Report = tuple[Header, dict[str, Tensors]]
+"""what a client says of itself when it is greeted"""
+
+
+class Members:
+    """The clients of a run by name, kept up to date.
+
+    A client that starts again is a new activation of its node, or a new node; it is greeted again, and its name moves there.
+
+    Args:
+        grid: of the run.
+        greeting: is sent to every node once; the reply has the ``client``'s name.
+        admit: says why a client that reports cannot take part, or None; what it refuses is left out.
+        bound: a name stays with the node that brought it first; for nodes with keys, which stay the same node.
+    """
+
+    def __init__(self, grid: Grid, greeting: Header, admit: Callable[[Report], str | None], *, bound: bool = False) -> None:
+        self._grid, self._greeting, self._admit, self._bound = grid, greeting, admit, bound
+        self._greeted: dict[str, tuple[int, str]] = {}
+        """by the number of the greeting, the node and its activation"""
+        self._known: dict[int, str] = {}
+        """the last activation of each node that was greeted"""
+        self._looked = 0.0
+        self.nodes: dict[str, tuple[int, str]] = {}
+        """by name, the node and its activation"""
+        self.refused: dict[int, str] = {}
+        """by node, why it was refused"""
+
+    def look(self) -> list[str]:
+        """Greet nodes that are new, hear those that have answered; names that have moved to another node or activation."""
+        if time.monotonic() - self._looked < _EVERY:
+            return []
+        self._looked = time.monotonic()
+        for info in self._grid.get_nodes():
+            if self._known.get(info.node_id) != info.last_activated_at:
+                self._known[info.node_id] = info.last_activated_at
+                (number,) = push(self._grid, {info.node_id: pack(self._greeting)}, _LIFE)
+                self._greeted[number] = (info.node_id, info.last_activated_at)
+        return [name for message in self._answers() if (name := self._hear(message)) is not None]
+
+    def _answers(self) -> list[Message]:
+        return list(self._grid.pull_messages(list(self._greeted))) if self._greeted else []
+
+    def _hear(self, message: Message) -> str | None:
+        node = self._greeted.pop(message.metadata.reply_to_message_id)
+        if message.has_error():
+            self.refused[node[0]] = "it does not answer as a silo of uefl does"
+            return None
+        try:
+            report = unpack(message.content)
+            name = str(report[0]["client"])
+        except (Unreadable, KeyError):
+            self.refused[node[0]] = "its report cannot be read"
+            return None
+        taken = self._bound and name in self.nodes and self.nodes[name][0] != node[0]
+        why = f"the name {name!r} is that of another node" if taken else self._admit(report)
+        if why is not None:
+            self.refused[node[0]] = why
+            return None
+        moved = name in self.nodes
+        self.nodes[name] = node
+        return name if moved else None
+
+
+def push(grid: Grid, contents: dict[int, RecordDict], life: float | None) -> list[str]:
+    """Send contents to nodes; the numbers under which the replies can be asked for.
+
+    Args:
+        grid: of the run.
+        contents: by node.
+        life: seconds after which a message that nobody has fetched, or a reply to it, is dropped.
+    """
+    numbers: Any = grid.push_messages([Message(content, node, "train", ttl=life) for node, content in contents.items()])
+    return list(numbers)

@@ -1,0 +1,98 @@
+"""A client's end of Flower: receive a message, answer it, send the answer; the program that a run may ship is never fetched.
+
+One process is one node. It asks for messages itself, so it needs no open port, and it stays: its data and its network are loaded once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from .address import Address, Unreachable
+
+logging.getLogger("flwr").setLevel(logging.ERROR)
+
+_SHORT, _LONG = 0.05, 1.0  # seconds between two questions for a message, after a message and when there has been none for long
+_AGAIN = 3.0  # seconds before a lost connection is tried again
+
+
+def serve(address: Address, answer: Callable[[RecordDict], RecordDict], key: EllipticCurvePrivateKey | None = None) -> None:
+    """Answer messages until the process ends; a SuperLink that goes away is waited for.
+
+    Args:
+        address: of the SuperLink.
+        answer: to the content of a message; must not raise.
+        key: by which the SuperLink knows this node again; None: a new one each time, for a SuperLink that knows no keys.
+
+    Raises:
+        Unreachable: the SuperLink does not know the key.
+    """
+    keys = None if key is None else (key, key.public_key())
+    while True:
+        try:
+            with http_request_response(address.place, address.insecure, address.root_certificates, keys, max_retries=3) as connection:
+                _answer_all(connection, answer)
+        except SystemExit:  # Flower's end of a process that could not join
+            if key is not None and _listens(address):
+                raise Unreachable(f"the SuperLink at {address.place} does not let this silo in; register its public key there") from None
+        time.sleep(_AGAIN)
+
+
+def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], RecordDict]) -> None:
+    _, receive, send, _, _, pull, push, confirm = connection
+    pause = _SHORT
+    while True:
+        received = receive()
+        if received is None:
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONG)
+            continue
+        pause = _SHORT
+        (head, tree), run = received, received[0].metadata.run_id
+        try:
+            message = pull_and_inflate_object_from_tree(tree, partial(pull, run), partial(confirm, run), return_type=Message)
+            message.metadata.__dict__["_message_id"] = head.metadata.message_id
+            reply = Message(answer(message.content), reply_to=message)
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            wanted, session = send(reply, get_object_tree(reply), 0.0)
+            push_objects(get_all_nested_objects(reply), partial(push, run, session), object_ids_to_push=wanted)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                raise
+            logging.getLogger("uefl").warning("an answer was not taken (%d): its run has ended", error.response.status_code)
+
+
+def read_key(path: Path) -> EllipticCurvePrivateKey:
+    """A private key as ``ssh-keygen -t ecdsa`` writes it, without a passphrase.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError(f"{path} is no private key as `ssh-keygen -t ecdsa -b 384 -N ''` writes it") from None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise ValueError(f"{path} is no key of an elliptic curve; make one with: ssh-keygen -t ecdsa -b 384 -N '' -f FILE")
+    return key
+
+
+def _listens(address: Address) -> bool:
+    try:
+        address.wait(0)
+    except Unreachable:
+        return False
+    return True
