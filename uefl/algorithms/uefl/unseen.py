@@ -17,7 +17,7 @@ from ... import metrics
 from ...client.work import Work
 from ...engines.base import Message
 from ...models.net import TokenNet
-from ...uncertainty import certain
+from ...uncertainty import of_head
 from .quantizer import Quantizer, joined
 
 COLUMNS = {
@@ -36,11 +36,11 @@ def choices(quantizer: Quantizer, net: TokenNet, tokens: torch.Tensor, message: 
     for book in books:
         values = quantizer(tokens, joined([block for block, seen in zip(blocks, book, strict=True) if seen])).values
         errors.append((tokens - values).float().square().flatten(1).mean(1))
-        probs.append(certain(net.head, values).probs)  # type: ignore[arg-type]
+        probs.append(of_head(net.head, values, 0).probs)
     found = {"error": torch.stack(errors, 1), "probs.books": torch.stack(probs, 1)}
     if not quantizer.stage:  # the stages of different clients do not follow each other
         union = quantizer(tokens, message.tensors["blocks"]).values
-        found["probs.union"] = certain(net.head, union).probs  # type: ignore[arg-type]
+        found["probs.union"] = of_head(net.head, union, 0).probs
     return found
 
 
