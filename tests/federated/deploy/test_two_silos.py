@@ -81,7 +81,7 @@ def test_two_machines_with_certificates_and_keys(folder, machines):
         code, said = machines.run("server", "flwr", "supernode", "register", f"{name}.key.pub", "here")
         assert code == 0, said
         silos[name] = silo(machines, name, *TRUST, "--key", f"{name}.key")
-    stranger = silo(machines, "ulm", *TRUST, "--key", "stranger.key", "--name", "stranger")
+    stranger = silo(machines, "ulm", *TRUST, "--key", "stranger.key", "--name", "stranger", "--wait", "5")
     run = machines.start("server", "uefl", *train("runs/flower", *TRUST, "--secret", "secret"))
     wait_for(lambda: "arm fedavg" in silos["ulm"].log.read_text() or run.poll() is not None, 300)
     silos["ulm"].kill()  # at work: its message has to come again, to the same node
