@@ -43,57 +43,6 @@ class WeightedMean:
         return self._sum / self._weight if self._weight > 0 else self._old
 
 
-class CodewordMean:
-    """Each codeword averaged by how often each client used it; one that nobody used keeps its old value.
-
-    Averaging by examples would pull a codeword towards clients that never touch it, where it has not moved.
-
-    Args:
-        old: ``[..., V, d]``, the codewords before the round.
-    """
-
-    def __init__(self, old: torch.Tensor) -> None:
-        self._old = old
-        self._sum = torch.zeros_like(old, dtype=torch.float64)
-        self._usage = torch.zeros(old.shape[:-1], dtype=torch.float64, device=old.device)
-
-    def add(self, codewords: torch.Tensor, usage: torch.Tensor) -> None:
-        """codewords [..., V, d] of one client, usage [..., V] its assignment counts."""
-        usage = usage.double()
-        self._sum += codewords.double() * usage[..., None]
-        self._usage += usage
-
-    def result(self) -> torch.Tensor:
-        """[..., V, d] float32."""
-        mean = self._sum / self._usage.clamp_min(1)[..., None]
-        return torch.where(self._usage[..., None] > 0, mean, self._old.double()).float()
-
-
-class ProductOfExperts:
-    """Of every class the product of N(0, 1) and of the Gaussians of all clients' images; classes without images keep the old one.
-
-    Args:
-        old: ``[2, classes, d]``, means and deviations before the round.
-        rate: share of the product in the result, the rest is ``old``.
-    """
-
-    def __init__(self, old: torch.Tensor, rate: float) -> None:
-        self._old, self._rate = old, rate
-        self._precision, self._weighted = torch.zeros_like(old, dtype=torch.float64)
-
-    def add(self, precision: torch.Tensor, weighted: torch.Tensor) -> None:
-        """Sums over a client's images ``[classes, d]`` of 1 / sigma^2 and of mu / sigma^2."""
-        self._precision += precision.double()
-        self._weighted += weighted.double()
-
-    def result(self) -> torch.Tensor:
-        """``[2, classes, d]`` float32."""
-        precision = 1 + self._precision
-        new = torch.stack([self._weighted / precision, precision.rsqrt()])
-        seen = (self._precision > 0).any(1)[:, None]
-        return torch.where(seen, torch.lerp(self._old.double(), new, self._rate), self._old.double()).float()
-
-
 def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
     """Why a client's update must not be averaged, or None when it is what the message expects.
 

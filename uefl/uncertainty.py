@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import uefl_kernels
+from uefl_kernels.metrics import entropy
 
-from .metrics import entropy
 from .models.net import Head, Net
 
 
@@ -24,7 +24,7 @@ class Prediction(NamedTuple):
     probs: torch.Tensor
     """``[B, C]`` mean over the passes or members, float32"""
     entropy: torch.Tensor
-    """``[B]`` entropy of the mean: the uncertainty that decides about an extension"""
+    """``[B]`` entropy of the mean: the uncertainty of the prediction"""
     expected_entropy: torch.Tensor
     """``[B]`` mean entropy of the passes or members"""
     entropy_deterministic: torch.Tensor
@@ -89,7 +89,7 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
 
     Args:
         head: its mode is left as found; batch norm does not occur in it.
-        tokens: ``[B, ...]``, quantised where the arm has a codebook.
+        tokens: ``[B, ...]``, as the head takes them.
         passes: T, at least 1. The seed of the masks comes from torch's generator.
 
     Source: Gal and Ghahramani 2016; entropy of the mean prediction, Zhang, Cao and Liu 2025 (UEFL), eq. 6.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.autograd.forward_ad import unpack_dual
 
-METRICS = ("l2", "cosine")
+from ._kmeans_checks import METRICS
+
 PRECISIONS = ("exact", "fast")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

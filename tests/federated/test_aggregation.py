@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from uefl.aggregation import CodewordMean, WeightedMean, refusal
+from uefl.aggregation import WeightedMean, refusal
 from uefl.algorithms.uefl.client import negative_usage
+from uefl.algorithms.uefl.usage import CodewordMean
 from uefl.engines.base import Expected, Message, Reply, expected_like
 
 

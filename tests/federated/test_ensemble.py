@@ -14,9 +14,9 @@ from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.data import build
 from uefl.engines.base import Message
 from uefl.errors import UserError
-from uefl.metrics import entropy
 from uefl.models import saved
 from uefl.seeds import derive
+from uefl_kernels.metrics import entropy
 
 KEYS = {"uncertainty": "ensemble", "members": 3, "passes": 20}
 NAMES = ("silo-0", "silo-1", "silo-2")

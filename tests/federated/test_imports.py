@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import uefl
@@ -66,3 +67,12 @@ def test_engines_and_algorithms_know_little():
             assert not any(target.startswith(("uefl.engines.local", "uefl.run", "uefl.config", "uefl.report")) for target in targets), name
         if name.startswith(("uefl.server", "uefl.client")):
             assert not any(target.startswith("uefl.algorithms") and target != "uefl.algorithms.base" for target in targets), name
+
+
+def test_no_file_is_leant_on_from_everywhere_but_types_and_errors():
+    """Modules that more than an eighth of the package imports, its own folder apart: the data of messages and clients, and the errors."""
+    graph = imports()
+    leaning = Counter(target for name, targets in graph.items() for target in targets if name.split(".")[1:2] != target.split(".")[1:2])
+    common = {name for name, count in leaning.items() if count > len(graph) / 8}
+    assert common == {"uefl.errors", "uefl.engines.base", "uefl.data.federation"}
+    assert all(graph[name] == set() for name in common)

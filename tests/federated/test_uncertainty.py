@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from uefl.metrics import entropy
 from uefl.models.net import Head
 from uefl.uncertainty import Prediction, certain, ensemble, joined, mc_dropout, of_head, of_network, without_spread
+from uefl_kernels.metrics import entropy
 
 
 def confident_head(p: float, logit_dropout: bool, classes: int = 10) -> tuple[Head, torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from ..aggregation import Mean, ProductOfExperts
+from ..aggregation import Mean
 from ..client.training import fit
 from ..client.work import Batch, Work
 from ..engines.base import Expected, Message, Reply
@@ -175,3 +175,28 @@ def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor
     member = nn.functional.one_hot(labels, classes).double().T  # a product, whose sums have one order on every device
     precision = gaussian.std.double().square().reciprocal()
     return torch.stack([member @ precision, member @ (precision * gaussian.mean.double())])
+
+
+class ProductOfExperts:
+    """Of every class the product of N(0, 1) and of the Gaussians of all clients' images; classes without images keep the old one.
+
+    Args:
+        old: ``[2, classes, d]``, means and deviations before the round.
+        rate: share of the product in the result, the rest is ``old``.
+    """
+
+    def __init__(self, old: torch.Tensor, rate: float) -> None:
+        self._old, self._rate = old, rate
+        self._precision, self._weighted = torch.zeros_like(old, dtype=torch.float64)
+
+    def add(self, precision: torch.Tensor, weighted: torch.Tensor) -> None:
+        """Sums over a client's images ``[classes, d]`` of 1 / sigma^2 and of mu / sigma^2."""
+        self._precision += precision.double()
+        self._weighted += weighted.double()
+
+    def result(self) -> torch.Tensor:
+        """``[2, classes, d]`` float32."""
+        precision = 1 + self._precision
+        new = torch.stack([self._weighted / precision, precision.rsqrt()])
+        seen = (self._precision > 0).any(1)[:, None]
+        return torch.where(seen, torch.lerp(self._old.double(), new, self._rate), self._old.double()).float()

@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from uefl_kernels.metrics import entropy
+
 from ..client.work import Work
-from ..metrics import entropy
 from ..models.gaussian import Gaussian, GaussianNet
 from ..uncertainty import Prediction, without_spread
 from . import base

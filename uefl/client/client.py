@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import metrics
+from uefl_kernels import metrics
+
 from ..data.federation import LabeledData, SetData, Silo, Split
 from ..engines.base import Message, Reply, number, split
 from ..seeds import derive

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import metrics
+from uefl_kernels import metrics
+
 from ..data.federation import LabeledData, Split
 from ..uncertainty import Prediction, ensemble, joined
 

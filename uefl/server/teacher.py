@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.optim.swa_utils import update_bn
 
-from .. import metrics
+from uefl_kernels import metrics
+
 from ..client import evaluation
 from ..client.client import on_device
 from ..client.training import fit, moments_of

@@ -11,8 +11,7 @@ from torch.distributions import Normal, kl_divergence
 from tests.federated.algorithms.test_local import alone
 from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, split, state, values
-from uefl.aggregation import ProductOfExperts
-from uefl.algorithms.fedcr import FedCR, divergence, sums
+from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
 from uefl.algorithms.fedper import FedPer
 from uefl.algorithms.fedsr import FedSR
 from uefl.data.federation import Federation, LabeledData, Silo, Split

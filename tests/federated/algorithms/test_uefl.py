@@ -4,9 +4,9 @@ import torch
 from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, state, visible
 from uefl.algorithms.uefl.client import counts_per_batch
+from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.extension import above
 from uefl.algorithms.uefl.quantizer import Quantizer
-from uefl.clustering import kmeans
 from uefl.engines.base import Message
 
 

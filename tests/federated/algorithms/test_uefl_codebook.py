@@ -6,9 +6,9 @@ import torch
 from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, state, visible
 from uefl.algorithms.uefl import quantizer, unseen
+from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.algorithms.uefl.uefl import UEFL
-from uefl.clustering import kmeans
 from uefl.engines.base import Message
 from uefl.errors import UserError
 from uefl.models.net import Head

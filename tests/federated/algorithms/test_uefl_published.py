@@ -7,7 +7,7 @@ import torch
 
 from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, state, values
-from uefl.clustering import kmeans
+from uefl.algorithms.uefl.clustering import kmeans
 from uefl.engines.base import Message
 
 NAMES = ("silo-0", "silo-1", "silo-2")

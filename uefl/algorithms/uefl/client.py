@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from ... import clustering, metrics
 from ...client.work import Batch, Work
 from ...data.federation import Federation
 from ...engines.base import Reply
@@ -25,9 +24,10 @@ from ...models.net import Head, Net, TokenNet
 from ...seeds import derive
 from ...uncertainty import Prediction, of_head
 from ..base import Algorithm, ModelSpec, Record
-from . import findings, unseen
+from . import clustering, findings, unseen
 from .parameters import Codebook
 from .quantizer import Quantizer, codewords, moved, moving_start, placed
+from .usage import perplexity
 
 _EVALUATION_BATCH = 500
 _PERPLEXITY_BATCH = 100  # images per batch of the published perplexity
@@ -178,8 +178,8 @@ class Quantised(Algorithm):
             return {}
         counts = torch.stack([counts_per_batch(extra["codes"], codebook.shape[:-1].numel()) for extra in extras])
         record: Record = {
-            "perplexity": float(metrics.perplexity(counts).mean()),
-            "perplexity_full": float(metrics.perplexity(counts.sum(1)).mean()),
+            "perplexity": float(perplexity(counts).mean()),
+            "perplexity_full": float(perplexity(counts.sum(1)).mean()),
         }
         return record | unseen.measured(work, extras) | ({"usage": counts[0].sum(0).tolist()} if last else {})
 

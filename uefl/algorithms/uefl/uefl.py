@@ -7,17 +7,17 @@ from typing import ClassVar
 
 import torch
 
-from ... import clustering
-from ...aggregation import CodewordMean, Mean, WeightedMean
+from ...aggregation import Mean, WeightedMean
 from ...data.federation import Federation
 from ...engines.base import Expected, Message, Reply
 from ...errors import RunError, UserError
 from ...seeds import derive
 from ...server.turn import Turn
 from ..base import Record, State, register
-from . import extension, findings, parameters, unseen
+from . import clustering, extension, findings, parameters, unseen
 from .client import Quantised, negative_usage
 from .quantizer import Quantizer, codewords, joined, moving_start, revived
+from .usage import CodewordMean
 
 
 @register("uefl")

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ... import metrics
+from uefl_kernels import metrics
+
 from ...client.work import Work
 from ...engines.base import Message
 from ...models.net import TokenNet

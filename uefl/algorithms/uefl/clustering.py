@@ -6,7 +6,7 @@ import torch
 
 import uefl_kernels
 
-from .errors import RunError
+from ...errors import RunError
 
 
 def kmeans(features: torch.Tensor, k: int, seed: int, weights: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

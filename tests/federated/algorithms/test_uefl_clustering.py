@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from uefl.clustering import kmeans
+from uefl.algorithms.uefl.clustering import kmeans
 from uefl.errors import RunError
 
 

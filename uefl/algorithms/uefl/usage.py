@@ -1,0 +1,39 @@
+"""How often codewords are used: their averages by it, and how many of them are in effective use."""
+
+from __future__ import annotations
+
+import torch
+
+from uefl_kernels.metrics import entropy
+
+
+class CodewordMean:
+    """Each codeword averaged by how often each client used it; one that nobody used keeps its old value.
+
+    Averaging by examples would pull a codeword towards clients that never touch it, where it has not moved.
+
+    Args:
+        old: ``[..., V, d]``, the codewords before the round.
+    """
+
+    def __init__(self, old: torch.Tensor) -> None:
+        self._old = old
+        self._sum = torch.zeros_like(old, dtype=torch.float64)
+        self._usage = torch.zeros(old.shape[:-1], dtype=torch.float64, device=old.device)
+
+    def add(self, codewords: torch.Tensor, usage: torch.Tensor) -> None:
+        """codewords [..., V, d] of one client, usage [..., V] its assignment counts."""
+        usage = usage.double()
+        self._sum += codewords.double() * usage[..., None]
+        self._usage += usage
+
+    def result(self) -> torch.Tensor:
+        """[..., V, d] float32."""
+        mean = self._sum / self._usage.clamp_min(1)[..., None]
+        return torch.where(self._usage[..., None] > 0, mean, self._old.double()).float()
+
+
+def perplexity(counts: torch.Tensor) -> torch.Tensor:
+    """exp of the entropy of codeword usage: how many codewords are in effective use; ``[..., V]`` counts -> ``[...]``."""
+    usage = counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)
+    return entropy(usage).exp()
