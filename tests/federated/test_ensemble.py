@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -115,6 +116,25 @@ def test_an_update_of_which_one_member_is_unsound_is_left_out_of_all():
     assert algorithm.rejected == 1
     assert bool((algorithm.states[0].tensors["values"] == 3.0).all())
     assert all(bool(torch.isfinite(own.tensors["values"]).all()) for own in algorithm.states)
+
+
+@pytest.mark.parametrize(
+    ("meddle", "said"),
+    [
+        (lambda reply: reply.tensors.update({"7.values": torch.ones(1)}), "it sends 7.values, which was not asked for"),
+        (lambda reply: reply.training.update(train_loss=math.nan), "member 0: its training loss is nan"),
+    ],
+    ids=["of no member", "loss"],
+)
+def test_what_is_wrong_with_a_reply_as_a_whole_is_seen(meddle, said):
+    def meddled(reply):
+        if reply.client == "silo-1" and reply.tensors:
+            meddle(reply)
+        return reply
+
+    algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: Meddler(e, meddled))
+    algorithm.turn()
+    assert notices == [f"round 1: left out silo-1: {said}"]
 
 
 def test_one_request_carries_all_members_without_a_copy():

@@ -63,8 +63,8 @@ class FedIIR(Algorithm):
             if reply.error is None and int(reply.tensors["batches"]) > 0:
                 total += reply.tensors["sum"]
                 batches += int(reply.tensors["batches"])
-            else:
-                turn.notice(f"round {turn.round + 1}: {reply.client} sent no gradient of the head: {reply.error or 'it claims no batches'}")
+            elif reply.error is None:
+                turn.notice(f"round {turn.round + 1}: {reply.client} sent a gradient of the head that is of no batch; it is left out")
         if batches:
             state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
 

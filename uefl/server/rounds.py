@@ -241,6 +241,8 @@ class Arm:
             self._received[reply.client] += reply.bytes
             reason = refusal(reply, message, 0.0)
             if reason is not None:
+                self.rejected += 1
+                self.notice(f"round {self.round + 1}: left out the answer of {reply.client}: {reason}")
                 yield Reply(reply.client, error=reason)
                 continue
             if reply.client in self.private[i]:
@@ -257,12 +259,14 @@ class Arm:
         if len(self.members) == 1:
             return [reply]
         count = range(len(self.members))
-        return [Reply(reply.client, reply.examples, member(reply.tensors, i), private=member(reply.private, i)) for i in count]
+        return [replace(reply, tensors=member(reply.tensors, i), private=member(reply.private, i)) for i in count]
 
     def _refused(self, reply: Reply, message: Message) -> str | None:
         """An update is sound when that of every member is: no client may be in one member's average and not in another's."""
         if reply.error is not None:
             return reply.error
+        for name in sorted(reply.tensors.keys() - message.expects.keys()):  # it may be under the number of no member
+            return f"it sends {name}, which was not asked for"
         for i, (algorithm, asked, answer) in enumerate(zip(self.members, split(message), self._parts(reply), strict=True)):
             reason = refusal(answer, asked, self.run.max_update_norm) or algorithm.unsound(asked, answer)
             if reason is not None:

@@ -28,6 +28,6 @@ class Turn:
     def ask(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
         """One exchange of the algorithm's own: each named client's ``answer``, by name.
 
-        A reply whose tensors are not those that its message expects has an ``error``.
+        A reply whose tensors are not those that its message expects has an ``error``; it has been counted, and the user has been told.
         """
         return self.exchange(messages)

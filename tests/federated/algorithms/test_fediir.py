@@ -126,7 +126,8 @@ def test_a_client_without_an_answer_is_left_out_of_the_average():
 
     one.engine._clients["silo-1"] = broken
     one.turn()
-    assert notices == ["round 1: silo-1 sent no gradient of the head: out of memory"]
+    assert notices == ["round 1: left out the answer of silo-1: out of memory"]
+    assert one.rejected == 1
     assert state(one).tensors["gradient"].norm() > 0
 
 
