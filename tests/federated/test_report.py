@@ -226,7 +226,7 @@ def test_report_is_written_anew_and_repeats_itself(tmp_path):
 def test_rejected_updates_stand_before_the_numbers(tmp_path):
     write_report(run_folder.write(tmp_path, rejected=3))
     text = (tmp_path / "report.md").read_text()
-    assert text.index("uefl: 3 rejected updates") < text.index("| arm |")
+    assert text.index("uefl: 3 answers of clients left out") < text.index("| arm |")
 
 
 def test_a_silo_may_be_called_anything(tmp_path):

@@ -92,7 +92,7 @@ def _warnings(run: Run) -> list[str]:
         notes.append(f"Unfinished: the numbers are those of the rounds so far; `uefl train --resume {run.path}` continues.")
     for name, arm in run.arms.items():
         if arm.get("rejected"):
-            notes.append(f"{name}: {count(arm['rejected'], 'rejected update')}. Not finite or out of bounds, left out of the average.")
+            notes.append(f"{name}: {count(arm['rejected'], 'answer')} of clients left out: missing, not finite, or not what was asked for.")
     return notes + [f"{arm}: {warning}." for arm, findings in run.findings.items() for warning in findings.warnings]
 
 
