@@ -7,10 +7,7 @@ import pytest
 import torch
 
 import uefl
-<<<<<<< HEAD
 from tests.federated import tiny
-=======
->>>>>>> 45033e8
 from tests.federated.tiny import KEYS, arm, settings, values, workspace
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
