@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import uefl
-from tests.federated import tiny
 from tests.federated.tiny import KEYS, arm, settings, values, workspace
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
