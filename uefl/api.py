@@ -113,8 +113,8 @@ def train(
         overrides: keys as with ``--set``, bare or a section with a mapping: ``lr=1e-3``, ``run={"seed": 1}``.
 
     Raises:
-        UserError: what was asked for cannot be done as asked; nothing was written.
-        RunError: the run could not finish honestly; ``uefl.load(out)`` reads what there is.
+        UserError: the run cannot be made as it was asked for; nothing was written.
+        RunError: the run ended early, e.g. because the model diverged; ``uefl.load(out)`` reads the rounds until then.
     """
     if isinstance(clients, int):
         overrides["clients"] = clients

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """What was asked for cannot be done as asked; the message says what to change. Exit code 2, nothing was written."""
+    """The user asked for something that cannot be done; the message says what to change. Exit code 2, nothing was written."""
 
 
 class RunError(Exception):

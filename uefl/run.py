@@ -1,4 +1,4 @@
-"""A run: arms one after the other on the same clients, and the folder that holds all there is to know about it.
+"""A run: its arms train one after the other on the same clients, and its folder holds all results.
 
 config.toml        the resolved configuration           metrics.jsonl   one line per arm, round and client
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
@@ -42,7 +42,7 @@ from .server.teacher import SERVER, Teacher
 
 
 class Observer(Protocol):
-    """Who watches a run."""
+    """An object that a run tells of its progress."""
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
         """The run begins; ``rounds`` is for each arm."""
@@ -92,14 +92,14 @@ def train(
         out: the folder.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
-        observer: is told how the run goes.
+        observer: its methods are called as the run goes on.
         federation: in the place of the data that the configuration names.
         network: makes a new network, where the configuration says that it is ``given``.
         deployment: where the clients are; None: in this process. Not together with ``federation`` or ``network``.
 
     Raises:
         UserError: the folder is not free, or the clients cannot be built; nothing was written.
-        RunError: the run could not finish honestly; the folder holds what there is.
+        RunError: the run ended early, e.g. because the model diverged; the folder holds the rounds until then.
     """
     where = chosen_device(device)
     cfg = _absolute(cfg)
@@ -188,8 +188,8 @@ def _prepare(
     network: Callable[[], nn.Module] | None,
     deployment: Deployment | None,
 ) -> _Run:
-    """Everything that can fail because of what was asked for, before anything is written."""
-    _settle(cfg, where)
+    """Build and check all that the configuration names, so that a mistake in it is found before anything is written."""
+    _make_repeatable(cfg, where)
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
         for op in sorted({op for kind in kinds for op in kind.ops}):
@@ -360,8 +360,8 @@ def chosen_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def _settle(cfg: Config, device: torch.device) -> None:
-    """What makes a run repeat itself bit for bit."""
+def _make_repeatable(cfg: Config, device: torch.device) -> None:
+    """Set the threads, and the deterministic kernels of a GPU, so that a run repeats itself bit for bit."""
     if cfg.run.threads:
         torch.set_num_threads(cfg.run.threads)
     if device.type == "cuda":
@@ -382,7 +382,7 @@ def _lock(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _events(out: Path, metrics: Path, columns: Iterable[str]) -> Iterator[report.EventWriter | None]:
-    """What is in the metrics already is written again: the events of a run that was killed may be ahead of them."""
+    """A writer of events that begins with the metrics so far, because the events of a killed run may be ahead of them."""
     writer = report.open_event_writer(out, [json.loads(line) for line in metrics.read_text().splitlines()], columns)
     try:
         yield writer

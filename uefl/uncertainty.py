@@ -1,6 +1,6 @@
-"""Predictive uncertainty: what a head says when its dropout stays on, or what the members of an ensemble say together.
+"""Predictive uncertainty, from a head whose dropout stays on, or from the members of an ensemble.
 
-Every model of a run gives a :class:`Prediction`; ``ensemble`` makes one of several. A run with dropout has one model.
+Every model makes a :class:`Prediction`; ``ensemble`` makes one from several. A run with dropout has one model.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Prediction(NamedTuple):
 
     @property
     def mutual_info(self) -> torch.Tensor:
-        """``[B]`` what the passes or members disagree about."""
+        """``[B]`` entropy of the mean less the mean entropy: how far the passes or members disagree."""
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
 
 def of_network(net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]) -> Prediction:
-    """What a network says of images, with dropout on for ``passes`` draws; with none, or without dropout in the network, off.
+    """Predictions of a network for images, from ``passes`` draws with dropout on; with 0 passes, or no dropout layers, from one without.
 
     Args:
         net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A :class:`~uefl.models.net.Net` is asked for
@@ -79,7 +79,7 @@ def of_head(head: nn.Module, tokens: torch.Tensor, passes: int) -> Prediction:
 
 
 def without_spread(probs: torch.Tensor) -> Prediction:
-    """Probabilities ``[B, C]`` of one pass, which disagrees with nobody; the entropy is evaluated in float64."""
+    """The prediction of one pass, from its probabilities ``[B, C]``; the entropy is evaluated in float64."""
     spread = torch.special.entr(probs.double()).sum(1)
     return Prediction(probs, spread, spread, spread)
 
@@ -112,7 +112,7 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
 
 
 def certain(head: Head, tokens: torch.Tensor) -> Prediction:
-    """One pass with dropout off, ``head.eval()(tokens).softmax(-1)``; it disagrees with nobody."""
+    """One pass with dropout off, ``head.eval()(tokens).softmax(-1)``."""
     probs = _without_dropout(head, head.prefix(tokens))
     spread = entropy(probs)
     return Prediction(probs, spread, spread, spread)

@@ -105,10 +105,10 @@ bool Lloyd::assign() {
   return kmeans_step(rows_of(dense_), search, centres_.data(), units_, parallel, labels_.data(), totals_, nullptr);
 }
 
-// Whether bounds of the iteration before leave few distances of some rows. Bounds of more centres than elements would need more memory than
-// x, and looking through them takes as long as half a search.
+// Whether bounds of the iteration before leave few distances of some rows. Bounds of more centres than elements would take more memory
+// than float32 x, and looking through them half as long as a search.
 bool Lloyd::bounds_pay() {
-  if (k_ > dense_.d || dense_.n < kSampleRows * kSampleRows || max_iter_ - iterations_ < kFill) return false;
+  if (KMeansBounds::width(k_) > dense_.d || dense_.n < kSampleRows * kSampleRows || max_iter_ - iterations_ < kFill) return false;
   bool few = false;
   if (sample_) {
     sample_->follow(centres_, on_this_thread);

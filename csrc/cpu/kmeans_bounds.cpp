@@ -12,8 +12,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-int64_t up_to(int64_t multiple, int64_t n) { return (n + multiple - 1) / multiple * multiple; }
-
 }  // namespace
 
 KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCentres& centres, const Parallel& parallel)
@@ -22,8 +20,8 @@ KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCentres& 
       rows_((x.n + stride - 1) / stride),
       k_(centres.count()),
       d_(x.d),
-      pitch_(up_to(64, d_)),
-      width_(up_to(64, k_)),
+      pitch_((d_ + 63) / 64 * 64),
+      width_(width(k_)),
       centres_(centres.exact(0), centres.exact(0) + k_ * d_),
       mean_(d_),
       codes_(k_ * pitch_),

@@ -30,6 +30,9 @@ class KMeansBounds {
 
   int64_t rows() const { return rows_; }
 
+  // Floats that are kept for a row.
+  static int64_t width(int64_t k) { return (k + 63) / 64 * 64; }
+
  private:
   int64_t nearest(int64_t row, const int32_t* codes, const float* scores, int64_t count) const;
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.federated.test_rounds import Meddler
-from tests.federated.test_run import Watcher, go_on, interrupted, outcome, start
 from tests.federated.tiny import again, arm, federation, finish, settings, visible
+from tests.federated.whole_run import Watcher, go_on, interrupted, outcome, start
 from uefl import config
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.data import build

@@ -19,7 +19,7 @@ from uefl.progress import watch
 from uefl.report import read_run, spread_table
 
 from .data.test_own_sets import write
-from .test_run import Watcher, go_on, killed, outcome
+from .whole_run import Watcher, go_on, killed, outcome
 
 KEYS = [
     'arms=["fedul-m2", "fedul", "fedllp-vat"]', "clients=2", "train_per_client=120", "test_per_client=30", "sets=4", "labeled=60",

@@ -1,4 +1,6 @@
+import platform
 import re
+import resource
 from contextlib import nullcontext
 
 import pytest
@@ -10,6 +12,7 @@ from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
 from uefl.data.federation import Federation, LabeledData, Silo, Split
 from uefl.errors import UserError
+from uefl.models import encoders
 from uefl.models.flat import FlatModule
 from uefl.models.net import Net
 
@@ -165,6 +168,38 @@ def test_a_one_token_model_tells_at_most_as_many_images_apart_as_it_has_codeword
     )  # the rows of a batch are multiplied in blocks, which round each in its own way
     assert (torch.cdist(logits, known, compute_mode="donot_use_mm_for_euclid_dist") < 1e-5).sum(1).tolist() == [1] * 200
     assert float(torch.nn.functional.pdist(known).min()) > 1e-3
+
+
+def test_the_small_network_is_its_blocks_with_their_relu_before_the_pooling():
+    net, x = encoders.small_cnn(1, 4), torch.randn(6, 1, 12, 12)
+    gradients = []
+    for rectified_first in (False, True):
+        net.zero_grad()
+        y = x
+        for convolution, block, pool, relu in zip(*(net[i::4] for i in range(4)), strict=True):
+            if rectified_first:
+                y = convolution(y)
+                z = block.norm2(block.conv2(torch.relu(block.norm1(block.conv1(y)))))
+                y = pool(torch.relu(y + z))
+            else:
+                y = relu(pool(block(convolution(y))))
+        y.square().sum().backward()
+        gradients.append((y.detach(), *(p.grad.clone() for p in net.parameters())))
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have settings of their own")
+def test_memory_that_a_step_frees_is_there_for_the_next_one():
+    workspace(settings())
+
+    def step() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        parts = [torch.ones(2**20) for _ in range(5)]
+        assert len(parts) == 5  # 20 MB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    step()
+    assert min(step() for _ in range(3)) < 500  # of 5120 pages
 
 
 def test_flat_module_is_the_module():

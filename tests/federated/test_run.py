@@ -1,12 +1,8 @@
-"""Whole runs through their folder: what is written, and that interruptions change nothing."""
+"""Whole runs through their folder: what is written, and what is refused before anything is."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,61 +16,9 @@ from uefl.errors import RunError, UserError
 from uefl.models import saved
 from uefl_kernels import backend
 
-KEYS = [
-    'arms=["fedavg", "uefl"]',
-    "clients=3", "angles=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
-    "codewords=8", "rounds=[2, 1]", "local_epochs=1", "batch_size=16", "passes=3", "threads=1", "gamma=0.0",
-]  # fmt: skip
+from .whole_run import KEYS, Watcher, go_on, interrupted, outcome, start
+
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-class Watcher:
-    """Collects what a run says; raises where told to."""
-
-    def __init__(self, stop_after: int = 10**9, error: type[BaseException] = KeyboardInterrupt) -> None:
-        self.rounds, self.notices, self.calls, self.stop_after, self.error = [], [], [], stop_after, error
-
-    def start(self, arms, rounds, clients):
-        self.calls.append(("start", arms, rounds, clients))
-
-    def arm(self, name, done_rounds):
-        self.calls.append(("arm", name, done_rounds))
-
-    def client(self, arm, round, client):
-        self.calls.append(("client", arm, round, client))
-        if len([c for c in self.calls if c[0] == "client"]) > self.stop_after:
-            raise self.error
-
-    def round(self, arm, round, records):
-        self.rounds.append((arm, round))
-
-    def notice(self, message):
-        self.notices.append(message)
-
-
-def start(out: Path, *keys: str, observer: Watcher | None = None):
-    cfg = config.load("demo", [*KEYS, *keys])
-    return run.train(cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher())
-
-
-def go_on(out: Path, observer: Watcher | None = None):
-    return run.resume(out, device="cpu", data_root=None, observer=observer or Watcher())
-
-
-def outcome(out: Path):
-    """All of a finished run that must repeat itself bit for bit."""
-    summary = json.loads((out / "summary.json").read_text())
-    for arm in summary["arms"].values():
-        assert arm.pop("seconds") > 0
-    models = {f.name: {k: v.tolist() for k, v in load_file(f).items()} for f in sorted(out.glob("model-*.safetensors"))}
-    return summary, (out / "metrics.jsonl").read_text(), models
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    out, observer = tmp_path_factory.mktemp("runs") / "whole", Watcher()
-    summary = start(out, observer=observer)
-    return out, observer, summary
 
 
 def test_the_folder_of_a_finished_run(finished):
@@ -131,52 +75,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, t
     assert outcome(tmp_path / "other")[1] != outcome(finished[0])[1]
 
 
-@pytest.mark.parametrize("calls", [0, 1, 4, 8, 14, 19, 24])
-def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", observer=Watcher(stop_after=calls))
-    observer = Watcher()
-    go_on(tmp_path / "run", observer)
-    assert outcome(tmp_path / "run") == outcome(finished[0])
-    lost = len([c for c in observer.calls if c[0] == "client"]) - (30 - calls)
-    assert lost <= 3  # at most the one exchange that was under way
-
-
-_CHILD = """
-import os, signal, sys
-from pathlib import Path
-from {module} import Watcher, start
-class Killer(Watcher):
-    def client(self, *under_way):
-        if under_way == {when}:
-            os.kill(os.getpid(), signal.SIGKILL)
-start(Path(sys.argv[1]), observer=Killer())
-"""
-
-
-def killed(module: str, out: Path, *when: object) -> None:
-    """A run of the tests of that module, in a process that ends itself when that client of that round has its turn."""
-    code = _CHILD.format(module=module, when=when)
-    done = subprocess.run([sys.executable, "-c", code, str(out)], cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-
-
-def test_kill_9_loses_at_most_a_round(finished, tmp_path):
-    killed(__name__, tmp_path / "run", "uefl", 1, "silo-1")
-    assert not (tmp_path / "run" / "summary.json").exists()
-    observer = Watcher()
-    go_on(tmp_path / "run", observer)
-    assert outcome(tmp_path / "run") == outcome(finished[0])
-    assert ("arm", "fedavg", 3) not in observer.calls  # the arm that had ended was not run again
-
-
-def test_resuming_a_finished_run_returns_its_summary_and_writes_nothing(finished):
-    out, _, summary = finished
-    before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != "run.lock"}
-    assert go_on(out) == summary
-    assert {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != "run.lock"} == before
-
-
 def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     out = finished[0]
     with pytest.raises(UserError, match=r"holds a finished run already; choose another folder with --out, or see .*: uefl report"):
@@ -210,48 +108,6 @@ def test_the_configuration_of_own_silos_names_no_number_of_clients(make_npz, tmp
     assert (tmp_path / "new" / "summary.json").exists()
 
 
-def test_two_processes_do_not_share_a_folder(finished):
-    out = finished[0]
-    with run._lock(out), pytest.raises(UserError, match="in use by another process"):
-        go_on(out)
-
-
-def test_resuming_what_is_no_run(tmp_path):
-    with pytest.raises(UserError, match=r"holds no run \(no config.toml\); start one with: uefl train PRESET --out "):
-        go_on(tmp_path / "free")
-    (tmp_path / "other").touch()
-    with pytest.raises(UserError, match=r"holds no run \(no config.toml\); expected a run folder, as `uefl train` writes it$"):
-        go_on(tmp_path)
-
-
-def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", observer=Watcher(stop_after=8))
-    index = tmp_path / "run" / "checkpoint.json"
-    index.write_text(index.read_text().replace('"schema": 2', '"schema": 7'))
-    kept = index.read_text()
-    with pytest.raises(UserError, match="schema 7"):
-        go_on(tmp_path / "run")
-    assert index.read_text() == kept
-
-
-def test_the_published_algorithm_through_its_folder_and_an_interruption(tmp_path):
-    keys = (
-        "arms=uefl-published",
-        "legacy_holdout=true",
-        "holdout=0.1",
-        "max_iterations=2",
-        "reference=mean",
-        "codewords=8",
-        "stop_when_certain=false",
-    )
-    start(tmp_path / "whole", *keys)
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", *keys, observer=Watcher(stop_after=10))
-    go_on(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("name", ["triton", "cuda"])
 def test_a_backend_that_is_absent_is_said_before_anything_is_written(tmp_path, name):
     if torch.cuda.is_available():
@@ -264,60 +120,6 @@ def test_a_backend_that_is_absent_is_said_before_anything_is_written(tmp_path, n
 def test_files_can_be_read_by_others(finished):
     modes = {path.name: path.stat().st_mode & 0o777 for path in finished[0].iterdir() if path.is_file()}
     assert len(set(modes.values())) == 1, modes
-
-
-def interrupted(out: Path, *keys: str, after: int = 8) -> Path:
-    with pytest.raises(KeyboardInterrupt):
-        start(out, *keys, observer=Watcher(stop_after=after))
-    return out
-
-
-@pytest.mark.parametrize("damage", ["gone", "short", "garbage"])
-def test_metrics_that_are_not_those_of_the_checkpoint_are_an_error(tmp_path, damage):
-    metrics = interrupted(tmp_path / "run") / "metrics.jsonl"
-    text = metrics.read_text()
-    if damage == "gone":
-        metrics.unlink()
-    else:
-        metrics.write_text(text[:-200] if damage == "short" else "?" * len(text))
-    with pytest.raises(UserError, match=r"metrics.jsonl is (shorter|damaged)"):
-        go_on(tmp_path / "run")
-
-
-def test_a_configuration_that_is_cut_off_does_not_fall_back_to_defaults(tmp_path):
-    path = interrupted(tmp_path / "run") / "config.toml"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
-    with pytest.raises(UserError, match=r"lacks the (section|key)"):
-        go_on(tmp_path / "run")
-
-
-def test_a_configuration_that_was_changed_is_refused(tmp_path):
-    path = interrupted(tmp_path / "run") / "config.toml"
-    path.write_text(path.read_text().replace("gamma = 0.0", "gamma = 0.5"))
-    with pytest.raises(UserError, match=r"config\.toml has been changed"):
-        go_on(tmp_path / "run")
-
-
-def test_other_images_are_refused(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run")
-    monkeypatch.setattr(run, "build", lambda *given, **more: replace(build(*given, **more), digest="another"))
-    with pytest.raises(UserError, match="the clients have other images"):
-        go_on(tmp_path / "run")
-
-
-def test_another_torch_is_said_and_the_threads_are_those_of_the_checkpoint(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run")
-    torch.set_num_threads(2)
-    monkeypatch.setattr(torch, "__version__", "9.9.9")
-    observer = Watcher()
-    go_on(tmp_path / "run", observer)
-    assert torch.get_num_threads() == 1
-    assert [n for n in observer.notices if n.startswith("not bit for bit")] == [
-        f"not bit for bit as without the interruption: torch {_TORCH} -> 9.9.9"
-    ]
-
-
-_TORCH = torch.__version__
 
 
 def test_two_threads_repeat_themselves_too(tmp_path):
@@ -338,13 +140,6 @@ def test_the_number_of_threads_is_set(tmp_path):
     torch.set_num_threads(2)
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
     assert torch.get_num_threads() == 1
-
-
-def test_a_report_that_was_not_written_is_written_on_resume(tmp_path):
-    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
-    (tmp_path / "run" / "report.md").unlink()
-    go_on(tmp_path / "run")
-    assert (tmp_path / "run" / "report.md").exists()
 
 
 def test_too_few_feature_vectors_are_found_before_anything_is_written(tmp_path):

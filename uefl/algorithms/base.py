@@ -1,9 +1,9 @@
 """What an algorithm is: its parameters, the data and the model that it needs, its server half and its client half.
 
 An algorithm is one class in one file. The class itself is federated averaging: every method has the default of FedAvg, and an
-algorithm overrides what it does otherwise. An instance holds its parameters and the :class:`Context` of the run and nothing that
-changes: the state of the server and the state of a client are handed to the methods, so that the client half can run in another
-process with a message alone.
+algorithm overrides what it does otherwise. An instance holds its parameters and the :class:`Context` of the run, and nothing that
+changes: its methods take the state of the server or of a client as an argument. So the client half can run in another process, from a
+message alone.
 
 The frame (``uefl.server``, ``uefl.client``) owns all else: participants, epochs, batches, the optimizer, seeds, precision, the device,
 measuring, checking what comes back, quorum, checkpoints and progress.
@@ -90,7 +90,7 @@ class Algorithm:
         return algorithm
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse what cannot be trained, before anything is written; ``net`` is what :meth:`build_model` gave.
+        """Refuse what cannot be trained, before anything is written; ``net`` is the network of :meth:`build_model`.
 
         Raises:
             UserError: what ``arm`` lacks, and what to do.
@@ -136,7 +136,7 @@ class Algorithm:
         return State({"values": values, "buffers": buffers})
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """An exchange of its own before the messages of a turn, by ``turn.ask``."""
+        """Before the messages of a turn; an algorithm that needs an answer of its clients first gets it by ``turn.ask``."""
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """What one client is sent: tensors, options, and the tensors that are expected back, by shape and dtype.
@@ -169,7 +169,7 @@ class Algorithm:
             state.tensors[name] = mean.result()
 
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
-        """After the average: what the server does with images of its own (None: it has none)."""
+        """The averages are in the state; the server may train or measure with images of its own. ``server`` is None where it has none."""
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
         """Columns that the algorithm adds to a client's line of metrics."""
@@ -196,7 +196,7 @@ class Algorithm:
     # --- the client's half -----------------------------------------------------------------------------------------
 
     def client_state(self, client: str) -> dict[str, torch.Tensor]:
-        """Tensors that are private to a client: the frame keeps them by its name, and gives them to the client in ``work.private``.
+        """Tensors that are private to a client: the frame keeps them by its name, and the client finds them in ``work.private``.
 
         Training and answers may add further ones there; a name that was sent comes back with the same shape and dtype.
         """
@@ -245,7 +245,7 @@ class Algorithm:
         return work.model()
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """What the model says of images ``[B, C, H, W]``, with the uncertainty that the run measures."""
+        """Predictions for images ``[B, C, H, W]``, normalised, with the uncertainty that the run measures."""
         return of_network(work.net, images, work.passes, work.amp)
 
     def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:

@@ -7,7 +7,7 @@ one encoder and one hidden layer serve both, and the last layer takes both hidde
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -60,6 +60,8 @@ class TwinNet(Net):
 class DisTrans(Algorithm):
     """FedAvg of the model; the offset stays with the client, or is averaged too."""
 
+    columns: ClassVar[dict[str, str]] = {"offset_moved": "how far a client's offset has moved in its last round, in units of its length"}
+
     class Parameters(base.Parameters):
         """Of DisTrans."""
 
@@ -86,6 +88,7 @@ class DisTrans(Algorithm):
             generator = torch.Generator().manual_seed(derive(work.seed, "offset", work.client))
             pixels = torch.rand(1, *offset.shape, generator=generator).to(offset.device)
             offset.copy_(work.workspace.normalize(255 * pixels)[0])
+        work.memory["start"] = offset.clone()
         offset.requires_grad_()
 
     @torch.no_grad()
@@ -101,6 +104,12 @@ class DisTrans(Algorithm):
         offset = _offset(work)
         offset.requires_grad_(False)
         offset.grad = None
+
+    def update(self, work: Work) -> dict[str, torch.Tensor]:
+        """The model; and measure the way of the offset."""
+        start = work.memory["start"]
+        work.metrics["offset_moved"] = float((_offset(work) - start).norm() / start.norm())
+        return super().update(work)
 
 
 def mixtures(images: torch.Tensor, offset: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:

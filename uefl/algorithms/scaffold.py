@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from ..aggregation import Mean, WeightedMean
-from ..client.work import Batch, Work
+from ..client.work import Work
 from ..engines.base import Message, expected_like
 from ..server.turn import Turn
 from . import base
@@ -77,10 +77,8 @@ class Scaffold(Algorithm):
         gradient.copy_(work.memory["correction"])
         return True
 
-    def after_batch(self, work: Work, batch: Batch) -> None:
-        """Gather the gradients of the batches, corrected as they are."""
-        gradient = work.workspace.flat.values.grad
-        assert gradient is not None
+    def before_step(self, work: Work, gradient: torch.Tensor) -> None:
+        """Gather the gradients, corrected as they are."""
         work.memory["gradients"] += gradient
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:

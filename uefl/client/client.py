@@ -1,4 +1,4 @@
-"""A client's turn: measure the model that it is sent, prepare, train; whatever the message asks for.
+"""A client's turn: it measures the model that it is sent, answers the algorithm, or trains, as the message says.
 
 Options of a message, carried out in this order:
 
@@ -68,7 +68,7 @@ class Client:
 
     Args:
         name: of the client.
-        data: gives its data, on the device.
+        data: returns its data, on the device.
         workspace: the resident network.
     """
 
@@ -144,7 +144,7 @@ class Client:
         return update, kept, result
 
     def _global(self, work: Work) -> Prediction:
-        """What the model says of the test split with the state that stands for all clients."""
+        """Predictions of the test split with the ``reference`` state."""
         again = self._with_reference(work)
         self._workspace.load(again.message)
         self._seed(again, "global")

@@ -23,9 +23,9 @@ Metrics = dict[str, float | list[int] | list[float]]
 
 @torch.no_grad()
 def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
-    """What the network that is loaded says: of ``test`` and of ``holdout`` images, as far as there are any.
+    """Predictions of the loaded network, for the ``test`` and the ``holdout`` images of a client, where it has them.
 
-    A client without test images is asked about its own training images, as ``own``.
+    For a client without test images they are of its training images, as ``own``.
     """
     work.net.eval()
     splits = {"test": work.test, "holdout": work.data.holdout if isinstance(work.data, LabeledData) else None}
@@ -42,7 +42,7 @@ def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
 
 @torch.no_grad()
 def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Prediction:
-    """What the network that is loaded says of images ``[N, C, H, W]`` uint8."""
+    """Predictions of the loaded network for images ``[N, C, H, W]`` uint8."""
     work.net.eval()
     normalize = work.workspace.normalize
     # a saved model has no other private tensors: a prediction that needs one that was not declared fails here, not when it is used

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """What a training leaves beside the parameters."""
+    """The results of a training beside the parameters."""
 
     loss: float
     """mean over all images, NaN where there was no step"""
@@ -41,7 +41,7 @@ def fit(
         work: the client's turn.
         loss: in the place of ``algorithm.loss``.
         epochs: passes, in the place of the budget of the configuration.
-        moments: the state of Adam to go on with, as :func:`moments_of` gives it; None: a fresh optimizer.
+        moments: the state of Adam to go on with, as :func:`moments_of` returns it; None: a fresh optimizer.
     """
     training, flat, device = work.training, work.workspace.flat, work.workspace.device
     gradient = flat.values.grad

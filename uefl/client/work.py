@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Work:
-    """One client's turn: its data, the network, what it was sent, and what the methods of an algorithm leave for each other."""
+    """One client's turn: its data, the network, the message, and places where methods of an algorithm keep values for later ones."""
 
     client: str
     data: LabeledData | SetData
@@ -75,13 +75,13 @@ class Work:
     generator: torch.Generator
     """on the CPU, for draws of the algorithm's own: they change neither the order of the batches nor the dropout"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
-    """tensors of ``client_state``; what is put here comes back in the next turn"""
+    """tensors of ``client_state``; the client finds them here again in its next turn, with the changes that it made"""
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
     """leaves that are trained with the network; put there in ``before_round``"""
     rates: dict[str, float] = field(default_factory=dict)
     """learning rates of tensors in ``trained`` as multiples of the network's; put there in ``before_round``"""
     memory: dict[str, Any] = field(default_factory=dict)
-    """whatever the methods of this turn leave for each other"""
+    """any values that one method keeps for another one of the same turn"""
     metrics: dict[str, float] = field(default_factory=dict)
     """what the algorithm measures while it trains, e.g. the mean of a term of its loss: part of the client's metrics of this round"""
     _noted: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)

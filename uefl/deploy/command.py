@@ -52,7 +52,7 @@ def deployment(
     if superlink is None:
         if silos is not None or root_certificates is not None or secret is not None or insecure:
             raise UserError("--silos, --root-certificates, --secret and --insecure are for a --superlink; without one all is started here")
-        with on_this_machine(device) as started:
+        with on_this_machine(device, notice) as started:
             yield started
         return
     address = _address(superlink, root_certificates, insecure)
@@ -130,10 +130,8 @@ def silo(
         check_names("silo", [name])
         source = OwnFolder(data, name)
     try:
-        address.wait(wait)
-        log = logging.getLogger("uefl.silo")
-        log.info("silo %s at %s, waiting for a run", source.name, address.place)
-        serve(address, SiloProgram(source, where), None if key is None else read_key(key))
+        print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
+        serve(address, SiloProgram(source, where), None if key is None else read_key(key), patience=wait)
     except (Unreachable, ValueError) as error:
         raise UserError(str(error)) from None
 

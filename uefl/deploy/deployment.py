@@ -54,15 +54,22 @@ class Deployment:
 
 
 @contextmanager
-def on_this_machine(device: str) -> Iterator[Deployment]:
+def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
     """A SuperLink and a process for each client on 127.0.0.1, which end with the context.
 
     Args:
         device: of the clients.
+        notice: called with a line for the user.
     """
     processes = Processes()
+
+    def stop() -> None:
+        logs = processes.stop()
+        if logs is not None:
+            notice(f"what the clients say of their failures is in {logs}")
+
     with ExitStack() as stack:
-        stack.callback(lambda: processes.stop(keep_logs=False))
+        stack.callback(stop)
         yield Deployment(lambda cfg, root: _start(cfg, root, device, processes, stack), torch.get_num_threads)
 
 
@@ -142,6 +149,7 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
         notice(f"silo {name} is there ({len(reports)} of {silos})")
         return None
 
+    notice(f"waiting for {silos} silos at {address.place}")
     members, told = Members(grid, greeting(cfg), admit, bound=not address.insecure), 0
     end = time.monotonic() + patience
     while len(reports) < silos:

@@ -46,8 +46,8 @@ class Processes:
         lines = [line for line in self._log(name).read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1] if lines else f"exit code {process.returncode}"
 
-    def stop(self, *, keep_logs: bool) -> None:
-        """End every process: silos first, then what they talk to."""
+    def stop(self) -> Path | None:
+        """End every process: silos first, then what they talk to. The folder of the logs, where one tells of an error; else none."""
         for process in reversed(self.all.values()):
             if process.poll() is None:
                 process.terminate()
@@ -57,8 +57,10 @@ class Processes:
         for process in self.all.values():
             process.kill()  # does nothing to one that has ended
             process.wait()
-        if not keep_logs:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if any(b"Traceback" in self._log(name).read_bytes() for name in self.all):
+            return self.folder
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return None
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

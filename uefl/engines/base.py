@@ -1,4 +1,4 @@
-"""What a run may ask of an engine: who is there, and one round of messages and replies. An engine knows no algorithm."""
+"""The interface of an engine: the names of its clients, and one round of messages and replies. An engine knows no algorithm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Expected(NamedTuple):
 
 @dataclass
 class Message:
-    """All of one client's work of a round."""
+    """All that one client is to do in a round."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     """what the server broadcasts"""
@@ -34,7 +34,7 @@ class Message:
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     """the state of this client, which comes back in the reply after training; no method of the server's half sees it"""
     reference: dict[str, torch.Tensor] = field(default_factory=dict)
-    """a state that stands for all clients, with which the global model is measured; empty: it is not measured"""
+    """private state made from that of all clients, to measure the global model with; empty: it is not measured"""
 
     @property
     def bytes(self) -> int:
@@ -44,7 +44,7 @@ class Message:
 
 @dataclass
 class Reply:
-    """What came back from one client.
+    """The answer of one client to its message.
 
     The tensors may be the engine's own buffers: use them before asking for the next reply, or clone them.
     """

@@ -9,11 +9,12 @@ from .base import Message, Reply
 
 
 class LocalEngine:
-    """Runs each client's work when its reply is asked for.
+    """A client does its work when the iterator of replies reaches it.
 
     Args:
-        clients: the work of each client by name. A RuntimeError in it (out of memory, a codebook that is not finite) costs this
-            client's reply and nothing else; any other exception is a mistake in the program and ends the run.
+        clients: the function that does the work of each client, by name. Where it raises a RuntimeError (out of memory, values that are
+            not finite), the reply of this client is an error and the round goes on. Any other exception is a mistake in the program and
+            ends the run.
         started: called with the client's name as its work begins.
     """
 
@@ -35,7 +36,7 @@ class LocalEngine:
             self._started(name)
             try:
                 reply = self._clients[name](messages[name])
-            except RuntimeError as error:  # out of memory, a codebook that is not finite: this client's, not the run's
+            except RuntimeError as error:  # out of memory, values that are not finite: an error of this client, not of the run
                 lines = str(error).splitlines()
                 reply = Reply(name, error=lines[0] if lines else type(error).__name__)
             yield reply

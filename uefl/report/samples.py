@@ -27,7 +27,7 @@ def write(folder: Path, names: Sequence[str], data: Callable[[str], LabeledData 
     Args:
         folder: of the run; nothing is done where it has samples already.
         names: of the clients.
-        data: gives a client's data.
+        data: returns a client's data.
     """
     if (folder / _FILE).exists():
         return

@@ -42,7 +42,7 @@ class Arm:
 
     Args:
         name: under which its metrics are recorded.
-        workspace: with the algorithm; gives every member its start.
+        workspace: has the algorithm, and makes the weights that each member begins with.
         seeds: of the members of an ensemble; one for a run without.
         engine: where the clients are, also those that are measured only.
         teacher: the server's images; None: there are none.
@@ -88,7 +88,7 @@ class Arm:
         self.rejected = 0
         self.finished = False
         self.last: dict[str, dict[str, Any]] = {}
-        """of the last round, what each client's training left: loss, steps, bytes"""
+        """of the last round, by client: the metrics of its training, and bytes"""
         self.first_loss: float | None = None
         self._sent, self._received = Counter[str](), Counter[str]()
         """bytes of this turn's messages to each client, and of its replies"""
@@ -200,10 +200,10 @@ class Arm:
         return options | ({"personalised": True} if train and self.run.personalised else {})
 
     def _references(self) -> list[dict[str, torch.Tensor]]:
-        """Of each member, a state for those who have none of their own: the nearest thing to a global model where parts of it are private.
+        """Of each member, private state for measuring a global model, and for clients that have none of their own.
 
-        The private parts of the network are the mean over the clients that have trained, or what all begin with where nobody has. Of
-        other state only the algorithm knows what would stand for all.
+        The private parts of the network are the mean over the clients that have trained; before any has, they are those that all begin
+        with. The algorithm makes the other tensors, by its method ``reference``.
         """
         found = []
         for algorithm, states, start in zip(self.members, self.private, self._start, strict=True):
@@ -215,7 +215,7 @@ class Arm:
         return found
 
     def _private(self, i: int, client: str, reference: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A client's own state; of one that is only measured, a new one with the reference in it."""
+        """A client's own state; for a client that is only measured, a new state with the reference in it."""
         own = self.private[i].get(client)
         return self._fresh(self.members[i], client) | (reference or self._start[i]) if own is None else own
 
@@ -224,12 +224,12 @@ class Arm:
             return {name: tensor.to(self._device) for name, tensor in algorithm.client_state(client).items()}
 
     def _seeded(self, algorithm: Algorithm, *place: str, start: bool = False) -> AbstractContextManager[None]:
-        """What a method of the server's half draws from torch's generator has a place in the run; ``start``: the same in every turn."""
+        """Seed torch's generator for a method of the server's half, by its place in the run; with ``start`` the same in every turn."""
         when = () if start else (self.iteration, self.trained)
         return seeded(self._device, algorithm.context.seed, "server", *when, *place)
 
     def _ask(self, messages: Mapping[str, Message], algorithm: Algorithm, i: int) -> Iterator[Reply]:
-        """An exchange of an algorithm's own; what it moves counts as that of the clients' round."""
+        """An exchange that an algorithm begins itself; its bytes count with those of the round."""
         self._asked += 1
         place = f"{self.iteration}/{self.trained}/{self._asked}"
         for client, message in messages.items():
@@ -373,7 +373,7 @@ def _seen(records: list[Record]) -> list[Record]:
 
 
 def _mean(start: torch.Tensor, name: str, states: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    """Of one tensor over clients, one after the other."""
+    """The mean of one tensor over clients, added in their order; without clients, ``start``."""
     if not states:
         return start
     total = torch.zeros_like(start, dtype=torch.float64)
@@ -387,10 +387,10 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _written(state: State) -> State:
-    """With plain values as JSON gives them back, so that they are of the same types with and without a checkpoint."""
+    """With its plain values through JSON and back, so that their types are the same with and without a checkpoint."""
     state.plain = json.loads(json.dumps(state.plain))
     return state
 
 
 def _silent(line: str) -> None:
-    """All members have the same to say."""
+    """For all members but the first, whose notices would be repetitions."""

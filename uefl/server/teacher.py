@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..client.workspace import Workspace
 
 SERVER = "server"
-"""its name where seeds are derived; no client may have it"""
+"""the name from which its seeds are derived; no client may have it"""
 
 
 class Taught(NamedTuple):

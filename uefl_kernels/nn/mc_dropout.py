@@ -44,12 +44,12 @@ class MCDropout(nn.Module):
     Args:
         model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters stay its own.
         passes: T, at least 1; with one, variance and mutual_info are 0 whatever the model, so they say nothing.
-        consistent: one mask per pass for the whole batch, so that a pass is one sampled network (BatchBALD). Outside the chain above
-            every row then runs as a batch of its own with the same draws: by ``torch.vmap`` where it takes the model, row by row
-            where it does not, which is slow.
+        consistent: one mask per pass for the whole batch, so that a pass is one sampled network (BatchBALD); of the chain above also for
+            all positions of a row ``[B, ..., D]``. Outside the chain every row runs as a batch of its own with the same draws: by
+            ``torch.vmap`` where it takes the model, row by row where it does not, which is slow.
         max_rows: of a folded batch; a batch that is larger is not cut.
-        insert: for a model that has no dropout: the rate of one before the last ``nn.Linear`` of the model, or ``{name: rate}`` of
-            dropouts before the modules so named (as by ``named_modules``), on their first argument. The model itself stays as it is.
+        insert: for a model that has no dropout: the rate of one before its last ``nn.Linear``, or ``{name: rate}`` of dropouts before
+            the modules so named (as by ``named_modules``), on their first argument; beside those that it has. The model stays as it is.
 
     Raises:
         TypeError: ``model`` is not a module; a dropout is reached by integers.

@@ -107,6 +107,8 @@ def test_an_offset_moves_by_its_own_learning_rate():
         one.turn()
         moved.append(offsets(one)[0] - offsets(start)[0])
     assert moved[0].abs().max() > 0
+    assert one.last["silo-0"]["offset_moved"] == pytest.approx(float(moved[1].norm() / offsets(start)[0].norm()), rel=1e-3)
+    assert start.last["silo-0"]["offset_moved"] == 0
     assert torch.allclose(2 * moved[0], moved[1], atol=1e-6)
 
 

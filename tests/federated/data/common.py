@@ -63,3 +63,8 @@ def same(a: Split, b: Split) -> bool:
 def split_of(table, rows) -> Split:
     """Rows of a source as they lie there."""
     return Split(table.images.read(rows, 0), torch.from_numpy(table.labels[rows]))
+
+
+def both(table):
+    """The training and the test part, in the order in which they are dealt."""
+    return split_of(table, table.train), split_of(table, table.test)

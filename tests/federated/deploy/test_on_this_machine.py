@@ -12,16 +12,49 @@ from tests.federated.deploy.runs import UEFL, children, config, end, gone, round
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize(("arms", "clients"), [(f"[arms.fedavg]\n{UEFL}[arms.fedper]\n", 3)], ids=["labeled"])
-def test_the_same_numbers_as_in_one_process(tmp_path, arms, clients):
-    cfg = config(tmp_path, arms, clients)
+SETS = """
+[run]
+precision = "fp32"
+threads = 1
+[data]
+clients = 2
+train_per_client = 120
+test_per_client = 20
+labeled = 40
+validation = 20
+augment = "rotate"
+[data.partition]
+scheme = "unlabeled"
+split = "iid"
+sets = 4
+[model]
+encoder = "cnn5x5"
+width = 4
+[training]
+rounds = [2]
+local_epochs = 1
+batch_size = 16
+lr = 5e-3
+[arms.fedul]
+[arms.fedul-m1]
+algorithm = "fedul"
+server = "finetune"
+[arms.fedllp-vat]
+"""
+
+
+@pytest.mark.parametrize("kind", ["labeled", "sets"])
+def test_the_same_numbers_as_in_one_process(tmp_path, kind):
+    cfg = config(tmp_path, f"[arms.fedavg]\n{UEFL}[arms.fedper]\n")
+    if kind == "sets":
+        cfg.write_text(SETS)
     for engine in ("local", "flower"):
         code, _, err = uefl("train", cfg, "--engine", engine, "--out", engine, "--device", "cpu", cwd=tmp_path)
         assert code == 0, err
     one, other = (tmp_path / engine for engine in ("local", "flower"))
     assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
     assert {p.name for p in one.iterdir() if "events" not in p.name} == {p.name for p in other.iterdir() if "events" not in p.name}
-    for name in ("manifest.json", "config.toml", "model-fedavg.safetensors", "model-fedper.safetensors"):
+    for name in ("manifest.json", "config.toml", *(path.name for path in one.glob("model-*.safetensors"))):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 

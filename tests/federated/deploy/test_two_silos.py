@@ -76,13 +76,17 @@ TRUST = ("--root-certificates", "ca.crt")
 
 
 def test_two_machines_with_certificates_and_keys(folder, machines):
+    silos = {}
     for name in ("ulm", "bonn"):
         code, said = machines.run("server", "flwr", "supernode", "register", f"{name}.key.pub", "here")
         assert code == 0, said
-        silo(machines, name, *TRUST, "--key", f"{name}.key")
-    stranger = silo(machines, "ulm", *TRUST, "--key", "stranger.key", "--name", "stranger")
-    code, said = machines.run("server", "uefl", *train("runs/flower", *TRUST, "--secret", "secret"), seconds=300)
-    assert code == 0, said
+        silos[name] = silo(machines, name, *TRUST, "--key", f"{name}.key")
+    stranger = silo(machines, "ulm", *TRUST, "--key", "stranger.key", "--name", "stranger", "--wait", "5")
+    run = machines.start("server", "uefl", *train("runs/flower", *TRUST, "--secret", "secret"))
+    wait_for(lambda: "arm fedavg" in silos["ulm"].log.read_text() or run.poll() is not None, 300)
+    silos["ulm"].kill()  # at work: its message has to come again, to the same node
+    silo(machines, "ulm", *TRUST, "--key", "ulm.key")
+    assert run.wait(300) == 0, run.log.read_text()
     assert stranger.wait(60) == 2
     assert "does not let this silo in" in stranger.log.read_text()
     code, _, err = uefl("train", "mine.toml", "--out", "runs/local", "--device", "cpu", cwd=folder)

@@ -151,11 +151,12 @@ def test_a_client_that_does_not_answer_is_given_up_at_the_deadline(run):
     assert [reply.error for reply in replies] == [None, "deadline passed", None]
 
 
-def test_a_client_that_is_gone_says_so_and_one_that_came_again_gets_its_message_again(run):
+def test_a_client_that_is_gone_says_so_and_one_that_came_again_gets_its_message_again(run, monkeypatch):
     cfg, federation = run
     asked = messages(cfg, federation)
     one, grid = engine(cfg, federation, programs(federation))
     program = grid.nodes.pop(12)
+    monkeypatch.setattr("uefl.engines.flower.engine._RETURN", 0.1)
     assert [reply.error for reply in one.round(asked)] == [None, None, "it is gone"]
 
     def dies(records):  # and another process takes its place, under another number

@@ -15,6 +15,7 @@ from .codec import Header, Unreadable, pack_message, unpack_reply
 from .members import Members, push
 
 _PAUSES = (0.02, 0.5)  # seconds between two questions for replies: at first, and when nobody has answered for long
+_RETURN = 30.0  # seconds that a client may take to come again after Flower has seen that it is gone
 _MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that it is we who give it up
 
 
@@ -33,6 +34,8 @@ class FlowerEngine:
 
     def __init__(self, grid: Grid, members: Members, header: Header, started: Callable[[str], None] = lambda name: None) -> None:
         self._grid, self._members, self._header, self._started = grid, members, header, started
+        self._gone: set[str] = set()
+        """clients whose node was gone when they were asked last"""
 
     def clients(self) -> list[str]:
         """Names of the clients that have been heard, sorted; also of those that are gone."""
@@ -46,23 +49,33 @@ class FlowerEngine:
             self._started(name)
             awaited[self._send(name, messages[name], end)] = name
         arrived: dict[str, Reply] = {}
+        missed: dict[str, float] = {}
+        """clients that have just gone, and until when they may come again"""
         for name in sorted(messages):
             pause = _PAUSES[0]
             while name not in arrived:
                 for sent in self._grid.pull_messages(list(awaited)):
-                    reply = self._reply(sent, awaited.pop(sent.metadata.reply_to_message_id))
-                    arrived[reply.client], pause = reply, _PAUSES[0]
+                    client, pause = awaited.pop(sent.metadata.reply_to_message_id), _PAUSES[0]
+                    if not _is_gone(sent):
+                        self._gone.discard(client)
+                        arrived[client] = self._reply(sent, client)
+                    else:  # one that was gone before is not waited for again
+                        missed[client] = time.monotonic() + (0 if client in self._gone else _RETURN)
+                        self._gone.add(client)
+                now = time.monotonic()
+                if end is not None and now > end:
+                    arrived |= {late: Reply(late, error="deadline passed") for late in awaited.values()}
+                arrived |= {one: Reply(one, error="it is gone") for one, until in missed.items() if now > until or (end or now) < now}
                 if name in arrived:
                     break
-                if end is not None and time.monotonic() > end:
-                    arrived |= {late: Reply(late, error="deadline passed") for late in awaited.values()}
-                    break
                 for moved in self._members.look():
-                    if moved in awaited.values():
+                    if (moved in awaited.values() or moved in missed) and moved not in arrived:
                         awaited = {number: other for number, other in awaited.items() if other != moved}
                         awaited[self._send(moved, messages[moved], end)] = moved
+                        missed.pop(moved, None)
                 time.sleep(pause)
                 pause = min(1.5 * pause, _PAUSES[1])
+            missed.pop(name, None)
             yield arrived.pop(name)
 
     def _send(self, name: str, message: Message, end: float | None) -> str:
@@ -74,8 +87,7 @@ class FlowerEngine:
 
     def _reply(self, sent: Sent, name: str) -> Reply:
         if sent.has_error():
-            gone = sent.error.code == ErrorCode.NODE_UNAVAILABLE
-            return Reply(name, error="it is gone" if gone else f"no reply (Flower's error {sent.error.code})")
+            return Reply(name, error=f"no reply (Flower's error {sent.error.code})")
         try:
             reply = unpack_reply(sent.content)
         except Unreadable:
@@ -83,3 +95,7 @@ class FlowerEngine:
         if reply.client != name:
             return Reply(name, error="the reply is of another client")
         return reply if reply.error is None else Reply(name, error=faults.words(reply.error))
+
+
+def _is_gone(sent: Sent) -> bool:
+    return sent.has_error() and sent.error.code == ErrorCode.NODE_UNAVAILABLE

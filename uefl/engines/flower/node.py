@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
-from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode import fleet_http_connection as fleet
 
 from .address import Address, Unreachable
 
@@ -29,25 +29,47 @@ _SHORT, _LONG = 0.05, 1.0  # seconds between two questions for a message, after 
 _AGAIN = 3.0  # seconds before a lost connection is tried again
 
 
-def serve(address: Address, answer: Callable[[RecordDict], RecordDict], key: EllipticCurvePrivateKey | None = None) -> None:
-    """Answer messages until the process ends; a SuperLink that goes away is waited for.
+class _Refused(Exception):
+    """A SuperLink does not let this node in."""
+
+
+def _refuse(*arguments: object, **keys: object) -> None:
+    raise _Refused
+
+
+fleet.flwr_exit = _refuse  # type: ignore[attr-defined, assignment]  # Flower would end this process, and say why to nobody
+
+
+def serve(
+    address: Address, answer: Callable[[RecordDict], RecordDict], key: EllipticCurvePrivateKey | None = None, *, patience: float
+) -> None:
+    """Answer messages until the process ends.
 
     Args:
         address: of the SuperLink.
         answer: to the content of a message; must not raise.
         key: by which the SuperLink knows this node again; None: a new one each time, for a SuperLink that knows no keys.
+        patience: seconds to wait for a SuperLink that is not there, at first or after it was lost, or that does not let this node in: it
+            takes Flower up to a minute to see that a process is gone, and until then it lets in no other with the same key.
 
     Raises:
-        Unreachable: the SuperLink does not know the key.
+        Unreachable: the SuperLink is not there, cannot be trusted, or does not know the key.
     """
     keys = None if key is None else (key, key.public_key())
+    refused: float | None = None
     while True:
+        address.wait(patience)
         try:
-            with http_request_response(address.place, address.insecure, address.root_certificates, keys, max_retries=3) as connection:
+            with fleet.http_request_response(address.place, address.insecure, address.root_certificates, keys, max_retries=3) as connection:
+                refused = None
                 _answer_all(connection, answer)
-        except SystemExit:  # Flower's end of a process that could not join
-            if key is not None and _listens(address):
-                raise Unreachable(f"the SuperLink at {address.place} does not let this silo in; register its public key there") from None
+        except _Refused:
+            if refused is None:
+                refused = time.monotonic()
+                logging.getLogger("uefl").warning("not let in yet: its key is not registered, or a process before it still counts as there")
+            if key is None or time.monotonic() - refused > patience:
+                why = "" if key is None else "; register its public key there"
+                raise Unreachable(f"the SuperLink at {address.place} does not let this silo in{why}") from None
         time.sleep(_AGAIN)
 
 
@@ -88,11 +110,3 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
     if not isinstance(key, EllipticCurvePrivateKey):
         raise ValueError(f"{path} is no key of an elliptic curve; make one with: ssh-keygen -t ecdsa -b 384 -N '' -f FILE")
     return key
-
-
-def _listens(address: Address) -> bool:
-    try:
-        address.wait(0)
-    except Unreachable:
-        return False
-    return True

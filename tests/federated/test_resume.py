@@ -1,0 +1,140 @@
+"""Runs that go on in their folder: interruptions change nothing, and what does not belong together is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from uefl import run
+from uefl.data import build
+from uefl.errors import UserError
+
+from .whole_run import Watcher, go_on, interrupted, killed, outcome, start
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.mark.parametrize("calls", [0, 1, 4, 8, 14, 19, 24])
+def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", observer=Watcher(stop_after=calls))
+    observer = Watcher()
+    go_on(tmp_path / "run", observer)
+    assert outcome(tmp_path / "run") == outcome(finished[0])
+    lost = len([c for c in observer.calls if c[0] == "client"]) - (30 - calls)
+    assert lost <= 3  # at most the one exchange that was under way
+
+
+def test_kill_9_loses_at_most_a_round(finished, tmp_path):
+    killed(__name__, tmp_path / "run", "uefl", 1, "silo-1")
+    assert not (tmp_path / "run" / "summary.json").exists()
+    observer = Watcher()
+    go_on(tmp_path / "run", observer)
+    assert outcome(tmp_path / "run") == outcome(finished[0])
+    assert ("arm", "fedavg", 3) not in observer.calls  # the arm that had ended was not run again
+
+
+def test_resuming_a_finished_run_returns_its_summary_and_writes_nothing(finished):
+    out, _, summary = finished
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != "run.lock"}
+    assert go_on(out) == summary
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != "run.lock"} == before
+
+
+def test_two_processes_do_not_share_a_folder(finished):
+    out = finished[0]
+    with run._lock(out), pytest.raises(UserError, match="in use by another process"):
+        go_on(out)
+
+
+def test_resuming_what_is_no_run(tmp_path):
+    with pytest.raises(UserError, match=r"holds no run \(no config.toml\); start one with: uefl train PRESET --out "):
+        go_on(tmp_path / "free")
+    (tmp_path / "other").touch()
+    with pytest.raises(UserError, match=r"holds no run \(no config.toml\); expected a run folder, as `uefl train` writes it$"):
+        go_on(tmp_path)
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", observer=Watcher(stop_after=8))
+    index = tmp_path / "run" / "checkpoint.json"
+    index.write_text(index.read_text().replace('"schema": 2', '"schema": 7'))
+    kept = index.read_text()
+    with pytest.raises(UserError, match="schema 7"):
+        go_on(tmp_path / "run")
+    assert index.read_text() == kept
+
+
+def test_the_published_algorithm_through_its_folder_and_an_interruption(tmp_path):
+    keys = (
+        "arms=uefl-published",
+        "legacy_holdout=true",
+        "holdout=0.1",
+        "max_iterations=2",
+        "reference=mean",
+        "codewords=8",
+        "stop_when_certain=false",
+    )
+    start(tmp_path / "whole", *keys)
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", *keys, observer=Watcher(stop_after=10))
+    go_on(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "garbage"])
+def test_metrics_that_are_not_those_of_the_checkpoint_are_an_error(tmp_path, damage):
+    metrics = interrupted(tmp_path / "run") / "metrics.jsonl"
+    text = metrics.read_text()
+    if damage == "gone":
+        metrics.unlink()
+    else:
+        metrics.write_text(text[:-200] if damage == "short" else "?" * len(text))
+    with pytest.raises(UserError, match=r"metrics.jsonl is (shorter|damaged)"):
+        go_on(tmp_path / "run")
+
+
+def test_a_configuration_that_is_cut_off_does_not_fall_back_to_defaults(tmp_path):
+    path = interrupted(tmp_path / "run") / "config.toml"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
+    with pytest.raises(UserError, match=r"lacks the (section|key)"):
+        go_on(tmp_path / "run")
+
+
+def test_a_configuration_that_was_changed_is_refused(tmp_path):
+    path = interrupted(tmp_path / "run") / "config.toml"
+    path.write_text(path.read_text().replace("gamma = 0.0", "gamma = 0.5"))
+    with pytest.raises(UserError, match=r"config\.toml has been changed"):
+        go_on(tmp_path / "run")
+
+
+def test_other_images_are_refused(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run")
+    monkeypatch.setattr(run, "build", lambda *given, **more: replace(build(*given, **more), digest="another"))
+    with pytest.raises(UserError, match="the clients have other images"):
+        go_on(tmp_path / "run")
+
+
+_TORCH = torch.__version__
+
+
+def test_another_torch_is_said_and_the_threads_are_those_of_the_checkpoint(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run")
+    torch.set_num_threads(2)
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    observer = Watcher()
+    go_on(tmp_path / "run", observer)
+    assert torch.get_num_threads() == 1
+    assert [n for n in observer.notices if n.startswith("not bit for bit")] == [
+        f"not bit for bit as without the interruption: torch {_TORCH} -> 9.9.9"
+    ]
+
+
+def test_a_report_that_was_not_written_is_written_on_resume(tmp_path):
+    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
+    (tmp_path / "run" / "report.md").unlink()
+    go_on(tmp_path / "run")
+    assert (tmp_path / "run" / "report.md").exists()

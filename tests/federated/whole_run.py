@@ -1,0 +1,87 @@
+"""Whole runs of the demo in a folder, small enough for a test: started, stopped anywhere, killed, gone on with."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from uefl import config, run
+
+KEYS = [
+    'arms=["fedavg", "uefl"]',
+    "clients=3", "angles=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
+    "codewords=8", "rounds=[2, 1]", "local_epochs=1", "batch_size=16", "passes=3", "threads=1", "gamma=0.0",
+]  # fmt: skip
+
+
+class Watcher:
+    """Collects what a run says; raises where told to."""
+
+    def __init__(self, stop_after: int = 10**9, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.rounds, self.notices, self.calls, self.stop_after, self.error = [], [], [], stop_after, error
+
+    def start(self, arms, rounds, clients):
+        self.calls.append(("start", arms, rounds, clients))
+
+    def arm(self, name, done_rounds):
+        self.calls.append(("arm", name, done_rounds))
+
+    def client(self, arm, round, client):
+        self.calls.append(("client", arm, round, client))
+        if len([c for c in self.calls if c[0] == "client"]) > self.stop_after:
+            raise self.error
+
+    def round(self, arm, round, records):
+        self.rounds.append((arm, round))
+
+    def notice(self, message):
+        self.notices.append(message)
+
+
+def start(out: Path, *keys: str, observer: Watcher | None = None):
+    cfg = config.load("demo", [*KEYS, *keys])
+    return run.train(cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher())
+
+
+def go_on(out: Path, observer: Watcher | None = None):
+    return run.resume(out, device="cpu", data_root=None, observer=observer or Watcher())
+
+
+def outcome(out: Path):
+    """All of a finished run that must repeat itself bit for bit."""
+    summary = json.loads((out / "summary.json").read_text())
+    for arm in summary["arms"].values():
+        assert arm.pop("seconds") > 0
+    models = {f.name: {k: v.tolist() for k, v in load_file(f).items()} for f in sorted(out.glob("model-*.safetensors"))}
+    return summary, (out / "metrics.jsonl").read_text(), models
+
+
+def interrupted(out: Path, *keys: str, after: int = 8) -> Path:
+    with pytest.raises(KeyboardInterrupt):
+        start(out, *keys, observer=Watcher(stop_after=after))
+    return out
+
+
+_CHILD = """
+import os, signal, sys
+from pathlib import Path
+from {module} import Watcher, start
+class Killer(Watcher):
+    def client(self, *under_way):
+        if under_way == {when}:
+            os.kill(os.getpid(), signal.SIGKILL)
+start(Path(sys.argv[1]), observer=Killer())
+"""
+
+
+def killed(module: str, out: Path, *when: object) -> None:
+    """A run of the tests of that module, in a process that ends itself when that client of that round has its turn."""
+    code = _CHILD.format(module=module, when=when)
+    done = subprocess.run([sys.executable, "-c", code, str(out)], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
