@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "cpu/features.h"
 #include "cpu/kmeans_bounds.h"
 #include "cpu/kmeans_problem.h"
 #include "cpu/kmeans_step.h"
@@ -16,9 +17,11 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kSampleRows = 32;  // by which bounds are judged
-constexpr int64_t kFill = 8;         // iterations that bounds take to earn what it costs to fill them
-constexpr int64_t kBlockRows = 256;  // found together by bounds
+// When bounds are looked at, measured (benchmarks/NOTES.md).
+constexpr int64_t kSampleRows = 32;   // by which they are judged
+constexpr int64_t kLeastRows = 4096;  // to which the sample is little
+constexpr int64_t kLeastRounds = 16;  // to come, of which some earn what it costs to fill them
+constexpr int64_t kBlockRows = 256;   // found together by bounds
 
 // One run from given centres.
 class Lloyd {
@@ -108,7 +111,8 @@ bool Lloyd::assign() {
 // Whether bounds of the iteration before leave few distances of some rows. Bounds of more centres than elements would take more memory
 // than float32 x, and looking through them half as long as a search.
 bool Lloyd::bounds_pay() {
-  if (KMeansBounds::width(k_) > dense_.d || dense_.n < kSampleRows * kSampleRows || max_iter_ - iterations_ < kFill) return false;
+  if (KMeansBounds::width(k_) > dense_.d || dense_.n < kLeastRows || max_iter_ - iterations_ < kLeastRounds) return false;
+  if (isa() >= Isa::avx512vnni && !on_every_shape()) return false;  // whose search is as fast
   bool few = false;
   if (sample_) {
     sample_->follow(centres_, on_this_thread);

@@ -46,7 +46,7 @@ static std::vector<float> groups(int64_t n, int64_t d, int64_t count, std::mt199
 
 static void is_lloyds_algorithm() {
   std::mt19937 random(1);
-  const int64_t n = 3000, d = 70, k = 8;  // of which bounds spare a part
+  const int64_t n = 4200, d = 70, k = 8;  // of which bounds spare a part
   const auto x = groups(n, d, 3 * k, random);
   std::vector<float> centres(x.begin(), x.begin() + k * d);
   const Outcome found = fit(dense(x, n, d), k, {Seeding::given, false, 1, 300, 0}, x.data(), alone);
@@ -73,7 +73,7 @@ static void is_lloyds_algorithm() {
 
 static void threads_change_nothing() {
   std::mt19937 random(2);
-  const int64_t n = 2100, d = 70, k = 30;
+  const int64_t n = 4200, d = 70, k = 30;
   const auto x = groups(n, d, 12, random);
   for (const Seeding seeding : {Seeding::random, Seeding::plus_plus, Seeding::parallel}) {
     const KMeansOptions options{seeding, false, 2, 20, 1e-4};

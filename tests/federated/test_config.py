@@ -34,7 +34,7 @@ def test_a_document_without_a_generated_part_is_refused():
 
 def test_every_preset_loads_and_is_described_by_its_first_line():
     assert {"demo", "mnist-9", "mnist-5", "fashion-9", "mnist-9-published", "own-silos", "comparators"} <= set(config.presets())
-    assert sum(map(len, config.preset_groups().values())) == len(config.presets()) <= 16
+    assert sum(map(len, config.preset_groups().values())) == len(config.presets()) <= 17
     for name, description in config.presets().items():
         assert len(description) > 20
         config.load(name)
@@ -144,7 +144,7 @@ def test_a_configuration_that_is_cut_off_or_of_another_version_says_so(tmp_path)
     for damaged, message in (
         ('arms = ["fedavg"]\nwidth = 64\n', r"config.toml lacks the section \[run\]"),
         (text.replace("quorum = 1.0\n", ""), "config.toml lacks the key 'run.quorum'"),
-        (text.replace("width = 16", "width = -3"), "config.toml: key 'model.width': expected greater than or equal to 1; got -3"),
+        (text.replace("width = 8", "width = -3"), "config.toml: key 'model.width': expected greater than or equal to 1; got -3"),
     ):
         path.write_text(damaged)
         with pytest.raises(UserError, match=rf"{message}\. It was changed, is cut off, or is of another version of uefl; restore it"):

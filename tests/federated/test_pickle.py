@@ -14,7 +14,7 @@ CALLS = {"torch.load", "torch.save", "pandas.read_pickle"}
 
 
 def unpickles(source: str) -> list[str]:
-    """What in a source file could unpickle; ``np.load`` must say that it does not."""
+    """What in a source file could unpickle; ``np.load`` must say that it does not, ``torch.load`` that it builds tensors alone."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -23,7 +23,8 @@ def unpickles(source: str) -> list[str]:
             found.append(str(node.module))
         elif isinstance(node, ast.Call):
             name, keys = ast.unparse(node.func), {key.arg: ast.unparse(key.value) for key in node.keywords}
-            if name in CALLS or keys.get("allow_pickle") == "True":
+            tensors_alone = name == "torch.load" and keys.get("weights_only") == "True"
+            if (name in CALLS and not tensors_alone) or keys.get("allow_pickle") == "True":
                 found.append(ast.unparse(node))
             if name in ("np.load", "numpy.load") and keys.get("allow_pickle") != "False":
                 found.append(ast.unparse(node))
@@ -36,6 +37,7 @@ def unpickles(source: str) -> list[str]:
         "import pickle",
         "from cloudpickle import loads",
         "import torch\ntorch.load(path)",
+        "torch.load(path, weights_only=False)",
         "np.load(path)",
         "np.load(path, allow_pickle=True)",
     ],

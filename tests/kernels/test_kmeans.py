@@ -60,7 +60,7 @@ def test_more_trials_than_fit_in_a_group():
 @pytest.mark.parametrize("step", [None, 0.5])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_long_rows_in_groups_that_bounds_tell_apart(dtype, step):
-    x = blobs(2000, 70, 12, dtype=dtype)
+    x = blobs(4200, 70, 12, dtype=dtype)
     x = x if step is None else (x / step).round() * step  # many rows are as far from one centre as from another
     weights = torch.rand(len(x), generator=torch.Generator().manual_seed(0))
     for mass in (None, weights):

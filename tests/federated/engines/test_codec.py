@@ -1,6 +1,7 @@
 """What travels is what was sent, bit for bit; what is damaged is refused."""
 
 import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -51,12 +52,15 @@ def test_a_reply_comes_back():
         {"loss": 0.1 + 0.2, "counts": [1, 2], "empty": [], "lost": math.nan},
         None,
         {"own": torch.ones(2)},
+        {"train_loss": 0.1},
     )
     found = unpack_reply(sent(pack_reply(reply)))
     same(reply.tensors, found.tensors)
     same(reply.private, found.private)
     assert (found.client, found.examples, found.error) == ("silo-1", 7, None)
     assert repr(found.metrics) == repr(reply.metrics)
+    assert found.training == reply.training
+    assert all(getattr(found, field.name) or field.name == "error" for field in fields(Reply))  # none is forgotten
 
 
 def test_what_arrives_may_be_written_to():
@@ -91,7 +95,7 @@ def test_what_is_no_message_is_refused():
             unpack(records)
     with pytest.raises(Unreadable):
         unpack_message({}, {})
-    for field, value in {"examples": "7", "client": 3, "metrics": {"loss": "0.1"}, "error": 5}.items():
-        plain = {"client": "a", "examples": 1, "metrics": {}, "error": None} | {field: value}
+    for field, value in {"examples": "7", "client": 3, "metrics": {"loss": "0.1"}, "training": {"loss": []}, "error": 5}.items():
+        plain = {"client": "a", "examples": 1, "metrics": {}, "training": {}, "error": None} | {field: value}
         with pytest.raises(Unreadable):
             unpack_reply(pack(plain, update={}, private={}))

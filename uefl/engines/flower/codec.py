@@ -15,6 +15,8 @@ from ..base import Expected, Message, Reply
 Header = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
+_PLAIN = ("client", "examples", "metrics", "error", "training")
+"""fields of a reply that are no tensors"""
 _STORED = "uefl.raw"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -92,7 +94,7 @@ def unpack_message(header: Header, parts: dict[str, Tensors]) -> Message:
 
 def pack_reply(reply: Reply) -> RecordDict:
     """A reply."""
-    plain = {"client": reply.client, "examples": reply.examples, "metrics": reply.metrics, "error": reply.error}
+    plain = {name: getattr(reply, name) for name in _PLAIN}
     return pack(plain, update=reply.tensors, private=reply.private)
 
 
@@ -104,11 +106,12 @@ def unpack_reply(records: RecordDict) -> Reply:
     """
     header, parts = unpack(records)
     try:
-        client, examples, metrics, error = (header[key] for key in ("client", "examples", "metrics", "error"))
+        client, examples, metrics, error, training = (header[name] for name in _PLAIN)
         known = isinstance(client, str) and type(examples) is int and (error is None or isinstance(error, str))
-        if not known or not all(isinstance(name, str) and _is_metric(value) for name, value in metrics.items()):
+        numbers = all(type(value) in (int, float) for value in training.values())
+        if not known or not numbers or not all(_is_metric(value) for value in metrics.values()):
             raise TypeError("a value of another type than that of a reply")
-        return Reply(client, examples, parts["update"], metrics, error, parts["private"])
+        return Reply(client, examples, parts["update"], metrics, error, parts["private"], training)
     except (KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
 

@@ -98,4 +98,4 @@ class FlowerEngine:
 
 
 def _is_gone(sent: Sent) -> bool:
-    return sent.has_error() and sent.error.code == ErrorCode.NODE_UNAVAILABLE
+    return bool(sent.has_error() and sent.error.code == ErrorCode.NODE_UNAVAILABLE)
