@@ -1,4 +1,4 @@
-// mc_dropout_mlp on CUDA for a tail of one layer with at most 32 outputs, the usual head.
+// mc_dropout_mlp on CUDA for one layer after the first dropout with at most 32 outputs, the usual head.
 //
 // Rows and weights are the same in every pass, so they are cut up once per call: a number is two of float16, together within 2^-23, and
 // a product three, because that of the two rests is left out. Powers of two bring the largest of 32 units of a row, and the largest weight

@@ -1,8 +1,8 @@
 // mc_dropout_mlp on CUDA, for sm_80 and later: a share of the passes of 16 rows in a warp, masks in registers.
 //
 //   pack_...   rows and weights, padded with zeros, in the order in which lanes take them; once per call
-//   head       tails of one layer with at most 32 outputs: nothing but the statistics leaves the registers (mc_dropout_mlp_head.h)
-//   tail       any number of layers and classes: what a pass hands from layer to layer lies in memory of the warp's own, which is the
+//   head       one layer with at most 32 outputs: nothing but the statistics leaves the registers (mc_dropout_mlp_head.h)
+//   stack      any number of layers and classes: what a pass hands from layer to layer lies in memory of the warp's own, which is the
 //              same for all passes, so that each mask is drawn once
 //   combine    the statistics of the slots
 //
@@ -85,7 +85,7 @@ __device__ inline float activate(McActivation activation, float x) {
 
 // buffers: of each warp of the grid two of kPasses times `width` blocks.
 template <bool kConsistent>
-__global__ void __launch_bounds__(kThreads, 2) tail(Problem problem, float4* buffers, int width) {
+__global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* buffers, int width) {
   const volatile uint2* keys = round_keys(problem.seed);
   const int lane = threadIdx.x % kWarp, t = lane % 4;
   const int64_t buffer_size = int64_t{kPasses} * width * kVectors;

@@ -4,7 +4,7 @@
 // the product of the two rests is left out. Tensor cores may cut what they add, so 32 units are summed there and the sums added in
 // float32. tf32 has the range of float32: nothing is scaled, and NaN and infinities stay in their row.
 //
-// tail, whose units change with every layer and pass, multiplies so; head has its own way (mc_dropout_mlp_head.h).
+// stack, whose units change with every layer and pass, multiplies so; head has its own way (mc_dropout_mlp_head.h).
 //
 // The lane 4 g + t of a fragment takes row g (and g + 8). Which unit stands where in a sum is free, so t takes the units 8 t ... 8 t + 7
 // of a block of 32: those of one Philox call. Outputs are dealt alike, 2 n t ... 2 n t + 2 n - 1 of a block of 8 n, so that what a lane
@@ -32,7 +32,7 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kTileRows = 16, kUnits = 32;         // of a tile, of a block of a sum
 constexpr int kVectors = kTileRows * kUnits / 4;   // float4 of a tile's block of units
 constexpr int kPasses = 2, kMostSlots = 24;        // that a warp works on at once; shares of the passes
-constexpr int kWideOutputs = 4, kMostLayers = 32;  // n8 blocks of a block of outputs in tail; after the first dropout
+constexpr int kWideOutputs = 4, kMostLayers = 32;  // n8 blocks of a block of outputs in stack; after the first dropout
 
 struct Layer {
   int inputs, outputs, unit_blocks, output_blocks;

@@ -11,7 +11,7 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-// Rows are taken in slabs whose workspace stays below the first; what the layers of tail hand on should stay in the second-level cache.
+// Rows are taken in slabs whose workspace stays below the first; what the layers of stack hand on should stay in the second-level cache.
 constexpr int64_t kSlabBytes = int64_t{256} << 20, kBufferBytes = int64_t{64} << 20;
 constexpr int64_t kNarrow = 16, kWide = 32;  // classes that head keeps in registers
 
@@ -27,7 +27,7 @@ struct Call {
 
 struct Plan {
   int64_t rows, slab;  // in all; at once, a multiple of kTileRows
-  bool small;          // for head, else for tail
+  bool small;          // for head, else for stack
   int n;               // n8 blocks of a block of outputs
   int inputs, width;   // of x; blocks of the widest layer
   int64_t tile_vectors, tail_warps;
@@ -137,7 +137,7 @@ void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride,
       if (plan.small) return launch.all(problem.items() * kWarp, plan.n == 2 ? narrow : wide, problem);
       launch.over(plan.tail_warps * kWarp, deep, problem, arrays.buffers, plan.width);
     };
-    problem.consistent ? statistics(head<2, true>, head<4, true>, tail<true>) : statistics(head<2, false>, head<4, false>, tail<false>);
+    problem.consistent ? statistics(head<2, true>, head<4, true>, stack<true>) : statistics(head<2, false>, head<4, false>, stack<false>);
     launch.over(count * (classes + 1), combine, problem, count, arrays.mean + first * classes, arrays.entropy + first,
                 arrays.variance + first * classes);
   }

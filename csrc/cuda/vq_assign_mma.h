@@ -68,14 +68,14 @@ __device__ void decide(const T* x, const Shape& shape, const Packed& packed, int
                        const MmaRows& known, int64_t* indices) {
   const double* codes = packed.exact + book * shape.k * shape.d;
   const int row = threadIdx.x / kParts, found = row < rows ? known.found[row] : 0;
-  const bool few = 0 < found && found <= kMostCandidates;
+  const bool listed = 0 < found && found <= kMostCandidates;
   Nearest nearer;
-  for (int i = threadIdx.x % kParts; i < found && few; i += kParts) {
+  for (int i = threadIdx.x % kParts; i < found && listed; i += kParts) {
     const int64_t code = known.candidates[row][i];
     nearer.add(distance(x + shape.begin(outputs[row]), shape.stride, codes + code * shape.d, shape.d, shape.euclidean), code);
   }
   nearer.merge<kParts>();
-  if (few && threadIdx.x % kParts == 0) indices[outputs[row]] = nearer.index;
+  if (listed && threadIdx.x % kParts == 0) indices[outputs[row]] = nearer.index;
   for (int other = threadIdx.x / kWarp; other < rows; other += kThreads / kWarp) {
     if (0 < known.found[other] && known.found[other] <= kMostCandidates) continue;
     const int64_t index = nearest(x + shape.begin(outputs[other]), shape, codes);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int part = shape.stride == 1 ? threadIdx.x % kParts : threadIdx.x / kMmaRows;
   const int64_t all = shape.outputs / shape.books, tiles = (all + kMmaRows - 1) / kMmaRows * shape.books;
   const int chunks = width / kBlockElements, code_blocks = static_cast<int>(shape.padded_k / kBlockCodes) * chunks;
-  OpenRows list{list_outputs[warp % 2], list_limits[warp % 2]};  // of warps 0 and 1, which settle the rows
+  OpenRows list{list_outputs[warp % 2], list_limits[warp % 2]};  // of warps 0 and 1, which judge the rows
 
   for (int64_t work = blockIdx.x; work < tiles; work += gridDim.x) {
     const int64_t book = work % shape.books, first_row = work / shape.books * kMmaRows;
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int i = 0; i < 4; ++i) all_codes.merge(known.bests[i][which], known.seconds[i][which], known.numbers[i][which]);
         const bool there = first_row + which < count;
         float limit;
-        const bool certain = settle(all_codes, known.norm[which], known.rest[which], certificate, base, exact, limit);
+        const bool certain = is_certain(all_codes, known.norm[which], known.rest[which], certificate, base, exact, limit);
         if (there && certain) indices[output_of(which)] = all_codes.index;
         list.push(there && !certain, output_of(which), limit, packed, book, shape);
         if (shape.books > 1) list.flush(packed, book, shape);

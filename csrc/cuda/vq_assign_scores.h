@@ -179,8 +179,8 @@ __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
 }
 
 // What is certain is written; of what is not, the limit that a candidate's score has at most (NaN: score all by the definition).
-__device__ inline bool settle(const TopTwo& found, float norm, float rest, const Certificate& certificate, const Base& base, bool exact,
-                              float& limit) {
+__device__ inline bool is_certain(const TopTwo& found, float norm, float rest, const Certificate& certificate, const Base& base, bool exact,
+                                  float& limit) {
   const float error = certificate.error(norm, rest) + base.unit;
   const float gap = static_cast<float>((found.second >> kColumnBits) - (found.best >> kColumnBits)) * base.unit;
   const bool held = certificate.holds(norm) && error < INFINITY;

@@ -359,7 +359,7 @@ __device__ void assign_rows(const Shape& shape, const Packed& packed, const Stag
     const float norm = t == 0 ? pair.norm[0] : pair.norm[1], rest = t == 0 ? pair.rest[0] : pair.rest[1];
     float limit;
     const bool reached = norm <= judge.longest;
-    const bool certain = settle(found, norm, rest, judge.certificate, judge.base, exact, limit) && reached;
+    const bool certain = is_certain(found, norm, rest, judge.certificate, judge.base, exact, limit) && reached;
     if (!reached) limit = NAN;
     if (there && certain) indices[output] = found.index;
     list.push(there && !certain, output, limit, packed, book, shape);

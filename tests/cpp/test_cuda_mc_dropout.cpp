@@ -179,7 +179,7 @@ static void heads() {
   compare("a NaN stays in its row", {{40, 10}, {kTenth, kTenth}, 5, 2}, 1, 2e-6, NAN);
 }
 
-static void tails() {
+static void stacks() {
   compare("logits alone, slots of several pairs", {{5}, {kHalf}, 18, 33});
   compare("no dropout before the layer", {{20, 40}, {0, kHalf}, 3, 2});
   compare("more than 32 classes", {{40, 70}, {kTenth, kTenth}, 5, 4});
@@ -251,7 +251,7 @@ void run() {
   both_halves();
   shares();
   heads();
-  tails();
+  stacks();
   one_pass_has_no_variance();
   rows_are_alone();
   sizes();

@@ -52,7 +52,7 @@ def in_float16(values, lengths):
 
 
 def open_rows(x, codebook, terms_of):
-    """Which rows stay open, and how many codewords each of those has within the limit of its candidates; see settle()."""
+    """Which rows stay open, and how many codewords each of those has within the limit of its candidates; see is_certain()."""
     y, b, d = x.double(), codebook.double(), x.shape[1]
     half_square, radius = b.square().sum(1).max().item() / 2, b.norm(dim=1).max()
     rest_radius = (b - in_float16(b, radius)).norm(dim=1).max().item()

@@ -228,7 +228,7 @@ from pathlib import Path
 from tests.kernels.ahead import build
 import uefl_kernels.ops.vq_assign.triton as kernels
 import uefl_kernels.ops.vq_assign.triton_pack as packing
-import uefl_kernels.ops.vq_assign.triton_tail as tails
+import uefl_kernels.ops.vq_assign.triton_epilogue as epilogues
 import uefl_kernels.ops.vq_forward.triton as forward
 import uefl_kernels.ops.kmeans_step.triton as steps
 
@@ -236,7 +236,7 @@ TYPES = {"mu": "*fp32", "codes": "*fp16", "half_norms": "*fp32", "header": "*i64
          "exact": "*fp64", "codebook": "*fp32", "k": "i32", "errors": "*fp64", "counts": "*i64", "codewords": "*fp32",
          "largest": "*i64", "scales": "*fp64", "fixed": "*i64", "opened": "*i8", "sums": "*i64", "wanted": "*i32", "centres": "*fp32",
          "labels": "*i64", "squares": "*fp64", "middle": "*fp64", "weights": "*fp64", "mass_scale": "*fp64"}
-# What is wanted of a tail: nothing, all of vq, all of a step of k-means.
+# What is wanted of an epilogue: nothing, all of vq, all of a step of k-means.
 VQ = ("counts", "codes", "codewords", "quantized", "sums", "scales", "largest")
 STEP = ("counts", "sums", "scales", "middle", "weights", "mass_scale")
 TAIL = {*VQ, *STEP, "rounded", "opened", "errors"}
@@ -260,7 +260,7 @@ for name, dtype, d, architectures, wanted in (
     ("_add", "*fp32", 64, (80, 90), ()),
     ("_squares", "*fp32", 64, (80, 90), ()),
 ):
-    kernel = next(getattr(m, name) for m in (kernels, packing, tails, forward, steps) if hasattr(m, name))
+    kernel = next(getattr(m, name) for m in (kernels, packing, epilogues, forward, steps) if hasattr(m, name))
     width = packing._width(d)
     for architecture in architectures:
         config = kernels.config((architecture // 10, 0), width) if name == "_search" else kernels.config_listed(width)
@@ -272,7 +272,7 @@ for name, dtype, d, architectures, wanted in (
             absent = TAIL - {*wanted, *(("opened", "errors") if wanted else ())}
             constants |= dict.fromkeys(absent - ({"codes"} if name == "_search" else set()))
         if name == "_finish_open":
-            constants["ROWS"] = tails._OPEN_ROWS
+            constants["ROWS"] = epilogues._OPEN_ROWS
         types = TYPES | {"x": dtype, "quantized": dtype, "codes": "*fp32" if name == "_finish_open" else "*fp16"}
         if name == "_add":
             types["k"] = "i64"

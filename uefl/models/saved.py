@@ -59,7 +59,7 @@ class SavedModel:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Those that have a part of their own, a codebook or layers."""
+        """Those that have a part of their own: layers, or tensors of the algorithm."""
         return tuple(self.members[0].clients)
 
     @torch.no_grad()
@@ -77,7 +77,10 @@ class SavedModel:
         Raises:
             UserError: images of another type or shape, no such client.
 
-        Equivalent to: ``torch.stack([net(normalised, codebook).softmax(-1) for net, codebook in members]).mean(0)``
+        Equivalent to::
+
+            x = (images - mean) / std
+            torch.stack([algorithm.infer(net, x, tensors_of_client).softmax(-1) for net in networks]).mean(0)  # with the client's layers
         """
         pixels = self._pixels(images)
         if client not in (self.clients or (None,)):

@@ -17,7 +17,7 @@ struct CountingBarrier {
   std::vector<std::function<void()>> copies = {};
   Waiting waiting = {};
 
-  void settle() {
+  void complete_phase() {
     if (missing > 0 || bytes != 0) return;
     missing = arrivals;
     parity ^= 1;
@@ -25,7 +25,7 @@ struct CountingBarrier {
   }
   void copy() {
     for (const auto& one : std::exchange(copies, {})) one();
-    settle();
+    complete_phase();
   }
 };
 inline std::map<const void*, CountingBarrier> counting_barriers;
@@ -85,7 +85,7 @@ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
   if (found.missing == 0) emulation::refuse("more arrivals than the barrier counts");
   found.bytes += bytes;
   --found.missing;
-  found.settle();
+  found.complete_phase();
 }
 inline void barrier_arrive(Barrier* barrier) { barrier_arrive_expecting(barrier, 0); }
 inline void barrier_wait(Barrier* barrier, unsigned parity) {

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ..kmeans_step import reference as steps
 from ..vq_assign.triton import _halve
-from ..vq_assign.triton_tail import _fixed
+from ..vq_assign.triton_epilogue import _fixed
 from . import reference
 from .triton_seeding import Grid
 

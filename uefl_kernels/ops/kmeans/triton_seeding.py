@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..kmeans_step import reference as steps
-from ..vq_assign.triton_tail import _fixed
+from ..vq_assign.triton_epilogue import _fixed
 from . import grid
 
 _BLOCK = 1024  # rows whose potential is summed up

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..vq_assign.triton import assign
-from ..vq_assign.triton_tail import Tail
+from ..vq_assign.triton_epilogue import Epilogue
 from . import reference
 
 _ROWS = 64
@@ -52,8 +52,8 @@ def kmeans_step(
     weights = None if weights is None else weights.contiguous()
     sums = torch.zeros(k, d, dtype=torch.int64, device=x.device)
     masses = sums.new_zeros(k)
-    tail = Tail(masses, sums=sums, scales=scale.contiguous(), middle=middle.contiguous(), weights=weights, mass_scale=mass_scale)
-    labels = assign(x, centres, "l2", True, tail)[0][:, 0]
+    epilogue = Epilogue(masses, sums=sums, scales=scale.contiguous(), middle=middle.contiguous(), weights=weights, mass_scale=mass_scale)
+    labels = assign(x, centres, "l2", True, epilogue)[0][:, 0]
     inertia = middle.new_zeros(())
     if with_inertia and len(x) > 0:
         squares = middle.new_empty(len(x))

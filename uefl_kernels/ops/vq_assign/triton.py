@@ -27,8 +27,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .triton_epilogue import _ELEMENTS, _OPEN_ROWS, Epilogue, _begin, _finish, _finish_open
 from .triton_pack import _COUNT, _FIELDS, _HALF_SQUARE, _LAST, _PADDING, _RADIUS, _REST, _exponent, _field, _packed, _power, _width
-from .triton_tail import _ELEMENTS, _OPEN_ROWS, Tail, _begin, _finish, _finish_open
 
 # Columns of a row of scores that stay apart until the end: as many as the lanes of a matrix unit's row, two for each of four.
 _COLUMNS = tl.constexpr(8)
@@ -200,7 +200,7 @@ def _search(
     ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
     """indices[row, segment] = the best codeword; the outputs that are not certain go to the list of their book. With ``counts`` the
-    tail of the rows that are certain follows, and the others are marked in ``opened``."""
+    epilogue of the rows that are certain follows, and the others are marked in ``opened``."""
     program = tl.program_id(0).to(tl.int64)
     book, rows = program % books, outputs // books
     # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its segment.
@@ -320,11 +320,11 @@ def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool, 
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
     """x [..., D], codebook [K, d] | [S, K, d] -> indices [..., S] int64; the contract of ``ops/vq_assign/__init__.py``."""
-    return assign(x, codebook, metric, exact, Tail())[0]
+    return assign(x, codebook, metric, exact, Epilogue())[0]
 
 
-def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, tail: Tail) -> tuple[torch.Tensor, torch.Tensor]:
-    """indices, and what is asked for in ``tail``; parts of the sum of (x - codeword)^2 when it asks for ``quantized``."""
+def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, epilogue: Epilogue) -> tuple[torch.Tensor, torch.Tensor]:
+    """indices, and what is asked for in ``epilogue``; parts of the sum of (x - codeword)^2 when it asks for ``quantized``."""
     k, d = codebook.shape[-2:]
     s = x.shape[-1] // d
     indices = torch.empty(*x.shape[:-1], s, dtype=torch.int64, device=x.device)
@@ -343,12 +343,12 @@ def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, ta
         listed = torch.empty(outputs, dtype=torch.int64, device=x.device)
         shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, k, *strides)
         arrays = (rows, packed.mu, packed.codes, packed.half_norms, packed.header, indices, listed)
-        programs, wanted = triton.cdiv(outputs // books, first.rows) * books, tail.counts is not None
+        programs, wanted = triton.cdiv(outputs // books, first.rows) * books, epilogue.counts is not None
         later = triton.cdiv(outputs, _OPEN_ROWS) if wanted else 0
         errors = torch.zeros(programs + later if wanted else 0, dtype=torch.float64, device=x.device)
         opened = torch.empty(outputs if later else 0, dtype=torch.int8, device=x.device)
         elements = min(_ELEMENTS, 1 << (d - 1).bit_length())
-        follow = (opened, errors, *tail) if wanted else (None, None, *tail)
+        follow = (opened, errors, *epilogue) if wanted else (None, None, *epilogue)
         _search[(programs,)](
             *arrays, *shape, *follow, exact, l2, flat, d, width, *first[:3], elements, num_warps=first.warps, num_stages=first.stages
         )
@@ -359,5 +359,5 @@ def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, ta
             rows, packed.exact, packed.header, indices, listed, *shape, l2, flat, d, _SCAN, _CANDIDATES, enable_fp_fusion=False
         )
         if later:
-            _finish_open[(later,)](rows, indices, opened, errors, *tail, *shape, programs, flat, d, _OPEN_ROWS, elements)
+            _finish_open[(later,)](rows, indices, opened, errors, *epilogue, *shape, programs, flat, d, _OPEN_ROWS, elements)
     return indices, errors

@@ -1,4 +1,4 @@
-"""``vq_forward`` in Triton: the search of ``vq_assign`` with a tail (``ops/vq_assign/triton_tail.py``); and a second look at some rows.
+"""``vq_forward`` in Triton: the search of ``vq_assign`` with ``triton_epilogue.py`` behind it; and a second look at some rows.
 
 Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..vq_assign.triton import _rows, assign
-from ..vq_assign.triton_tail import Tail, _begin, _fixed
+from ..vq_assign.triton_epilogue import Epilogue, _begin, _fixed
 from . import reference
 
 # Rows and at most so many elements of a tile; not tuned on a GPU yet.
@@ -26,9 +26,9 @@ def vq_forward(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | N
     largest, fixed = counts.new_zeros(with_sums), counts.new_zeros(with_sums, d)
     quantized = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rounded = codebook.to(x.dtype) if codebook.dtype != x.dtype else None
-    sums = Tail(sums=fixed, scales=scales, largest=largest) if with_sums else Tail()
-    tail = sums._replace(counts=counts, codes=codebook, rounded=rounded, quantized=quantized)
-    indices, errors = assign(x, codebook, metric, exact, tail)
+    sums = Epilogue(sums=fixed, scales=scales, largest=largest) if with_sums else Epilogue()
+    epilogue = sums._replace(counts=counts, codes=codebook, rounded=rounded, quantized=quantized)
+    indices, errors = assign(x, codebook, metric, exact, epilogue)
     return quantized, indices, errors.sum(), counts, largest, fixed
 
 

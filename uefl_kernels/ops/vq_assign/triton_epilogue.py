@@ -1,4 +1,4 @@
-"""What follows a search for the rows of a tile as soon as their codewords are known: ``Tail`` says what is wanted.
+"""What follows a search for the rows of a tile as soon as their codewords are known: ``Epilogue`` says what is wanted.
 
 x is read again while it is in the cache, so device memory sees it once. What many programs add to is an integer, and every program has
 a place of its own for its part of the loss, so the result has the same bits at every run. Rows that the first pass is not certain of are
@@ -17,7 +17,7 @@ import triton.language as tl
 _ELEMENTS, _OPEN_ROWS = 16, 32
 
 
-class Tail(NamedTuple):
+class Epilogue(NamedTuple):
     """What is wanted, None for what is not; codewords of ``[codes]`` are those of all books."""
 
     counts: torch.Tensor | None = None
