@@ -111,7 +111,7 @@ class _Pipe(Console):
     """A console that says so when nobody reads it any more; rich ends the process without a word."""
 
     def on_broken_pipe(self) -> None:
-        """Not rich's way."""
+        """Raise the error; rich would end the process without a word."""
         raise BrokenPipeError
 
 

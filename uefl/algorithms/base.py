@@ -220,7 +220,7 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} asks its clients, and has no method 'answer'")
 
     def weight_decay(self, work: Work) -> float:
-        """Of the optimizer."""
+        """The weight decay of the optimizer."""
         return work.training.weight_decay
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:

@@ -25,7 +25,7 @@ class Centralised(Algorithm):
     trains_clients = False
 
     class Parameters(base.Parameters):
-        """Of centralised training."""
+        """Parameters of centralised training."""
 
         keep_optimizer: bool = Field(True, description="the optimizer's state lasts from round to round; `false`: made anew, as clients do")
 
@@ -41,7 +41,7 @@ class Centralised(Algorithm):
         return ServerData(pooled, None)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Also the loss of the last round; the optimizer's state comes with the first."""
+        """The state of FedAvg, and the loss of the last round; the optimizer's state comes with the first one."""
         state = super().server_state(values, buffers, net)
         state.plain["server_loss"] = None
         return state
@@ -58,5 +58,5 @@ class Centralised(Algorithm):
         state.plain["server_loss"] = taught.loss
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
-        """With the loss."""
+        """The columns of FedAvg, and the loss of the server's training."""
         return {"server_loss": state.plain["server_loss"]}

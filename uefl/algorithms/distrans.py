@@ -63,7 +63,7 @@ class DisTrans(Algorithm):
     columns: ClassVar[dict[str, str]] = {"offset_moved": "how far a client's offset has moved in its last round, in units of its length"}
 
     class Parameters(base.Parameters):
-        """Of DisTrans."""
+        """Parameters of DisTrans."""
 
         alpha: float = Field(0.2, ge=0, le=1, description="share of the offset in an image")
         offset_lr: float = Field(1e-3, ge=0, description="learning rate of the offset, by plain gradient descent; 0: it stays as drawn")

@@ -18,7 +18,7 @@ class FedAvgWide(Algorithm):
     """FedAvg, the head with as many hidden units more as hold a number of parameters; none more is FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
-        """Of the wider head."""
+        """Parameters of the wider head."""
 
         more_parameters: int = Field(
             0,

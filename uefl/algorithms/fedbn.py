@@ -17,5 +17,5 @@ class FedBN(Algorithm):
     """FedAvg of everything but batch norm."""
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """By the type of the layer, whatever its name."""
+        """Whether the layer is a batch norm by its type, whatever its name."""
         return isinstance(owner, nn.modules.batchnorm._BatchNorm)

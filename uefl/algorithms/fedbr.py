@@ -36,7 +36,7 @@ class FedBR(Algorithm):
     """FedAvg with the terms of pseudo-images; without them (``contrast = uniform = 0``) it is FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
-        """Of FedBR."""
+        """Parameters of FedBR."""
 
         contrast: float = Field(0.5, ge=0, description="mu, weight of the contrast between features of pseudo-images and of the client's")
         uniform: float = Field(1.0, ge=0, description="lambda, weight of the cross-entropy of pseudo-images with a uniform prediction")
@@ -60,7 +60,7 @@ class FedBR(Algorithm):
     # --- the server's half -----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Also the projection head."""
+        """The state of FedAvg, and the projection head."""
         state = super().server_state(values, buffers, net)
         if self._on:
             state.tensors["projection"] = FlatModule(self.projector(net)).values.detach()
@@ -86,7 +86,7 @@ class FedBR(Algorithm):
         state.tensors["pseudo"] = torch.cat(made).to(state.tensors["values"].device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """With the pseudo-images and the projection head, where the client trains."""
+        """The message of FedAvg; a client that trains also gets the pseudo-images and the projection head."""
         message = super().broadcast(state, client, turn)
         if self._on and turn.train:
             message.tensors["projection"] = state.tensors["projection"]
@@ -95,7 +95,7 @@ class FedBR(Algorithm):
         return message
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """Also of the projection head."""
+        """The averages of FedAvg, and that of the projection head."""
         own: dict[str, Mean] = {"projection": WeightedMean(state.tensors["projection"])} if self._on else {}
         return super().averages(state) | own
 
@@ -159,7 +159,7 @@ class FedBR(Algorithm):
         return features.float(), logits.float()
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """Also the projection head."""
+        """The update of FedAvg, and the projection head."""
         own = {"projection": work.memory["projection"].detach()} if self._on else {}
         return super().update(work) | own
 

@@ -34,7 +34,7 @@ class FedCR(GaussianFeatures):
     average_of = "logits"
 
     class Parameters(GaussianParameters):
-        """Of FedCR."""
+        """Parameters of FedCR."""
 
         beta: float = Field(1e-4, ge=0, description="weight of the divergence of the Gaussian of an image's class from its own")
         rate: float = Field(
@@ -59,7 +59,7 @@ class FedCR(GaussianFeatures):
     # --- the Gaussians of the classes ------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Also ``classes`` ``[2, classes, d]``: means and deviations, to begin with N(0, 1)."""
+        """The state of FedAvg, and ``classes`` ``[2, classes, d]``: means and deviations, which begin with N(0, 1)."""
         state = super().server_state(values, buffers, net)
         if self.parameters.beta > 0:
             means = torch.zeros(len(self.context.classes), self.parameters.dim)
@@ -90,7 +90,7 @@ class FedCR(GaussianFeatures):
         return "precision has negative elements" if precision is not None and bool((precision < 0).any()) else None
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """And the product."""
+        """The averages of FedAvg, and the product of the Gaussians."""
         classes = state.tensors.get("classes")
         return super().averages(state) | ({} if classes is None else {"classes": ProductOfExperts(classes, self.parameters.rate)})
 
@@ -147,7 +147,7 @@ class FedCR(GaussianFeatures):
             gradient.mul_((self.parameters.gradient_bound / gradient.norm().clamp_min(1e-12)).clamp_max(1))
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """And the sums."""
+        """The update of FedAvg, and the sums over the Gaussians."""
         return super().update(work) | (dict(zip(_SUMS, work.memory["sums"].float(), strict=True)) if self.parameters.beta > 0 else {})
 
 

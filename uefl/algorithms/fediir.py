@@ -28,7 +28,7 @@ class FedIIR(Algorithm):
     """FedAvg with the term, and an exchange of its own before each round; ``invariance = 0`` is FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
-        """Of FedIIR."""
+        """Parameters of FedIIR."""
 
         invariance: float = Field(
             1e-3, ge=0, description="gamma, weight of the squared distance between the head's gradient and the average"
@@ -43,7 +43,7 @@ class FedIIR(Algorithm):
     # --- the average gradient --------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Also ``gradient`` ``[G]``, the average, to begin with zero."""
+        """The state of FedAvg, and ``gradient`` ``[G]``, the average, which begins with zero."""
         state = super().server_state(values, buffers, net)
         if self.parameters.invariance > 0:
             state.tensors["gradient"] = torch.zeros(sum(p.numel() for p in self._parameters(net)))

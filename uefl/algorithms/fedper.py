@@ -21,7 +21,7 @@ class FedPer(Algorithm):
     """FedAvg of everything but the head, or but its last layer; with ``personal = "none"`` FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
-        """Of FedPer."""
+        """Parameters of FedPer."""
 
         personal: Literal["last", "head", "all", "none"] = Field(
             "last",
@@ -36,5 +36,5 @@ class FedPer(Algorithm):
         return net
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """By the mark that the layer has."""
+        """Whether the layer has the mark of :meth:`build_model`."""
         return getattr(owner, "personal", False) is True

@@ -20,7 +20,7 @@ class FedProx(Algorithm):
     """FedAvg with a proximal term; ``mu = 0`` is FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
-        """Of FedProx."""
+        """Parameters of FedProx."""
 
         mu: float = Field(0.01, ge=0, description="weight of half the squared distance to the model that was sent")
 

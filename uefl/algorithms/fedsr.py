@@ -29,7 +29,7 @@ class FedSR(GaussianFeatures):
     """FedAvg of Gaussian features with two terms; without them and without draws it is FedAvg of the same layers, bit for bit."""
 
     class Parameters(GaussianParameters):
-        """Of FedSR."""
+        """Parameters of FedSR."""
 
         norm_weight: float = Field(0.01, ge=0, description="weight of the mean norm of the features that are drawn")
         norm: Literal["l2", "l2sq"] = Field("l2", description="`l2`: the norm, as published; `l2sq`: its square, as the paper derives it")
@@ -54,17 +54,17 @@ class FedSR(GaussianFeatures):
         return {"class_mean": torch.zeros(shape), "class_std": torch.ones(shape), "scale": torch.tensor(_ONE)}
 
     def client_state(self, client: str) -> dict[str, torch.Tensor]:
-        """Those of the client."""
+        """The Gaussians of the classes, where they stay with each client."""
         return self._class_gaussians("local")
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Those of all clients with it."""
+        """The state of FedAvg, and the Gaussians of the classes, where all clients share them."""
         state = super().server_state(values, buffers, net)
         state.tensors |= self._class_gaussians("shared")
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Those of all clients with it."""
+        """The message of FedAvg, with the shared Gaussians."""
         message = super().broadcast(state, client, turn)
         shared = {name: state.tensors[name] for name in self._class_gaussians("shared")}
         message.tensors |= shared
@@ -72,7 +72,7 @@ class FedSR(GaussianFeatures):
         return message
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """Those of all clients with it."""
+        """The averages of FedAvg, and those of the shared Gaussians."""
         return super().averages(state) | {name: WeightedMean(state.tensors[name]) for name in self._class_gaussians("shared")}
 
     # --- the client's half -----------------------------------------------------------------------------------------

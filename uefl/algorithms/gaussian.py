@@ -18,7 +18,7 @@ from .base import Algorithm, ModelSpec
 
 
 class GaussianParameters(base.Parameters):
-    """Of Gaussian features."""
+    """Parameters of Gaussian features."""
 
     dim: int = Field(512, ge=1, le=65_536, description="features between encoder and head, each a Gaussian")
     stochastic: bool = Field(True, description="draw the features from their Gaussians; `false`: take the means")

@@ -25,7 +25,7 @@ class Scaffold(Algorithm):
     """FedAvg with control variates; ``correction = 0`` and ``global_step = 1`` are FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
-        """Of SCAFFOLD."""
+        """Parameters of SCAFFOLD."""
 
         global_step: float = Field(1.0, gt=0, description="the server's step size: the share of the way to the clients' mean that it goes")
         correction: float = Field(1.0, ge=0, le=1, description="weight of the correction c - c_k; 0: none, as with FedAvg")
@@ -33,13 +33,13 @@ class Scaffold(Algorithm):
     # --- the server's half -----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Also c, zero at first."""
+        """The state of FedAvg, and c, which begins with zero."""
         state = super().server_state(values, buffers, net)
         state.tensors["control"] = torch.zeros_like(values)
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """With c, where the client trains."""
+        """The message of FedAvg; a client that trains also gets c."""
         message = super().broadcast(state, client, turn)
         if turn.train:
             message.tensors["control"] = state.tensors["control"]
@@ -51,7 +51,7 @@ class Scaffold(Algorithm):
         state.scratch["share"] = len(turn.participants) / len(self.context.clients)
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """Also of the changes of the c_k."""
+        """The averages of FedAvg, and that of the changes of the c_k."""
         return super().averages(state) | {"control": WeightedMean(torch.zeros_like(state.tensors["control"]))}
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:

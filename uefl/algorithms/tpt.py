@@ -43,7 +43,7 @@ class TPT(Algorithm):
     }
 
     class Parameters(base.Parameters):
-        """Of the terminal phase."""
+        """Parameters of the terminal phase."""
 
         threshold: float = Field(0.999, gt=0, le=1, description="training accuracy, over all clients, from which on the phase has begun")
         extra: float = Field(1.0, ge=0, description="iterations to go on for, in units of those before the phase began")
@@ -64,7 +64,7 @@ class TPT(Algorithm):
     # --- the server's half -----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Also the iterations before the phase, and the clients' accuracies when it began."""
+        """The state of FedAvg, the iterations before the phase, and the clients' accuracies when it began."""
         state = super().server_state(values, buffers, net)
         state.plain = {"features": _linear(net)[-1].in_features, "start": None, "start_accuracy": {}}
         return state
@@ -118,7 +118,7 @@ class TPT(Algorithm):
 
     @torch.no_grad()
     def answer(self, work: Work) -> dict[str, torch.Tensor]:
-        """Of the training images, with dropout off and the running statistics of batch norm."""
+        """Measure the training images, with dropout off and the running statistics of batch norm."""
         work.net.eval()
         features, logits = _features(work)
         labels, layer = work.train.labels, _linear(work.net)[-1]

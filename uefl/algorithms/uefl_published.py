@@ -105,7 +105,7 @@ class PublishedUEFL(Quantised):
         state.scratch |= {"first": turn.trained == 0, "later": turn.iteration > 0}
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
-        """With the size of the codebook that the silo sees."""
+        """The columns of the client's codebook: its size."""
         new = turn.trained == 1 and client in state.plain["uncertain"]
         return {"codewords": len(self.visible(state, client, turn)), "extended": new}
 

@@ -30,7 +30,7 @@ class VHL(Algorithm):
     """FedAvg on real and virtual images; ``virtual_batch = 0`` is FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
-        """Of VHL."""
+        """Parameters of VHL."""
 
         virtual_batch: int = Field(128, ge=0, description="virtual images in a step, at most as many as real ones; 0: none, as with FedAvg")
         virtual_per_class: int = Field(200, ge=1, le=100_000, description="virtual images of each class")

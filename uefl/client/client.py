@@ -164,7 +164,7 @@ class Client:
         return Work(self.name, self._data(), self._workspace, message, seed, round, generator, private)
 
     def _algorithm(self, work: Work) -> Algorithm:
-        """With the seed of the member of an ensemble."""
+        """The algorithm, with the seed of the member of an ensemble."""
         return self._workspace.algorithm.bound(replace(self._workspace.context, seed=work.seed))
 
     def _seed(self, work: Work, *purpose: str) -> None:

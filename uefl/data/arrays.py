@@ -142,7 +142,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _bytes(images: Any, where: str) -> tuple[torch.Tensor, bool]:
-    """As uint8 on the CPU, and whether they were floats."""
+    """The images as uint8 on the CPU, and whether they were floats."""
     tensor = torch.as_tensor(images).detach().cpu()
     if tensor.dtype == torch.uint8:
         return tensor, False

@@ -85,7 +85,7 @@ class Data(BaseModel):
 
     @property
     def path(self) -> Path | None:
-        """Of the user's own data; None for a data set that goes by its name, whatever lies in the working folder."""
+        """The path of the user's own data; None for a data set that goes by its name, whatever lies in the working folder."""
         return None if self.source in SOURCES else Path(self.source).expanduser()
 
     def table(self) -> dict[str, Any]:

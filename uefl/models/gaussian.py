@@ -47,7 +47,7 @@ class GaussianNet(nn.Module):
         self.head = nn.Linear(dim, last.out_features)
 
     def distribution(self, images: torch.Tensor) -> Gaussian:
-        """Of the features of images ``[B, C, H, W]``, normalised."""
+        """The Gaussians of the features of images ``[B, C, H, W]``, normalised."""
         tokens = self.encoder(images).permute(0, 2, 3, 1)  # as Net flattens them, free of a copy in channels-last memory
         mean, std = self.gaussian(self.hidden(tokens.flatten(1))).float().chunk(2, 1)
         return Gaussian(mean, nn.functional.softplus(std))

@@ -1,4 +1,4 @@
-"""From pixels to what a network sees."""
+"""The mean and the deviation by which pixels are normalised."""
 
 from __future__ import annotations
 

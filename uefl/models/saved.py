@@ -59,7 +59,7 @@ class SavedModel:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Those that have a part of their own: layers, or tensors of the algorithm."""
+        """The clients that have a part of their own: layers, or tensors of the algorithm."""
         return tuple(self.members[0].clients)
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class SavedModel:
         return torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members]).mean(0)
 
     def _logits(self, member: Member, x: torch.Tensor, client: str | None) -> torch.Tensor:
-        """With the client's layers in their places, for this call."""
+        """The logits of one member, with the client's layers put in their places for this call."""
         own = member.clients[client] if client is not None else {}
         weights = member.net.state_dict()
         before = {name: weights[name].clone() for name in own if name in weights}

@@ -87,7 +87,7 @@ class Run:
         return {arm: findings for arm, findings in found.items() if findings is not None}
 
     def mean(self, arm: str, key: str) -> float | None:
-        """Of one metric over the clients at the last round of an arm; None: it was not measured there."""
+        """The mean of one metric over the clients at the last round of an arm; None: it was not measured there."""
         lines = self.of(arm)
         return _mean([r for r in lines if r["round"] == lines[-1]["round"]], key)
 

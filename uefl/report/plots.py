@@ -196,7 +196,7 @@ class Level(NamedTuple):
 
 
 def _levels(run: Run, key: str, arm: str) -> list[Level]:
-    """Those that the algorithm of an arm has in the plot of a metric; an iteration has one where its last round has the number."""
+    """The levels that the algorithm of an arm has in the plot of a metric; an iteration has one where its last round has the number."""
     found = []
     for name, (metric, about) in run.algorithms[arm].levels.items():
         ends = {r["iteration"]: (r["round"], r[name]) for r in run.of(arm) if metric == key and r.get(name) is not None}

@@ -30,13 +30,13 @@ class Table:
     """what the terminal shows below it"""
 
     def markdown(self) -> str:
-        """As a Markdown table, without the title."""
+        """The table in Markdown, without its title."""
         rule = [":--"] + ["--:" if self.numeric else ":--"] * (len(self.header) - 1)
         lines = [self.header, rule, *([inert(cell) for cell in row] for row in self.rows)]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
     def html(self) -> str:
-        """As an HTML table, without the title."""
+        """The table in HTML, without its title."""
         head = "".join(f"<th scope=col>{escape(name)}</th>" for name in self.header)
         rows = [f"<tr><th scope=row>{escape(row[0])}</th>{_cells(row[1:])}</tr>\n" for row in self.rows]
         return f"<div class=scroll><table{' class=numbers' if self.numeric else ''}>\n<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
@@ -57,7 +57,7 @@ class Table:
         return made
 
     def _width(self, column: int) -> int:
-        """That of the longest cell or of the header."""
+        """The width of the longest cell, or of the header."""
         from rich.cells import cell_len
 
         return max(cell_len(row[column]) for row in (self.header, *self.rows))

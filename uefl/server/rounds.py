@@ -333,7 +333,7 @@ class Arm:
     # --- the result ------------------------------------------------------------------------------------------------
 
     def networks(self, workspace: Workspace) -> list[tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]]:
-        """Of each member: weights by name, private ones as the mean of the clients'; and what belongs to each client, by name."""
+        """The weights of each member by name, private ones as the mean of the clients', and what belongs to each client."""
         names, networks = workspace.private_names(), []
         for algorithm, state, private, reference in zip(self.members, self.states, self.private, self._references(), strict=True):
             model = {name: state.tensors[name] for name in ("values", "buffers")}
@@ -391,7 +391,7 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _written(state: State) -> State:
-    """With its plain values through JSON and back, so that their types are the same with and without a checkpoint."""
+    """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint."""
     state.plain = json.loads(json.dumps(state.plain))
     return state
 

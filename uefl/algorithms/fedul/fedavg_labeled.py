@@ -20,7 +20,7 @@ class FedAvgLabeled(OnSets):
     """The upper bound of learning from sets."""
 
     class Parameters(Labeled):
-        """Of labeled clients."""
+        """Parameters of labeled clients."""
 
         share: float = Field(1.0, gt=0, le=1, description="share of its images that a client trains on, the same in every round")
 

@@ -52,7 +52,7 @@ class FedLLP(OnSets):
         yield from (members[m] for m in torch.randperm(len(members)).tolist() if len(members[m]) > 1)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Of one set."""
+        """The loss of one set."""
         offsets = torch.tensor([0, len(batch.positions)], device=batch.images.device)
         target = work.sets.priors[batch.labels[:1]].float().clamp(1e-7, 1 - 1e-7)
         loss: torch.Tensor = uefl_kernels.set_proportion_loss(work.logits(batch.images), offsets, target).mean()

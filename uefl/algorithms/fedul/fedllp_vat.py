@@ -23,7 +23,7 @@ class FedLLPVAT(FedLLP):
     """FedLLP with a smoothness term, whose weight grows over the first 20 epochs."""
 
     class Parameters(SetParameters):
-        """Of virtual adversarial training."""
+        """Parameters of virtual adversarial training."""
 
         vat_weight: float = Field(5e-4, ge=0, description="final weight of the smoothness term, reached within 20 epochs")
         vat_xi: float = Field(1.0, gt=0, description="length of the probing step")
@@ -31,7 +31,7 @@ class FedLLPVAT(FedLLP):
         vat_legacy_ramp: bool = Field(False, description="the weight starts anew every epoch, as in the published code")
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Of one set, plus the weighted smoothness of the predictions around its images."""
+        """The loss of one set, plus the weighted smoothness of the predictions around its images."""
         if self.parameters.vat_weight == 0:  # FedLLP bit for bit
             return super().loss(work, batch)
         sets = len(work.sets.priors)

@@ -26,7 +26,7 @@ class FedUL(OnSets):
     ops = ("transition_nll",)
 
     class Parameters(Labeled):
-        """Of FedUL."""
+        """Parameters of FedUL."""
 
         server: Literal["none", "finetune", "blend"] = Field(
             "none",
@@ -71,7 +71,7 @@ class FedUL(OnSets):
         work.memory |= {"matrix": matrix, "marginal": matrix.logsumexp(0)}
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Of the network's logits against the sets."""
+        """The loss of the network's logits against the sets."""
         legacy = self.parameters.loss == "legacy_double_softmax"
         kernel = uefl_kernels.transition_double_softmax if legacy else uefl_kernels.transition_nll
         loss: torch.Tensor = kernel(

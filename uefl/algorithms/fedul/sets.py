@@ -21,7 +21,7 @@ from ..base import Algorithm, Record, State
 
 
 class SetParameters(base.Parameters):
-    """Of every algorithm on unlabeled sets."""
+    """Parameters of every algorithm on unlabeled sets."""
 
     client_weights: Literal["uniform", "examples"] = Field("uniform", description="weights of the clients in the average")
     global_step: float = Field(1.0, gt=0, description="the server's step size: the share of the way to the clients' mean that it goes")
@@ -85,7 +85,7 @@ class OnSets(Algorithm):
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Also what the server measured in the last round, and the best model so far."""
+        """The state of FedAvg, what the server measured in the last round, and the best model so far."""
         state = super().server_state(values, buffers, net)
         outcome = {"aggregate_accuracy": None, "validation_accuracy": None, "server_loss": None}
         state.plain = {"outcome": outcome, "best_accuracy": -1.0}
@@ -107,7 +107,7 @@ class OnSets(Algorithm):
         return False
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
-        """With what the server measured of the same model."""
+        """The columns of FedAvg, and what the server measured of the same model."""
         return dict(state.plain["outcome"])
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:

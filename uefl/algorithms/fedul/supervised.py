@@ -20,7 +20,7 @@ class Supervised(OnSets):
     trains_clients = False
 
     class Parameters(Labeled):
-        """Of a server that learns alone."""
+        """Parameters of a server that learns alone."""
 
         server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
 

@@ -47,7 +47,7 @@ class Quantised(Algorithm):
 
     @property
     def quantizer(self) -> Quantizer:
-        """As the parameters say."""
+        """The quantiser that the parameters ask for."""
         return Quantizer(self.parameters.commitment)
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
@@ -145,7 +145,7 @@ class Quantised(Algorithm):
         return total
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """Also the codebook, and how it was used."""
+        """The update of FedAvg, the codebook, and how often its codewords were used."""
         sent = super().update(work)
         if "moving" in work.memory:
             sent["moving"] = work.memory["moving"]

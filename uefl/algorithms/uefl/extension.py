@@ -1,4 +1,4 @@
-"""Whose codebook grows."""
+"""Which clients get further codewords: the threshold of the entropy, draws, and what the user is told of them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from .. import base
 
 
 class Codebook(base.Parameters):
-    """Of a quantiser between encoder and head, and of the threshold."""
+    """Parameters of a quantiser between encoder and head, and of the threshold."""
 
     codewords: int = Field(32, ge=1, le=2**20, description="size of the shared codebook, and of every extension")
     segments: int = Field(
@@ -25,7 +25,7 @@ class Codebook(base.Parameters):
 
 
 class Parameters(Codebook):
-    """Of UEFL. The defaults are the published method's; what departs from it is off."""
+    """Parameters of UEFL. The defaults are the published method's; what departs from it is off."""
 
     # who is extended, and with what
     extend: Literal["uncertain", "random", "all", "none"] = Field(

@@ -29,13 +29,13 @@ class UEFL(Quantised):
 
     @property
     def quantizer(self) -> Quantizer:
-        """As the parameters say."""
+        """The quantiser that the parameters ask for."""
         p = self.parameters
         stage = p.codewords if p.extension == "residual" else 0
         return Quantizer(p.commitment, p.search, p.estimator, stage, p.segment_codebooks, p.codebook_lr, p.ema_decay)
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Also, the codebook is there when the first iteration ends."""
+        """Refuse also a codebook that is not there yet when the first iteration ends."""
         super().check(federation, arm, net)
         after, first = self.parameters.codebook_after, self.context.training.rounds[0]
         if after > first:
@@ -206,7 +206,7 @@ class UEFL(Quantised):
             state.tensors[f"moving.{i}"] = torch.where(moved, state.tensors[f"moving.{i}"], averages)
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
-        """With the size of the client's codebook, and whether it has just grown."""
+        """The size of the client's codebook, and whether it has just grown."""
         size = self.visible(state, client).shape[:-1].numel()
         return {"codewords": size, "extended": client in state.plain["extended"]}
 

@@ -134,7 +134,7 @@ def from_table(value: Any) -> Any:
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Of the draws of a partition."""
+    """The generator for the draws of a partition."""
     return np.random.default_rng(derive(seed, "partition"))
 
 
