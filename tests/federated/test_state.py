@@ -50,6 +50,32 @@ def test_counters_do_not_change_what_is_averaged():
     assert finish(make(cfg, Grower())) == finish(make(cfg, None))
 
 
+def test_no_method_of_the_server_s_half_gets_private_state():
+    seen = []
+
+    class Curious(Grower):
+        def prepare(self, state, turn):
+            message = super().broadcast(state, "silo-0", turn)
+            message.expects = {}
+            seen.extend(turn.ask({"silo-0": message}))
+
+        def answer(self, work):
+            return {}
+
+        def unsound(self, message, reply):
+            seen.extend((message, reply))
+
+        def add(self, state, averages, update):
+            seen.append(update)
+            super().add(state, averages, update)
+
+    one = make(settings("fedavg", rounds=[2]), Curious())
+    finish(one)
+    assert len(seen) == 3 + 2 * 3 * 3
+    assert not any(part.private for part in seen)
+    assert all("seen" in own for own in one.private[0].values())
+
+
 class Drawer(Algorithm):
     """Draws from torch's generator in every method of both halves that the frame calls."""
 

@@ -250,7 +250,7 @@ class Arm:
                 after = self.private[i][reply.client] = _copied(reply.private)
                 if any(name not in before or not torch.equal(before[name], tensor) for name, tensor in after.items()):
                     self.have_trained = sorted({*self.have_trained, reply.client})  # what it is measured with is its own now
-            yield reply
+            yield replace(reply, private={})
 
     # --- replies ---------------------------------------------------------------------------------------------------
 
@@ -268,14 +268,15 @@ class Arm:
         for name in sorted(reply.tensors.keys() - message.expects.keys()):  # it may be under the number of no member
             return f"it sends {name}, which was not asked for"
         for i, (algorithm, asked, answer) in enumerate(zip(self.members, split(message), self._parts(reply), strict=True)):
-            reason = refusal(answer, asked, self.run.max_update_norm) or algorithm.unsound(asked, answer)
+            reason = refusal(answer, asked, self.run.max_update_norm)
+            reason = reason or algorithm.unsound(replace(asked, private={}, reference={}), replace(answer, private={}))
             if reason is not None:
                 return reason if len(self.members) == 1 else f"member {i}: {reason}"
         return None
 
     def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
         for i, part in enumerate(self._parts(reply)):
-            self.members[i].add(self.states[i], averages[i], part)
+            self.members[i].add(self.states[i], averages[i], replace(part, private={}))
             self.private[i][reply.client] = _copied(part.private)
 
     def _moved(self, client: str) -> dict[str, int]:
