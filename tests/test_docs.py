@@ -5,7 +5,9 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import itertools
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 import uefl_kernels
 import uefl_kernels.metrics
 import uefl_kernels.nn
+from uefl import config
 
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
@@ -46,6 +49,15 @@ def test_examples_of_the_reference_give_what_they_show(page):
 )
 def test_python_of_the_guides_runs_alone(page, number):
     exec(blocks(page, "python")[number], {})
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_runs_that_a_page_names_can_be_configured(page):
+    for command in re.findall(r"\buefl train [a-z][^\n`;#|)]*", page.read_text(encoding="utf-8")):
+        _, _, source, *options = shlex.split(command)
+        settings = [value for option, value in itertools.pairwise(options) if option == "--set" and "$" not in value]
+        if not source.endswith(".toml"):
+            config.load(source, settings)
 
 
 def test_every_public_name_has_an_entry_and_an_example():
