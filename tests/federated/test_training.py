@@ -1,0 +1,49 @@
+"""The step loop of a client: its optimizers are those of torch, its budget is in epochs or in steps."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.federated.algorithms.test_local import alone
+from tests.federated.tiny import arm, federation, settings, values
+from uefl.algorithms.base import Algorithm
+
+OPTIMIZERS = {
+    "adam": ({"weight_decay": 0.1}, torch.optim.Adam),
+    "adamw": ({"weight_decay": 0.1}, torch.optim.AdamW),
+    "sgd": ({"weight_decay": 0.1, "momentum": 0.9}, torch.optim.SGD),
+}
+
+
+class Linear(Algorithm):
+    """A network of one layer."""
+
+    def build_model(self, spec):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, spec.classes))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_round_of_one_client_is_a_plain_loop_of_torch(name):
+    keys, optimizer = OPTIMIZERS[name]
+    fed = alone(federation(), 0)
+    one, room, _ = arm(settings("fedavg", optimizer=name, lr=0.05, batch_size=1000, local_steps=3, **keys), fed, algorithm=Linear())
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    nn.utils.vector_to_parameters(values(one).clone(), net.parameters())
+    train = fed.silos[0].load().train
+    plain = optimizer(net.parameters(), lr=0.05, **keys)
+    for _ in range(3):
+        plain.zero_grad()
+        nn.functional.cross_entropy(net(room.normalize(train.images)), train.labels).backward()
+        plain.step()
+    before = values(one).clone()
+    one.turn()
+    assert torch.allclose(values(one), nn.utils.parameters_to_vector(net.parameters()), atol=1e-5)
+    assert not torch.allclose(values(one), before, atol=1e-2)
+
+
+@pytest.mark.parametrize(("keys", "steps"), [({"local_epochs": 2}, 2 * 3), ({"local_steps": 5}, 5), ({"local_steps": 2}, 2)])
+def test_the_budget_is_in_epochs_or_in_steps(keys, steps):
+    fed = alone(federation(sizes=(48, 48, 48)), 0)
+    one = arm(settings("fedavg", batch_size=16, **keys), fed, algorithm=Linear())[0]
+    one.turn()
+    assert one.last["silo-0"]["steps"] == steps
