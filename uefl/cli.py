@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
 _TERMINATED = 128 + signal.SIGTERM
+_NOBODY_READS = 128 + signal.SIGPIPE
 _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
 
@@ -45,6 +46,9 @@ def _in_a_line() -> Iterator[None]:
     except (UserError, RunError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+    except BrokenPipeError:  # `uefl presets | head`
+        _write_to_nobody()
+        raise typer.Exit(_NOBODY_READS) from None
     except OSError as error:  # a folder that cannot be written, a full disk, a download without a network
         where = f"{error.filename}: " if error.filename else ""
         typer.echo(f"error: {where}{error.strerror or error}", err=True)
@@ -186,6 +190,12 @@ def train(
         again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
         again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
         raise _ended(end, folder, f"uefl train --resume {folder}{''.join(again)}") from None
+    except OSError as error:  # a full disk
+        if (folder / "summary.json").is_file() or not (folder / "config.toml").is_file():
+            raise
+        raise RunError(
+            f"{error.strerror or error} while the run was written to {folder}; it can go on: uefl train --resume {folder}"
+        ) from None
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
@@ -242,8 +252,7 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
     what = "interrupted"
     if isinstance(end, BrokenPipeError):
         what = "the output was closed"
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes nowhere
+        _write_to_nobody()
     if (folder / "summary.json").is_file():
         advice = f"; the run is finished: uefl report {folder}"
     else:
@@ -251,6 +260,12 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
     with suppress(OSError):  # stderr may be the same pipe
         typer.echo(f"{what}{advice}", err=True)
     return typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130)
+
+
+def _write_to_nobody() -> None:
+    """What Python flushes at its end goes nowhere."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()

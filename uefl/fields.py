@@ -63,7 +63,7 @@ def _refused(error: ValidationError, place: str, keys: Iterable[str], homes: Hom
         .replace("a tuple", "a list, as in [1]")
         .replace("tuple", "list")
     )
-    got = "" if found["type"] == "value_error" else f"; got {shown(found['input'])}"
+    got = "" if found["type"] in ("value_error", "missing") else f"; got {shown(found['input'])}"
     return UserError(f"key {key!r}: {message}{got}")
 
 

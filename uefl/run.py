@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,7 +101,7 @@ def train(
         RunError: the run ended early, e.g. because the model diverged; the folder holds the rounds until then.
     """
     where = chosen_device(device)
-    cfg = _absolute(cfg)
+    cfg = cfg.absolute()
     _check_free(out)
     run = _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
     try:
@@ -150,14 +149,6 @@ def resume(
         if "made_with" in plain:
             cfg = cfg.with_run(threads=plain["made_with"]["threads"])
         return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(tensors, plain)
-
-
-def _absolute(cfg: Config) -> Config:
-    """The user's own data, to be found again from any folder."""
-    path = cfg.data.path
-    if path is None or not path.exists():
-        return cfg
-    return replace(cfg, data=cfg.data.model_copy(update={"source": str(path.resolve())}))
 
 
 def _check_free(out: Path) -> None:

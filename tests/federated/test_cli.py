@@ -130,6 +130,23 @@ def test_errors_of_a_run_have_their_exit_code_and_no_traceback(fake_run, error, 
     assert (result.exit_code, result.stderr) == (code, f"error: {error}\n")
 
 
+def test_a_full_disk_is_named_and_says_how_to_go_on(fake_run, tmp_path):
+    fake_run.fails = OSError(28, "No space left on device")
+    result = runner.invoke(app, ["train", "demo"])
+    assert (result.exit_code, result.stderr) == (2, "error: No space left on device\n")
+    run_folder.write(tmp_path / "runs/demo", finished=False)
+    result = runner.invoke(app, ["train", "demo"])
+    why = "No space left on device while the run was written to runs/demo; it can go on: uefl train --resume runs/demo"
+    assert (result.exit_code, result.stderr) == (1, f"error: {why}\n")
+
+
+def test_a_list_that_nobody_reads_to_its_end_ends_without_a_word():
+    command = f"{sys.executable} -m uefl presets | head -1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (result.stderr, result.stdout.count("\n")) == ("", 1)
+    assert result.returncode in (0, 141)  # 0 where the pipe took all of it at once
+
+
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "before-it-began"])
 def test_ctrl_c_says_how_to_go_on(fake_run, tmp_path, begun):
     fake_run.fails = KeyboardInterrupt()

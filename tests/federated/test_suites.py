@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,11 @@ def test_a_job_has_one_arm_and_one_seed(tmp_path: Path) -> None:
         (TINY + "[cases.more]\nmodel.widht = 3", "case 'more': unknown key 'widht' in [model] (did you mean 'width'?)"),
         (TINY + "[cases.more]\ncolour = 3", "unknown key 'colour'"),
         ("= 3", "is not valid TOML"),
+        ("", "key 'bad.against': Field required"),
+        (TINY.replace('against = "fedavg"', 'against = "fedvag"'), "key 'against': no case has an arm 'fedvag'; there are fedavg, uefl"),
+        (TINY + '[cases."../away"]', "key 'cases': '../away' names a folder; expected up to 40 letters"),
+        (TINY + '[cases.more]\narms = ["fedvag"]', "case 'more': key 'arms.fedvag': no algorithm 'fedvag'"),
+        (TINY + "[cases.more]\narms = 3", "case 'more': key 'arms'"),
     ],
 )
 def test_a_suite_that_is_none_is_refused_in_a_line(text: str, message: str, tmp_path: Path) -> None:
@@ -100,6 +106,30 @@ def test_a_suite_that_is_none_is_refused_in_a_line(text: str, message: str, tmp_
         suite.load(str(tmp_path / "bad.toml")).configs("cpu")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_suite_of_ones_own_is_as_large_as_it_says(tmp_path: Path) -> None:
+    """The example of docs/suites.md."""
+    text = Path("docs/suites.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    (tmp_path / "mine.toml").write_text(text)
+    own = suite.load(str(tmp_path / "mine.toml"))
+    assert own.about == "FedAvg and UEFL with few and many images"
+    assert [cfg.data.train_per_client for cfg in own.configs("cpu").values()] == [100, 400]
+    assert own.configs("cpu") == own.configs("paper")
+
+
+def test_a_case_picks_arms_by_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(TINY + '[cases.one]\narms = ["uefl"]\n')
+    (arm,) = suite.load(str(tmp_path / "mine.toml")).configs("cpu")["one"].arms.values()
+    assert arm.parameters.codewords == 4
+
+
+def test_data_of_ones_own_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run folder keeps the whole path, which is compared when the suite goes on."""
+    (tmp_path / "silos").mkdir()
+    (tmp_path / "mine.toml").write_text('against = "fedavg"\n[cases.a]\nbase = "own-silos"\ndata.source = "silos"\n')
+    monkeypatch.chdir(tmp_path)
+    assert suite.load("mine.toml").configs("cpu")["a"].data.source == str(tmp_path / "silos")
 
 
 def test_an_unknown_suite_names_the_nearest_one() -> None:
@@ -138,6 +168,13 @@ def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").read_text().count("data:image/png") == 3
     numbers = json.loads((tmp_path / "out" / "results.json").read_text())
     assert numbers["cases"]["few"]["uefl"]["accuracy"] == {str(seed): pytest.approx(0.6) for seed in range(3)}
+
+
+def test_a_measure_that_no_run_has_is_said(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    unknown = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "acuracy", "usage")}))
+    assert report.table(unknown).rows[0][-2:] == ["-", "-"]
+    assert report.content(unknown, []).warnings == ["no run has the measure 'acuracy'", "no run has the measure 'usage'"]
 
 
 def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:

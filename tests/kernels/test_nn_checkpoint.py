@@ -80,6 +80,20 @@ def test_a_graph_that_is_kept_can_be_run_again():
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
+def test_a_batch_with_nan_whose_backward_pass_never_came():
+    """As training loops skip it: the next batch is not taken for it."""
+    plain = Model(LAYERS["averages"])
+    model = copy.deepcopy(plain)
+    broken, gradients = normal(30, 8).index_fill(0, torch.tensor([3]), torch.nan), []
+    for call in (plain, lambda x: checkpoint(model, x, use_reentrant=False)):
+        call(broken)
+        x = normal(30, 8, seed=1).requires_grad_()
+        quantized, loss = call(x)
+        (quantized.square().sum() + loss).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
 def test_nothing_is_remembered_without_a_checkpoint():
     model = Model(LAYERS["averages"])
     list(run(model, lambda m, x: m(x)))

@@ -10,6 +10,7 @@ import copy
 
 import pytest
 import torch
+import torch._inductor.config
 from torch.utils.checkpoint import checkpoint
 
 from uefl_kernels import vq, vq_with_sums
@@ -72,6 +73,20 @@ def test_residual_quantisers():
     torch.manual_seed(0)
     rvq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=6, threshold_ema_dead_code=1, rotation_trick=True)
     same(rvq, copy.deepcopy(rvq))
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+def test_beams_whose_codewords_are_updated_behind_the_search(rotation):
+    torch.manual_seed(0)
+    rvq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=16, beam_size=2, decay=0.5, rotation_trick=rotation)
+    same(rvq, copy.deepcopy(rvq))
+
+
+def test_drawn_codewords():
+    """The mode that draws in a graph what plain PyTorch draws."""
+    options = {"stochastic_sample_codes": True, "straight_through": True, "rotation_trick": False, "decay": 0.5}
+    with torch._inductor.config.patch(fallback_random=True):
+        same(layer(**options), layer(**options))
 
 
 def test_kmeans_of_the_first_batch():

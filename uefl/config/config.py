@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ..data.settings import Data
 
 SECTIONS = ("run", "data", "model", "training")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+"""of what files and folders are named after"""
 _PRETRAINED = ("vgg16_bn", "resnet18", "resnet18_nopool")
 _WITHOUT_WIDTH = (*_PRETRAINED, "given")
 _OWN_HEAD = ("cnn5x5", "resnet18_nopool", "given")
@@ -72,6 +73,13 @@ class Config:
     def with_run(self, **keys: Any) -> Config:
         """The same configuration with other values in the section ``[run]``, which are not checked."""
         return replace(self, run=self.run.model_copy(update=keys))
+
+    def absolute(self) -> Config:
+        """The same configuration with the user's own data, where they are there, named as any working folder finds them."""
+        path = self.data.path
+        if path is None or not path.exists():
+            return self
+        return replace(self, data=self.data.model_copy(update={"source": str(path.resolve())}))
 
 
 def from_toml(text: str) -> Config:
@@ -117,7 +125,7 @@ def arms(table: Any) -> dict[str, Arm]:
         raise UserError(f"key 'arms': expected at least one table [arms.NAME]; the algorithms are {names}")
     made: dict[str, Arm] = {}
     for name, keys in table.items():
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise UserError(f"key 'arms': {shown(name)} names files of the run; expected up to 40 letters, digits, '.', '_' and '-'")
         if not isinstance(keys, dict):
             raise UserError(f"key 'arms.{name}': expected a table of parameters, got {shown(keys)}")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..errors import UserError
-from .net import Head, Net
+from .net import Head, Net, as_tokens
 
 
 class Gaussian(NamedTuple):
@@ -41,14 +41,14 @@ class GaussianNet(nn.Module):
         if not isinstance(net, Net) or not isinstance(net.head, Head):
             raise UserError("Gaussian features need encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
         first, last = net.head.fc1, net.head.fc2
-        self.encoder = net.encoder
+        self.encoder, self.pooled = net.encoder, net.pooled
         self.hidden = nn.Sequential(first, nn.GELU()) if hidden else nn.Identity()
         self.gaussian = nn.Linear(first.out_features if hidden else first.in_features, 2 * dim)
         self.head = nn.Linear(dim, last.out_features)
 
     def distribution(self, images: torch.Tensor) -> Gaussian:
         """The Gaussians of the features of images ``[B, C, H, W]``, normalised."""
-        tokens = self.encoder(images).permute(0, 2, 3, 1)  # as Net flattens them, free of a copy in channels-last memory
+        tokens = as_tokens(self.encoder(images), self.pooled)
         mean, std = self.gaussian(self.hidden(tokens.flatten(1))).float().chunk(2, 1)
         return Gaussian(mean, nn.functional.softplus(std))
 

@@ -99,6 +99,11 @@ class TokenNet(nn.Module):
         return self.classify(self.tokens(images))
 
 
+def as_tokens(features: torch.Tensor, pooled: bool) -> torch.Tensor:
+    """The map [B, D, H', W'] of an encoder as tokens [B, H', W', D], or their mean [B, 1, 1, D]."""
+    return (features.mean((2, 3), keepdim=True) if pooled else features).permute(0, 2, 3, 1)
+
+
 class Net(TokenNet):
     """Encoder and head; the codebook is not a parameter here, because each client sees one of its own.
 
@@ -138,10 +143,7 @@ class Net(TokenNet):
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
         """images [B, C, H, W], normalised -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in channels-last memory."""
-        features: torch.Tensor = self.encoder(images)
-        if self.pooled:
-            features = features.mean((2, 3), keepdim=True)
-        return features.permute(0, 2, 3, 1)
+        return as_tokens(self.encoder(images), self.pooled)
 
     def classify(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [B, H', W', D], quantised or not -> logits [B, classes]."""

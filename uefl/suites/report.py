@@ -26,12 +26,12 @@ _CONFIDENCE = 0.95
 _COLUMNS = 3  # of panels
 _LEGEND = (
     "Mean ± sample deviation over the seeds; accuracy is the mean of a run's last four rounds, everything else is of its last round. "
-    "The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean (Student's t). The paper's numbers "
-    "are of one run each, without a deviation."
+    "The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean (Student's t)."
 )
+_PAPER = "The paper's numbers are of one run each, without a deviation."
 _CPU = (
-    "This is the scale `cpu`: smaller networks, fewer images and rounds than the paper's, which the paper's numbers cannot be expected of. "
-    "`--scale paper` is the paper's own."
+    "This is the scale `cpu`: smaller networks, fewer images and rounds, of which the numbers of the full size cannot be expected. "
+    "`--scale paper` is the full size."
 )
 
 
@@ -121,13 +121,17 @@ def table(result: Result) -> Table:
 def content(result: Result, pictures: list[Picture]) -> Content:
     """The whole report."""
     runs = sum(map(len, result.runs.values()))
+    cases = result.suite.cases.values()
     blocks: list[Block] = [table(result), _LEGEND.format(against=result.suite.against)]
-    if result.scale == "cpu":
+    if any(case.paper for case in cases):
+        blocks.append(_PAPER)
+    if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
         blocks.append(_CPU)
     sections = [Section("", blocks), *([Section("Curves", list(pictures))] if pictures else [])]
     if result.missing:
         sections.append(Section("Not there", [[f"{place}: {why}" for place, why in result.missing.items()]]))
     warnings = [f"{count(len(result.missing), 'run')} of {runs + len(result.missing)} are not there; see the end"] if result.missing else []
+    warnings += [f"no run has the measure {measure!r}" for measure in _absent(result)]
     return Content(f"Suite {result.suite.name}, scale {result.scale}", warnings, sections)
 
 
@@ -147,11 +151,18 @@ def _differences(result: Result, case: str, arm: str, measure: str) -> list[floa
     return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
+def _absent(result: Result) -> list[str]:
+    """Measures that no run has, such as a name that was mistyped."""
+    return [m for m in result.suite.measures if result.runs and not any(result.values(case, arm, m) for case, arm in result.runs)]
+
+
 def _value(run: Run, arm: str, measure: str) -> float | None:
     """Of the summary, or the mean of a column over the clients at the last round."""
     outcome = run.arms[arm] | cost.read(run.path)
-    found = outcome["accuracy_last4"]["mean"] if measure == "accuracy" else outcome.get(measure, run.mean(arm, measure))
-    return None if found is None else float(found)
+    found = outcome["accuracy_last4"]["mean"] if measure == "accuracy" else outcome.get(measure)
+    if found is None and any(isinstance(r.get(measure), (int, float)) for r in run.of(arm)):
+        found = run.mean(arm, measure)
+    return float(found) if isinstance(found, (int, float)) else None
 
 
 def _spread(values: Sequence[float]) -> str:

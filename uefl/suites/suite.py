@@ -7,7 +7,7 @@ A file ``tables/NAME.toml`` begins with a comment line that says what it is, and
 ``measures``           what its table shows, in order; the first one is drawn
 ``axis``               for a sweep: what the ``x`` of its cases is
 ``[all]``              sections of a configuration that every case begins with
-``[cpu]``              sections that ``--scale cpu`` changes in every case, on top of ``cpu.toml``, which is for all suites
+``[cpu]``              sections that ``--scale cpu`` changes in every case, of the suites in ``tables`` on top of ``cpu.toml``
 ``[cases.NAME]``       sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a sweep
 ``[cases.NAME.cpu]``   sections that ``--scale cpu`` changes in this case
 ``[cases.NAME.paper]`` ``ARM = {MEASURE = NUMBER}``: what the paper prints
@@ -28,10 +28,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .. import config
 from ..config import Config
-from ..config.config import tomllib
+from ..config.config import NAME, tomllib
+from ..config.keys import named
 from ..config.load import merged
 from ..errors import UserError, nearest
-from ..fields import parse
+from ..fields import parse, shown
 
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
@@ -50,7 +51,7 @@ class Case(_Table):
     data: Sections = {}
     model: Sections = {}
     training: Sections = {}
-    arms: Sections = {}
+    arms: Any = {}
     cpu: Sections = {}
     paper: dict[str, dict[str, float]] = {}
     x: float | None = None
@@ -76,18 +77,23 @@ class Suite(_Table):
         """The configuration of every case, with all its arms.
 
         Raises:
-            UserError: a case that is no configuration; the message names it.
+            UserError: a case that is no configuration, the message names it; an arm to compare with that no case has.
         """
         made = {}
         for name, case in self.cases.items():
             table = merged(self.all, case.sections())
+            if isinstance(case.arms, list):
+                table["arms"] = {arm: named(self.all.get("arms")).get(arm, {}) for arm in map(str, case.arms)}
             if scale == "cpu":
-                for sections in (_cpu(), self.cpu, case.cpu):
+                for sections in (self.cpu, case.cpu):
                     table = merged(table, sections)
             try:
-                made[name] = config.load(table)
+                made[name] = config.load(table).absolute()
             except UserError as error:
                 raise UserError(f"suite {self.name!r}, case {name!r}: {error}") from None
+        arms = dict.fromkeys(arm for cfg in made.values() for arm in cfg.arms)
+        if self.against not in arms:
+            raise UserError(f"suite {self.name!r}, key 'against': no case has an arm {self.against!r}; there are {', '.join(arms)}")
         return made
 
 
@@ -131,7 +137,13 @@ def load(name: str) -> Suite:
         raise UserError(f"cannot read {name}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{name} is not valid TOML: {error}") from None
-    return parse(Suite, Path(name).stem, {"name": Path(name).stem, "about": _about(file), **table})
+    if name in files:
+        table["cpu"] = merged(_cpu(), table.get("cpu", {}))
+    suite = parse(Suite, Path(name).stem, {"name": Path(name).stem, "about": _about(file), **table})
+    for case in suite.cases:
+        if not NAME.fullmatch(case):
+            raise UserError(f"key 'cases': {shown(case)} names a folder; expected up to 40 letters, digits, '.', '_' and '-'")
+    return suite
 
 
 def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
@@ -174,4 +186,5 @@ def _by_number(file: Traversable) -> tuple[str, int]:
 
 
 def _about(file: Traversable) -> str:
-    return file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+    first, *_ = file.read_text(encoding="utf-8").splitlines() or [""]
+    return first.lstrip("# ") if first.startswith("#") else "a suite without a description"

@@ -74,7 +74,8 @@ def quantize(layer: VectorQuantize, given: torch.Tensor, call: Call) -> Quantize
     if book.waiting:
         book.initialize(rows, mask)
     optimizing = layer.in_place_codebook_optimizer is not None
-    changing = layer.training and not call.frozen and call.topk is None and (optimizing or book.tracks(call.ema))
+    updated = layer.training and not call.frozen and (optimizing or book.tracks(call.ema))  # here, or with topk by the caller
+    changing = updated and call.topk is None
     before = book.memory.recall(rows) if changing else None  # not None: a checkpointed region runs this pass again
     if layer.training and book.affine is not None and before is None:
         _affine.update(book, rows, mask)
@@ -83,8 +84,8 @@ def quantize(layer: VectorQuantize, given: torch.Tensor, call: Call) -> Quantize
         in_place = _optimize(layer, rows, call)
     if before is not None:
         embed = put(book.embed, before)
-    else:  # a copy where the codewords are updated in place below: the backward pass still needs the ones that were chosen
-        embed = hold(book.embed) if changing else book.embed
+    else:  # a copy where the codewords are updated in place: the backward pass still needs the ones that were chosen
+        embed = hold(book.embed) if updated else book.embed
         if changing:
             book.memory.note(rows, embed)
     summed = changing and not optimizing  # also the second time, which must save the same tensors as the first
@@ -270,8 +271,9 @@ def _commitment(layer: VectorQuantize, given: torch.Tensor, rows: torch.Tensor, 
 
 
 def _cross_entropy(near: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Of codewords ``[h, n]``, -1 for none, as if minus the distances ``[h, n, K]`` were logits."""
-    return F.cross_entropy(near.flatten(0, 1), indices.flatten(), ignore_index=-1)
+    """Of codewords ``[h, n]``, -1 for none, as if minus the distances ``[h, n, K]`` were logits; 0 without any."""
+    total = F.cross_entropy(near.flatten(0, 1), indices.flatten(), ignore_index=-1, reduction="sum")
+    return total / (indices >= 0).sum().clamp(min=1)
 
 
 def _optimize(layer: VectorQuantize, rows: torch.Tensor, call: Call) -> torch.Tensor:

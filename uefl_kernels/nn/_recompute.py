@@ -45,7 +45,8 @@ class Memory:
             return None
         if len(calls) > 1:
             total = x.detach().double().sum()
-            calls = [calls[int(torch.stack([(call[1] - total).abs() for call in calls]).argmin())]]
+            apart = torch.stack([(call[1] - total).abs() for call in calls])
+            calls = [calls[int(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin())]]  # argmin would take a batch with NaN
         calls[0][-1] = True
         codes: torch.Tensor = calls[0][2]
         return codes

@@ -23,7 +23,10 @@ class SameLayers(FedAvg):
         return GaussianNet(super().build_model(spec), 8, hidden=False)
 
 
-@pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"}], ids=["adam", "sgd bf16"])
+KEYS = {"adam": {}, "sgd bf16": {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"}, "pooled": {"pooled": True}}
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
 def test_without_its_terms_and_draws_it_is_fedavg_bit_for_bit(keys):
     own = arm(settings("fedsr", dim=8, **OFF, **keys))[0]
     average = arm(settings("fedavg", **keys), algorithm=SameLayers())[0]
