@@ -168,6 +168,14 @@ def test_strided_codebook():
     assert wrong_indices(normal(40, 8), normal(1, 8, seed=1).expand(33, 8)) == 0
 
 
+@pytest.mark.parametrize("op", [vq_assign, vq], ids=["vq_assign", "vq"])
+def test_a_codebook_that_no_memory_holds_is_one_line(op, capfd):
+    with pytest.raises(RuntimeError, match="you tried to allocate 35184372088832 bytes") as error:
+        op(torch.randn(4, 8), torch.randn(1, 8).expand(2**40, 8))
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("shape", [(0, 6), (3, 0, 6), (0, 4, 5, 6)], ids=str)
 def test_no_rows(shape):
     assert vq_assign(torch.empty(shape), normal(5, 3)).shape == (*shape[:-1], 2)

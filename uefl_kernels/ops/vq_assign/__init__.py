@@ -58,5 +58,6 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", pr
         ((rows.unsqueeze(-2) - codebook.double()) ** 2).sum(-1).argmin(-1)
     """
     check_search("vq_assign", x, codebook, metric, precision)
-    indices: torch.Tensor = resolve("vq_assign", x)(x, codebook, metric, precision == "exact")
+    rows = codebook.contiguous()  # here, so that too large a copy is an error of torch in one line: from C++ it comes with a page of frames
+    indices: torch.Tensor = resolve("vq_assign", x)(x, rows, metric, precision == "exact")
     return indices
