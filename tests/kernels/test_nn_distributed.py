@@ -105,6 +105,15 @@ def train_under_ddp(rank, **options):
     return model.module.state_dict()
 
 
+def accumulate_under_ddp(rank):
+    """Without no_sync(), where every forward pass makes the buffers those of the first process."""
+    model = torch.nn.parallel.DistributedDataParallel(layer(codebook_dim=4))
+    for step in range(2):
+        quantized, _, loss = model(rows(rank, step), accum_ema_update=step == 0)
+        (quantized.sum() + loss).backward()
+    return model.module.state_dict()
+
+
 def train_compiled(rank):
     """Beside the same steps without the compiler: 1 for each step and tensor of the state that agree to the roundings of inductor."""
     torch._inductor.config.fallback_random = True  # the same draws
@@ -156,6 +165,7 @@ def jobs(world):
     found |= {("updates", name): (train_updated, name) for name in UPDATES}
     found["ddp"] = (functools.partial(train_under_ddp, threshold_ema_dead_code=1),)
     found["learnable"] = (functools.partial(train_under_ddp, learnable_codebook=True, threshold_ema_dead_code=0.5),)
+    found["accumulated under ddp"] = (accumulate_under_ddp,)
     found |= {"rows": (give_rows,), "residual": (train_residual,), "nan": (give_nan,)}
     return found | ({"compiled": (train_compiled,)} if world == 2 else {})
 
@@ -242,6 +252,13 @@ def test_kinds_of_updates_are_those_of_one_process_with_all_rows(states, name):
         torch.testing.assert_close(state[key], value, rtol=1e-4, atol=1e-5)
     if name == "accumulated":
         assert state["messages"].tolist() == [0, 0, 1, 0, 0, 1]
+
+
+def test_accumulated_batches_under_ddp_are_those_of_one_process_with_all_rows(states):
+    state, vq = state_of(states, "accumulated under ddp"), layer(codebook_dim=4)
+    for step in range(2):
+        vq(torch.cat([rows(rank, step) for rank in range(len(states))]), accum_ema_update=step == 0)
+    torch.testing.assert_close(state["_codebook.embed"], vq.codebook[None], rtol=1e-4, atol=1e-5)
 
 
 def test_an_optimizer_in_the_layer_steps_by_the_mean_gradient(states):

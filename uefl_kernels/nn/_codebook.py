@@ -29,8 +29,6 @@ class Codebook(Float32Module):
     embed: torch.Tensor
     counts: torch.Tensor
     steps: torch.Tensor
-    pending_counts: torch.Tensor | None
-    pending_sums: torch.Tensor | None
     batch_mean: torch.Tensor | None
     batch_variance: torch.Tensor
     codebook_mean: torch.Tensor
@@ -78,13 +76,10 @@ class Codebook(Float32Module):
         self.affine = affine
         if affine is not None:
             _affine.register(self)
-        for name, value in (
-            ("counts", torch.zeros(codebooks, codebook_size, dtype=torch.int64)),
-            ("steps", torch.zeros((), dtype=torch.int64)),
-            ("pending_counts", None),
-            ("pending_sums", None),
-        ):
-            self.register_buffer(name, value, persistent=False)
+        self.register_buffer("counts", torch.zeros(codebooks, codebook_size, dtype=torch.int64), persistent=False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64), persistent=False)
+        # Counts and sums of batches that wait for the next; no buffers, which DistributedDataParallel would make those of one process.
+        self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
         self._known: tuple[torch.Tensor, int] | None = None  # the buffer `initted` and its version when it was seen to be True
         self.memory = _recompute.Memory()
 
@@ -142,11 +137,11 @@ class Codebook(Float32Module):
         counts, sums = counts.masked_fill(unsound, 0), sums.masked_fill(unsound.unsqueeze(-1), 0)
         if self.affine is not None:
             sums = _affine.to_codebook(self, sums, counts.unsqueeze(-1))
-        if self.pending_counts is not None and self.pending_sums is not None:
-            counts, sums = counts + self.pending_counts, sums + self.pending_sums
-            self.pending_counts, self.pending_sums = None, None
+        if self.pending is not None:
+            counts, sums = counts + self.pending[0], sums + self.pending[1]
+            self.pending = None
         if accumulate:
-            self.pending_counts, self.pending_sums = counts, sums
+            self.pending = counts, sums
             return
         batch = [counts.to(self.embed_avg.dtype).unsqueeze(-1), sums.to(self.embed_avg.dtype)]
         if self.threshold > 0:
