@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch._inductor.config
 
+from uefl_kernels.nn import VectorQuantize
+
 from .conftest import no_waiting, normal
 from .nn_layers import KINDS, layer, state
 
@@ -117,6 +119,46 @@ def test_no_rows_and_rows_that_are_not_finite(kind):
     assert indices.shape[0] == 0
     assert loss.item() == 0
     vq(torch.full((4, 8), float("nan")))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"codebook_diversity_loss_weight": 1.0}, {"stochastic_sample_codes": True}, {"commitment_use_cross_entropy_loss": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_no_rows_have_a_loss_of_zero(options):
+    vq, x = layer(**options), torch.empty(2, 0, 8, requires_grad=True)
+    quantized, _, loss = vq(x)
+    (quantized.sum() + loss).backward()
+    assert loss == 0
+
+
+@pytest.mark.parametrize("topk", [1, 4])
+def test_distances_do_not_follow_autocast(topk):
+    """Codewords far from zero and near each other, which bfloat16 cannot tell apart."""
+    vq = VectorQuantize(8, 500, stochastic_sample_codes=True).eval()
+    vq.codebook, x = 20 + normal(500, 8), 20 + normal(40, 8, seed=1)
+    found = vq(x, topk=topk)[1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(vq(x, topk=topk)[1], found)
+    drawn = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            drawn.append(vq.train()(x, freeze_codebook=True)[1])
+    assert torch.equal(*drawn)
+
+
+def test_an_optimizer_of_codewords_that_were_replaced_says_so():
+    """It would move nothing."""
+    vq = layer(learnable_codebook=True, in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    vq.load_state_dict(state(vq), assign=True)
+    with pytest.raises(RuntimeError, match=r"holds codewords that were replaced.*make it anew"):
+        vq(normal(30, 8))
+    vq.in_place_codebook_optimizer = torch.optim.SGD(vq._codebook.parameters(), lr=0.1)
+    before = state(vq)["_codebook.embed"]
+    vq(normal(30, 8))
+    assert not torch.equal(vq._codebook.embed, before)
 
 
 def test_a_batch_of_nan_does_not_reach_the_averages():

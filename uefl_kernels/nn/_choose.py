@@ -29,9 +29,11 @@ class Sampling(NamedTuple):
 
 def distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
     """The larger the nearer: ``[h, n, K]`` of minus the distances, or cosines; differentiable."""
+    with torch.autocast(rows.device.type, enabled=False):  # the 8 bits of bfloat16 would not tell near codewords apart
+        products = rows @ codes.mT
     if cosine:
-        return rows @ codes.mT
-    squares = rows.square().sum(-1, keepdim=True) + codes.square().sum(-1).unsqueeze(-2) - 2 * rows @ codes.mT
+        return products
+    squares = rows.square().sum(-1, keepdim=True) + codes.square().sum(-1).unsqueeze(-2) - 2 * products
     return -squares.clamp(min=1e-8).sqrt()
 
 

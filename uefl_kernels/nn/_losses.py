@@ -20,13 +20,13 @@ class LossBreakdown(NamedTuple):
 def masked_mean(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Mean of ``[..., D]`` over what the mask ``[...]`` lets through; 0 without anything."""
     if mask is None:
-        return error.mean()
+        return error.sum() / max(1, error.numel())
     return error.masked_fill(~mask.unsqueeze(-1), 0).sum() / (mask.sum() * error.shape[-1]).clamp(min=1)
 
 
 def mean_square(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """The same of the squares; what the padding holds, NaN included, has no part in the gradient either."""
-    return error.square().mean() if mask is None else masked_mean(error.masked_fill(~mask.unsqueeze(-1), 0).square(), mask)
+    return masked_mean((error if mask is None else error.masked_fill(~mask.unsqueeze(-1), 0)).square(), mask)
 
 
 def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temperature: float) -> torch.Tensor:
@@ -35,6 +35,8 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
     near is ``[h, n, K]``, and ``[h, n]`` says which rows are no padding. As in the peer, each position of a sequence is to use all
     codewords.
     """
+    if length == 0:
+        return near.sum()  # of nothing: zero
     share = (near * temperature).softmax(-1).reshape(-1, length, near.shape[-1])
     weight = torch.ones_like(share[..., :1]) if kept is None else kept.reshape(-1, length, 1).to(share.dtype)
     share = (share * weight).sum(0) / weight.sum(0).clamp(min=1)

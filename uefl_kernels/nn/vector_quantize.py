@@ -359,9 +359,19 @@ class VectorQuantize(Codewords):
         self._codebook.expire(self._unit(x) if self.use_cosine_sim else x)
 
     def update_in_place_optimizer(self) -> None:
-        """Step the codewords' own optimizer with the mean of the gradients of all processes."""
+        """Step the codewords' own optimizer with the mean of the gradients of all processes.
+
+        Raises:
+            RuntimeError: it holds other parameters than the layer, whose codewords were replaced behind it.
+        """
         if self.in_place_codebook_optimizer is None:
             return
+        held = (parameter for group in self.in_place_codebook_optimizer.param_groups for parameter in group["params"])
+        if not any(parameter is self._codebook.embed for parameter in held):
+            raise RuntimeError(
+                "VectorQuantize: in_place_codebook_optimizer holds codewords that were replaced, as load_state_dict(assign=True) or "
+                "to_empty() does; make it anew: layer.in_place_codebook_optimizer = torch.optim.SGD(layer._codebook.parameters(), lr)"
+            )
         _distributed.average_gradients(list(self._codebook.parameters()), self._codebook.shared)
         self.in_place_codebook_optimizer.step()
         self.in_place_codebook_optimizer.zero_grad()
