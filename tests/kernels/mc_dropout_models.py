@@ -73,13 +73,14 @@ class Transposed(nn.Module):
 class Coupled(nn.Module):
     """Rows see each other after the dropout, in ways that a batch of copies does not show."""
 
-    def __init__(self, attention: bool) -> None:
+    def __init__(self, attention: bool, normalized: bool = False) -> None:
         super().__init__()
         self.drop, self.mix = nn.Dropout(0.5), nn.Linear(8, 3)
         self.attention = nn.MultiheadAttention(8, 2) if attention else None
+        self.norm = nn.LayerNorm(8) if normalized else nn.Identity()
 
     def forward(self, x):
-        x = self.drop(x)
+        x = self.norm(self.drop(x))
         return 4 * self.mix(x - x.mean(0) if self.attention is None else self.attention(x, x, x)[0])
 
 

@@ -110,9 +110,10 @@ def test_passes_are_not_folded_where_the_batch_is_not_first(sequence):
         torch.testing.assert_close(got, want, atol=0.03, rtol=0)
 
 
+@pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("attention", [False, True])
-def test_passes_are_not_folded_where_rows_see_each_other(attention):
-    model, x = Coupled(attention), torch.randn(2, 3, 8)
+def test_passes_are_not_folded_where_rows_see_each_other(attention, normalized):
+    model, x = Coupled(attention, normalized), torch.randn(2, 3, 8)
     with torch.no_grad():
         found = MCDropout(model, 1500)(x)
     for got, want in zip(found, plain(model, x, 1500), strict=True):

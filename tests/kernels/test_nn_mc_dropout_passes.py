@@ -119,6 +119,13 @@ def test_a_consistent_pass_is_one_network(make):
         torch.testing.assert_close(layer.probs(x[i : i + 1], seed=2)[:, 0], together[:, i])
 
 
+@pytest.mark.parametrize("consistent", [False, True])
+@pytest.mark.parametrize("make", ANY)
+def test_no_rows(make, consistent):
+    layer, x = MCDropout(make(), 4, consistent=consistent), torch.randn(0, 6)
+    assert layer(x).mean_probs.shape == layer.probs(x)[0].shape == (0, layer.probs(torch.randn(1, 6)).shape[-1])
+
+
 @torch.no_grad()
 def test_consistent_passes_have_the_distribution_of_others():
     model, x = Residual(), torch.randn(2, 6)

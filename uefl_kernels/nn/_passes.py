@@ -92,6 +92,8 @@ def of_one_row(run: Callable[..., torch.Tensor], values: Sequence[torch.Tensor])
     def one(*row: torch.Tensor) -> torch.Tensor:
         return run(*(value.unsqueeze(0) for value in row))[0]
 
+    if len(values[0]) == 0:
+        return run(*values)
     try:
         together: torch.Tensor = torch.vmap(one, randomness="same")(*values)
         return together

@@ -158,7 +158,7 @@ class MCDropout(nn.Module):
 
     def _folded(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], max_rows: int, functional: Functional) -> ModelPasses:
         """Passes stacked along the first dimension where a trial says that they may be, else one by one."""
-        rows = _rows(boundary)
+        rows = _rows(boundary) or 0
         logits = self._folds(suffix, boundary, functional) if rows > 0 else 0
         if logits == 0:
             return ModelPasses(lambda _: _logits(suffix(*map(_copy, boundary))).unsqueeze(0), 1)
@@ -173,12 +173,13 @@ class MCDropout(nn.Module):
     def _folds(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], functional: Functional) -> int:
         """The logits of a pass if passes may be stacked along the first dimension, else 0: tried once per shape, with the dropouts off.
 
-        The second half of the trial holds other numbers: rows that see each other's mean would not notice a copy.
+        The second half of the trial holds other numbers, in another order: rows that see each other's mean would not notice a copy, and
+        behind a normalisation not a scaled one.
         """
         shapes = tuple(value.shape for value in boundary)
         if shapes not in self._tried:
             with dropouts_off(self.model, functional):
-                other = [value / 2 if value.is_floating_point() else value for value in boundary]
+                other = [value.flip(-1) / 2 if value.is_floating_point() else value for value in boundary]
                 alone = [_logits(suffix(*map(_copy, values))) for values in (boundary, other)]
                 together = _logits(suffix(*map(torch.cat, zip(boundary, other, strict=True))))
             self._tried[shapes] = alone[0].numel() if _agree(together, torch.cat(alone)) else 0
@@ -199,7 +200,10 @@ class MCDropout(nn.Module):
         if parts is not None:
             runs.insert(0, (lambda *values: _logits(parts.suffix(*map(_copy, values))), boundary))
         for run, values in runs:
-            if _rows(values) > 0:
+            rows = _rows(values)
+            if rows == 0:
+                return run, values
+            if rows is not None:
                 key = (run is whole, *(value.shape for value in values))
                 if key not in self._tried:
                     with torch.no_grad(), dropouts_off(self.model, functional):
@@ -226,10 +230,10 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value  # a pass may write in place
 
 
-def _rows(values: Sequence[Any]) -> int:
-    """How many rows all of them have, or 0 where they are not tensors of the same number."""
-    sizes = {len(value) if isinstance(value, torch.Tensor) and value.dim() > 0 else 0 for value in values}
-    return sizes.pop() if len(sizes) == 1 else 0
+def _rows(values: Sequence[Any]) -> int | None:
+    """How many rows all of them have, or None where they are not tensors of the same number."""
+    sizes = {len(value) if isinstance(value, torch.Tensor) and value.dim() > 0 else None for value in values}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
