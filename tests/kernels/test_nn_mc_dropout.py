@@ -131,6 +131,23 @@ def test_hooks_are_run():
     assert not torch.equal(layer(x, seed=1).mean_probs, before)
 
 
+def test_a_forward_that_was_replaced_in_an_instance_is_run():
+    """As accelerate does to move weights, before or after the model was cut."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)), torch.randn(5, 4)
+    layer = MCDropout(model, 5)
+    assert layer.fused
+    model[2].forward = lambda x: x[..., :3] * 0
+    assert torch.equal(layer(x).mean_probs, torch.full((5, 3), 1 / 3))
+    assert not layer.fused
+
+
+def test_hooks_of_the_backward_pass_are_run():
+    model, seen = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)), []
+    model[2].register_full_backward_hook(lambda module, before, after: seen.append(after))
+    MCDropout(model, 5)(torch.randn(5, 4)).entropy.sum().backward()
+    assert seen
+
+
 @pytest.mark.parametrize("make", [classifier, Functional, Residual])
 def test_modes_and_statistics_are_left_as_found(make):
     model = make()

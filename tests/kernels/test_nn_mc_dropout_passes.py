@@ -97,6 +97,16 @@ def test_passes_of_a_chain_are_those_of_the_definition(dtype, forced):
     torch.testing.assert_close(found.double(), torch.stack([*expected]).reshape(5, 2, 4, 5), rtol=1e-5, atol=1e-6)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("make", [classifier, Functional])
+def test_passes_under_autocast_are_those_of_the_statistics(make):
+    layer, x = MCDropout(make(), 5), torch.randn(8, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        probs, found = layer.probs(x, seed=8), layer(x, seed=8)
+    assert probs.dtype == torch.float32
+    torch.testing.assert_close(probs.mean(0), found.mean_probs, rtol=1e-5, atol=1e-6)
+
+
 def test_gradients_of_passes():
     for make in (classifier, Functional):
         model = make()

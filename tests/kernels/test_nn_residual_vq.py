@@ -137,3 +137,12 @@ def test_forward_refuses():
         images(normal(4, 8))
     with pytest.raises(ValueError, match="mask is for sequences"):
         images(normal(4, 8, 2, 2), mask=torch.ones(4, 2, 2).bool())
+
+
+def test_implicit_codewords_of_as_many_positions_as_codewords():
+    """Of which each still has all K, not one."""
+    torch.manual_seed(0)
+    rvq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=6, implicit_neural_codebook=True).eval()
+    x = normal(1, 6, 8)
+    for one, several in zip(rvq(x)[:2], rvq(x.expand(2, 6, 8))[:2], strict=True):
+        assert torch.equal(one[0], several[0])

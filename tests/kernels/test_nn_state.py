@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._inductor.config
 
-from uefl_kernels.nn import VectorQuantize
+from uefl_kernels.nn import ResidualVQ, SimVQ, VectorQuantize
 
 from .conftest import no_waiting, normal
 from .nn_layers import KINDS, layer, state
@@ -147,6 +147,27 @@ def test_distances_do_not_follow_autocast(topk):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             drawn.append(vq.train()(x, freeze_codebook=True)[1])
     assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SimVQ(8, 64),
+        lambda: VectorQuantize(
+            8, 64, vq_bridge=torch.nn.Linear(8, 8), learnable_codebook=True, ema_update=False, codebook_diversity_loss_weight=1.0
+        ),
+        lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=64, implicit_neural_codebook=True),
+    ],
+    ids=["SimVQ", "vq_bridge", "implicit_neural_codebook"],
+)
+def test_codewords_that_a_module_makes_do_not_follow_autocast(make):
+    torch.manual_seed(0)
+    found, model = [], make()
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            found.append(model(normal(400, 8), **({} if isinstance(model, SimVQ) else {"freeze_codebook": True})))
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)
 
 
 def test_an_optimizer_of_codewords_that_were_replaced_says_so():

@@ -15,6 +15,7 @@ from .._gather import flat_indices
 from ..ops.vq import reference
 from ..ops.vq_assign import vq_assign
 from ..ops.vq_forward.reference import add
+from ._float32 import no_autocast
 
 _BLOCK = 1 << 23  # elements of a block of rows x codewords
 
@@ -29,7 +30,7 @@ class Sampling(NamedTuple):
 
 def distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
     """The larger the nearer: ``[h, n, K]`` of minus the distances, or cosines; differentiable."""
-    with torch.autocast(rows.device.type, enabled=False):  # the 8 bits of bfloat16 would not tell near codewords apart
+    with no_autocast(rows.device):
         products = rows @ codes.mT
     if cosine:
         return products

@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import _affine, _distributed, _kmeans_init, _recompute, _revival
-from ._float32 import Float32Module
+from ._float32 import Float32Module, no_autocast
 
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -100,7 +100,8 @@ class Codebook(Float32Module):
 
     def seen(self, embed: torch.Tensor) -> torch.Tensor:
         """Codewords behind the bridge and the affine map, where there are any."""
-        codes: torch.Tensor = embed if self.vq_bridge is None else self.vq_bridge(embed)
+        with no_autocast(embed.device):
+            codes: torch.Tensor = embed if self.vq_bridge is None else self.vq_bridge(embed)
         return codes if self.affine is None else _affine.to_batch(self, codes)
 
     # --- the step of a batch -----------------------------------------------------------------------------------------
@@ -139,8 +140,9 @@ class Codebook(Float32Module):
             sums = _affine.to_codebook(self, sums, counts.unsqueeze(-1))
         if self.pending is not None:
             counts, sums = counts + self.pending[0], sums + self.pending[1]
-        self.pending = (counts, sums) if accumulate else None
+            self.pending = None
         if accumulate:
+            self.pending = counts, sums
             return
         batch = [counts.to(self.embed_avg.dtype).unsqueeze(-1), sums.to(self.embed_avg.dtype)]
         if self.threshold > 0:

@@ -61,6 +61,12 @@ def drops(module: nn.Module) -> bool:
     return bool(rate > 0)
 
 
+def altered(module: nn.Module) -> bool:
+    """Whether a call does more than its class says: a hook may see or change what passes, or make the weight, as spectral_norm does."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(hooks) or "forward" in vars(module)
+
+
 @contextmanager
 def dropouts_on(model: nn.Module) -> Iterator[Functional]:
     """Evaluation mode but for what drops; all modes as before at the end."""
@@ -229,8 +235,8 @@ def _chain(nodes: list[fx.Node], boundary: list[fx.Node], output: fx.Node, model
         if node.args != (previous,) or not (functional or all(value in (False, "none") for value in node.kwargs.values())):
             return None
         previous = node
-        if module is not None and (module._forward_pre_hooks or module._forward_hooks):
-            return None  # a hook may see or change what passes, or make the weight, as spectral_norm does
+        if module is not None and altered(module):
+            return None
         if isinstance(module, nn.Identity):
             continue
         if (functional or type(module) is nn.Dropout) and pending == 0 and (activated or node is nodes[-1]):

@@ -1,11 +1,21 @@
-"""A module whose float32 tensors stay float32 when the model around it is cast to half precision."""
+"""What stays float32 when the model around it is cast to half precision, or runs in it."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
 from torch import nn
+
+
+def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """For what makes codewords or measures how near they are: 8 bits do not tell them apart, and indices are decoded without autocast.
+
+    Nothing where there is no autocast: ``torch.export`` cannot take one.
+    """
+    active = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if active else contextlib.nullcontext()
 
 
 class Float32Module(nn.Module):

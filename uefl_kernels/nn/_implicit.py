@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ._float32 import no_autocast
+
 
 class ImplicitCodebook(nn.Module):
     """A residual MLP from a codeword and the sum of the codewords before it to the codeword of that position; the peer's ``MLP``."""
@@ -17,13 +19,17 @@ class ImplicitCodebook(nn.Module):
         self.l2norm_output = l2norm_output
 
     def forward(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
-        """codes ``[h, K, d]`` and condition ``[..., d]`` -> ``[h, ..., K, d]``; matched pairs where both are ``[..., d]``."""
-        if codes.shape != condition.shape:
-            books, k, d = codes.shape
-            lead = condition.shape[:-1]
-            codes = codes.reshape(books, *(1,) * len(lead), k, d).expand(books, *lead, k, d)
-            condition = condition.unsqueeze(-2).expand(books, *lead, k, d)
-        x = self.proj_in(torch.cat((condition, codes), -1))
-        for layer in self.layers:
-            x = layer(x) + x
+        """A codeword of codes ``[..., d]`` for each condition ``[..., d]``."""
+        with no_autocast(codes.device):
+            x = self.proj_in(torch.cat((condition, codes), -1))
+            for layer in self.layers:
+                x = layer(x) + x
         return nn.functional.normalize(x, dim=-1) if self.l2norm_output else x
+
+    def of_all(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
+        """All codes ``[h, K, d]`` for each condition ``[..., d]`` -> ``[h, ..., K, d]``."""
+        books, k, d = codes.shape
+        lead = condition.shape[:-1]
+        codes = codes.reshape(books, *(1,) * len(lead), k, d).expand(books, *lead, k, d)
+        found: torch.Tensor = self(codes, condition=condition.unsqueeze(-2).expand(books, *lead, k, d))
+        return found

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .._numbers import is_count, is_seed
 from ..ops.mc_dropout_mlp import MCStats
-from ._dropouts import Functional, Parts, cut_model, dropouts_off, dropouts_on, drops, no_dropout
+from ._dropouts import Functional, Parts, altered, cut_model, dropouts_off, dropouts_on, drops, no_dropout
 from ._insert import inserted_before, insertions
 from ._passes import ChainPasses, ModelPasses, of_one_row
 
@@ -214,10 +214,8 @@ class MCDropout(nn.Module):
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
-    """What a cut depends on, to be compared (modules are equal to themselves alone): which modules, whether hooked, whether they drop."""
-    return [
-        (name, module, bool(module._forward_pre_hooks or module._forward_hooks), drops(module)) for name, module in model.named_modules()
-    ]
+    """What a cut depends on, to be compared (modules are equal to themselves alone): which modules, whether altered, whether they drop."""
+    return [(name, module, altered(module), drops(module)) for name, module in model.named_modules()]
 
 
 def _count(name: str, value: Any) -> int:

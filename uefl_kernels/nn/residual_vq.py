@@ -283,7 +283,9 @@ class ResidualVQ(nn.Module):
         return self._output(x, start, total, mask), torch.stack(losses).sum()
 
     def _transform(self, place: int, total: torch.Tensor) -> Any:
-        return partial(self.mlps[place - 1], condition=total) if self.implicit_neural_codebook and place > 0 else None
+        if not self.implicit_neural_codebook or place == 0:
+            return None
+        return partial(cast(ImplicitCodebook, self.mlps[place - 1]).of_all, condition=total)
 
     def _passed(self, quantized: torch.Tensor) -> torch.Tensor:
         """What is subtracted: ``quant_grad_frac`` of the gradient goes through it."""

@@ -12,6 +12,7 @@ from .. import vq
 from .._gather import gather
 from ._arguments import counts, numbers
 from ._dropped import QuantizeDropout
+from ._float32 import no_autocast
 from ._layout import Layout
 
 
@@ -41,6 +42,8 @@ class SimVQ(nn.Module):
 
     Equivalent to: ``vector_quantize_pytorch.SimVQ`` 1.32 with the same arguments, which also loads its state_dict.
     """
+
+    frozen_codebook: torch.Tensor
 
     def __init__(
         self,
@@ -73,7 +76,8 @@ class SimVQ(nn.Module):
     @property
     def codebook(self) -> torch.Tensor:
         """See the class."""
-        codes: torch.Tensor = self.code_transform(self.frozen_codebook)
+        with no_autocast(self.frozen_codebook.device):
+            codes: torch.Tensor = self.code_transform(self.frozen_codebook)
         return codes
 
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:

@@ -96,8 +96,10 @@ class VectorQuantize(Codewords):
     second time chooses from those of the first.
 
     A row that holds NaN takes codeword 0 and quantized is that codeword; the loss is NaN, outside training and without a commitment loss
-    too, and the codewords do not move towards the row. Reverse-mode first derivatives only: a second derivative and forward mode raise;
-    so does ``torch.func.grad``; ``vmap`` fails because the layer writes ``counts``, give it the leading dimensions instead.
+    too, and the codewords do not move towards the row. What a loss measures of the rows is 0 where there are none, or all are masked.
+    Under autocast distances, and codewords that a module makes (``vq_bridge``), stay float32. Reverse-mode first derivatives only: a
+    second derivative and forward mode raise; so does ``torch.func.grad``; ``vmap`` fails because the layer writes ``counts``, give it the
+    leading dimensions instead.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 and appendix A.1 (moving averages);
     Dhariwal et al. 2020, "Jukebox" (revival); Fifty et al. 2024 (rotation).

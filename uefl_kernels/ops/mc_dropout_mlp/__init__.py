@@ -174,7 +174,8 @@ def mc_dropout_probs(
     arguments = _arguments(x, weights, biases, p, passes, activation, True, True, consistent, seed)
     hidden, parameters = arguments[0].to(arguments[1].dtype), arguments[1]
     keep = torch.ops.uefl.dropout_mask.default
-    probs = torch.stack([*reference.probs_of_passes(hidden, parameters, *arguments[2:], keep)])
+    with torch.autocast(hidden.device.type, enabled=False):  # as in the op
+        probs = torch.stack([*reference.probs_of_passes(hidden, parameters, *arguments[2:], keep)])
     return probs.expand(passes, -1, -1).reshape(passes, *x.shape[:-1], probs.shape[-1])
 
 
