@@ -173,6 +173,10 @@ def train(
     options = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates, "secret": secret, "insecure": insecure}
     if engine is _Engine.local and any(options.values()):
         raise UserError("--superlink, --silos, --root-certificates, --secret and --insecure are for --engine flower")
+    again = [f" --data-root {data_root}"] if data_root else []
+    again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
+    again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
+    go_on = f"uefl train --resume {folder}{''.join(again)}"
     console = _console()
     signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -186,16 +190,11 @@ def train(
         _show(console, *report.tables(run))
         typer.echo(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
     except (KeyboardInterrupt, BrokenPipeError) as end:
-        again = [f" --data-root {data_root}"] if data_root else []
-        again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
-        again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
-        raise _ended(end, folder, f"uefl train --resume {folder}{''.join(again)}") from None
+        raise _ended(end, folder, go_on) from None
     except OSError as error:  # a full disk
         if (folder / "summary.json").is_file() or not (folder / "config.toml").is_file():
             raise
-        raise RunError(
-            f"{error.strerror or error} while the run was written to {folder}; it can go on: uefl train --resume {folder}"
-        ) from None
+        raise RunError(f"{error.strerror or error} while {folder} was written; go on with: {go_on}") from None
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")

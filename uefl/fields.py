@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -60,9 +61,11 @@ def _refused(error: ValidationError, place: str, keys: Iterable[str], homes: Hom
         message.partition(", unable to parse")[0]
         .replace("a valid ", "a ")
         .replace("a integer", "an integer")
+        .replace("a boolean", "true or false")
         .replace("a tuple", "a list, as in [1]")
         .replace("tuple", "list")
     )
+    message = re.sub(r"^(?:Tuple|String) should have (.*?)(?: after validation.*)?$", r"expected \1", message)
     got = "" if found["type"] in ("value_error", "missing") else f"; got {shown(found['input'])}"
     return UserError(f"key {key!r}: {message}{got}")
 

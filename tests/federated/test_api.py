@@ -174,11 +174,29 @@ def test_a_run_of_own_parts_goes_on_bit_for_bit_with_the_same_parts_alone(tmp_pa
     assert run.model("fedavg").predict(part(3, 1)[0]).shape == (3, 3)
 
 
+class Wordless(nn.Linear):
+    """Refuses every image without a word."""
+
+    def __init__(self):
+        super().__init__(64, 3)
+
+    def forward(self, images):
+        raise ValueError
+
+
+def not_finite():
+    layer = nn.Linear(64, 3)
+    nn.init.constant_(layer.weight, float("nan"))
+    return layer
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"model": nn.Flatten()}, "model: it has no parameters to train"),
         ({"model": nn.Linear(64, 3).double()}, r"model: 'weight' is torch.float64; expected float32"),
+        ({"model": not_finite()}, "model: 'weight' holds numbers that are not finite"),
+        ({"model": Wordless}, r"model: it cannot take normalised images \[2, 1, 8, 8\]: ValueError"),
         ({"model": nn.LazyLinear(3)}, r"model: 'weight' has no shape yet"),
         ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))}, r"model: it cannot take normalised images \[2, 1, 8, 8\]"),
         ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, r"model: expected logits \[2, 3\] .*, got \[2, 4\]"),

@@ -136,7 +136,7 @@ def test_a_full_disk_is_named_and_says_how_to_go_on(fake_run, tmp_path):
     assert (result.exit_code, result.stderr) == (2, "error: No space left on device\n")
     run_folder.write(tmp_path / "runs/demo", finished=False)
     result = runner.invoke(app, ["train", "demo"])
-    why = "No space left on device while the run was written to runs/demo; it can go on: uefl train --resume runs/demo"
+    why = "No space left on device while runs/demo was written; go on with: uefl train --resume runs/demo"
     assert (result.exit_code, result.stderr) == (1, f"error: {why}\n")
 
 

@@ -233,6 +233,10 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("arms.x.algorithm=fedul", "key 'arms': arms on labeled silos and on unlabeled sets do not go together (on labeled silos: fedavg"),
         ("scheme=rotation", "key 'data.partition': 'rotation' is no partition (did you mean 'rotations'?)"),
         ("lr=fast", "key 'training.lr': expected a number; got 'fast'"),
+        ("rounds=[]", "key 'training.rounds': expected at least 1 item; got []"),
+        ("source=", "key 'data.source': expected at least 1 character; got ''"),
+        ("personalised=yes", "key 'run.personalised': expected true or false; got 'yes'"),
+        ("data.partition.scheme=leave_one_out", "key 'data.partition.domain': Field required"),
         ("threads=3.5", "key 'run.threads': expected an integer; got 3.5"),
         ("seed=true", "key 'run.seed': expected an integer; got True"),
         (

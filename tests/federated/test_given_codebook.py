@@ -101,3 +101,15 @@ def test_tokens_of_another_shape_are_refused(tmp_path):
 
     with pytest.raises(UserError, match=r"for two images its tokens have the shape \[2, 128\]"):
         uefl.train(KEYS, out=tmp_path / "run", model=Flat)
+
+
+def test_tokens_that_are_no_tensor_are_refused(tmp_path):
+    class Pair(TwoParts):
+        def tokens(self, images):
+            return super().tokens(images), images
+
+        def forward(self, images):
+            return self.head(self.tokens(images)[0])
+
+    with pytest.raises(UserError, match=r"'tokens' returned tuple; expected a tensor \[B, T, D\]"):
+        uefl.train(KEYS, out=tmp_path / "run", model=Pair)

@@ -82,11 +82,13 @@ class GivenNet(TokenNet):
     def _token_shape(self, image_shape: tuple[int, int, int]) -> torch.Size:
         training, probe = self.training, torch.zeros(2, *image_shape, device=next(self.parameters()).device)
         try:
-            shape = self.eval().tokens(probe).shape
+            tokens = self.eval().tokens(probe)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise UserError(f"model: 'tokens' cannot take normalised images {[2, *image_shape]}: {str(error).splitlines()[0]}") from None
+            raise UserError(f"model: 'tokens' cannot take normalised images {[2, *image_shape]}: {_first_line(error)}") from None
         self.train(training)
-        return shape
+        if not isinstance(tokens, torch.Tensor):
+            raise UserError(f"model: 'tokens' returned {type(tokens).__name__}; expected a tensor [B, T, D]")
+        return tokens.shape
 
 
 @torch.no_grad()
@@ -106,7 +108,7 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
     try:
         logits = net.eval()(normalize(torch.zeros(shape, dtype=torch.uint8, device=next(net.parameters()).device)))
     except (RuntimeError, ValueError, TypeError) as error:
-        raise UserError(f"model: it cannot take normalised images {list(shape)}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"model: it cannot take normalised images {list(shape)}: {_first_line(error)}") from None
     finally:
         net.train(training)
     found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
@@ -120,7 +122,7 @@ def _check_parameters(net: nn.Module) -> None:
     """All parameters of a network travel in one float32 tensor.
 
     Raises:
-        UserError: it has none, some of another type, or some without a shape.
+        UserError: it has none, some of another type, some without a shape, or some that are not finite.
     """
     if not any(True for _ in net.parameters()):
         raise UserError("model: it has no parameters to train")
@@ -129,6 +131,13 @@ def _check_parameters(net: nn.Module) -> None:
             raise UserError(f"model: {name!r} has no shape yet; show the module an image before you give it")
         if parameter.dtype != torch.float32:
             raise UserError(f"model: {name!r} is {parameter.dtype}; expected float32 (the key run.precision decides about bfloat16)")
+        if not parameter.isfinite().all():
+            raise UserError(f"model: {name!r} holds numbers that are not finite")
+
+
+def _first_line(error: Exception) -> str:
+    """What it says, or its kind where it says nothing."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def digest(network: Callable[[], nn.Module], seed: int) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -135,6 +135,7 @@ class Arm:
         averages = [algorithm.averages(state) for algorithm, state, _ in each]
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
+        refused: list[str] = []
         for reply in self.engine.round(messages, self.run.deadline or None):
             name, message = reply.client, messages[reply.client]
             self._received[name] += reply.bytes
@@ -143,16 +144,17 @@ class Arm:
             reason = self._refused(reply, message) if name in participants else reply.error
             if reason is not None:
                 self.rejected += 1
+                refused.append(f"{name}: {reason}")
                 self.notice(f"round {self.round + train}: left out {name}: {reason}")
             elif name in participants:
                 self._add(reply, averages)
                 self._check_finite(name, reply.training, f"in round {self.round + 1}")
                 trained[name] = dict(reply.training)
         if measure:
-            self._check_quorum(len(_seen(records)), len(self.context.clients), "measured the model")
+            self._check_quorum(len(_seen(records)), len(self.context.clients), "measured the model", refused)
             self._check_course(records)
         if participants:
-            self._check_quorum(len(trained), len(participants), "sent a sound update")
+            self._check_quorum(len(trained), len(participants), "sent a sound update", refused)
             for (algorithm, state, _), sums in zip(each, averages, strict=True):
                 with self._seeded(algorithm, "aggregate"):
                     algorithm.aggregate(state, sums)
@@ -308,10 +310,11 @@ class Arm:
 
     # --- checks ----------------------------------------------------------------------------------------------------
 
-    def _check_quorum(self, answers: int, clients: int, what: str) -> None:
+    def _check_quorum(self, answers: int, clients: int, what: str, refused: Sequence[str] = ()) -> None:
         needed = math.ceil(self.run.quorum * clients - 1e-9)  # 0.07 * 100 is a little more than 7
         if answers < needed:
-            raise RunError(f"round {self.round + 1}: {answers} of {clients} clients {what}, the quorum is {needed}; the run stops here")
+            why = f"{answers} of {clients} clients {what}, the quorum is {needed}; the run stops here"
+            raise RunError(f"round {self.round + 1}: {why}" + (f" ({refused[0]})" if refused else ""))
 
     def _check_course(self, records: list[Record]) -> None:
         """A model that has left all bounds is no result, even where its numbers are finite."""
