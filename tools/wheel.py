@@ -30,7 +30,7 @@ def build(folder: Path) -> Path:
     """The repaired wheel, in ``folder``."""
     with tempfile.TemporaryDirectory(prefix="uefl-wheel-") as name:
         source = f"from setuptools.build_meta import build_sdist; print(build_sdist({name!r}))"
-        archive = subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()[-1]
+        archive = subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
         options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--wheel-dir", name]
         environment = os.environ | {"CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DUEFL_CUDA=AUTO")}
         subprocess.run([sys.executable, "-m", "pip", "wheel", *options, f"{name}/{archive}"], check=True, env=environment)
