@@ -177,6 +177,11 @@ def test_a_measure_that_no_run_has_is_said(tmp_path: Path) -> None:
     assert report.content(unknown, []).warnings == ["no run has the measure 'acuracy'", "no run has the measure 'usage'"]
 
 
+def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
+    result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"})
+    assert report.content(result, []).warnings == ["1 of 7 runs are not there; see the end"]
+
+
 def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
     (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
     run_folder.write(job.folder, run_folder.records(("fedavg",)))

@@ -79,7 +79,7 @@ def run(
     console.print(*(part.rich() for part in report.table(result).parts(console.width)))
     console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", highlight=False)
     if result.missing:
-        raise RunError(f"{len(result.missing)} of {count(len(wanted), 'run')} are not there; {out / 'report.md'} says why")
+        raise RunError(f"{len(result.missing)} of {len(wanted)} runs are not there; {out / 'report.md'} says why")
 
 
 def _progress(console: Console) -> Progress:

@@ -18,7 +18,6 @@ from ..report.folder import Run, read_run
 from ..report.plots import Picture, marked
 from ..report.style import RC, canvas, legend, of_place
 from ..report.tables import Table, number
-from ..report.words import count
 from . import cost, features
 from .suite import Job, Scale, Suite
 
@@ -130,7 +129,7 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     sections = [Section("", blocks), *([Section("Curves", list(pictures))] if pictures else [])]
     if result.missing:
         sections.append(Section("Not there", [[f"{place}: {why}" for place, why in result.missing.items()]]))
-    warnings = [f"{count(len(result.missing), 'run')} of {runs + len(result.missing)} are not there; see the end"] if result.missing else []
+    warnings = [f"{len(result.missing)} of {runs + len(result.missing)} runs are not there; see the end"] if result.missing else []
     warnings += [f"no run has the measure {measure!r}" for measure in _absent(result)]
     return Content(f"Suite {result.suite.name}, scale {result.scale}", warnings, sections)
 
