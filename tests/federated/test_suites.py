@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,3 +205,18 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, command)
     assert "4 runs, 2 of them finished" in again.output
     assert (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "uefl", "suite", tiny(tmp_path), "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]
+    suite_process = subprocess.Popen([*command, "--device", "cpu"], stdout=subprocess.DEVNULL)
+    children = Path(f"/proc/{suite_process.pid}/task/{suite_process.pid}/children")
+    end = time.monotonic() + 120
+    while not (found := children.read_text().split()) and time.monotonic() < end:
+        time.sleep(0.05)
+    suite_process.kill()
+    suite_process.wait()
+    while Path(f"/proc/{found[0]}/cmdline").exists() and Path(f"/proc/{found[0]}/cmdline").read_bytes() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert time.monotonic() < end, "the run went on"

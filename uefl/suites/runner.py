@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,8 @@ from ..errors import UserError
 from .suite import Job
 
 _LOOK = 0.5  # seconds between two looks at the processes
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 _TAIL = 1 << 16  # bytes; holds the last line of metrics.jsonl
 
 
@@ -115,7 +119,14 @@ def _start(job: Job, device: str, data_root: Path | None) -> subprocess.Popen[by
     threads = job.config.run.threads
     env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     with _log(job).open("ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, preexec_fn=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """In the new process: ask Linux for SIGTERM when the suite is killed; a run that went on would hold the lock of its folder."""
+    prctl = getattr(_LIBC, "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _log(job: Job) -> Path:
