@@ -77,6 +77,7 @@ def test_the_published_algorithm_through_its_folder_and_an_interruption(tmp_path
         "reference=mean",
         "codewords=8",
         "stop_when_certain=false",
+        "passes=20",  # its arms draw nothing
     )
     start(tmp_path / "whole", *keys)
     with pytest.raises(KeyboardInterrupt):

@@ -47,7 +47,7 @@ def test_every_kernel_is_there_for_every_dtype(build):
                 continue
             mangled = {"float": "f", "double": "d"}.get(dtype, f"{len(dtype)}{dtype}")
             assert re.search(f"{len(kernel)}{kernel}I{mangled}", code), f"{kernel}<{dtype}>"
-    for kernel in ("4headILi2ELb0E", "4headILi4ELb1E", "4tailILb0E", "9pack_rowsI6__half", "12pack_weights", "7combine", "12dropout_mask"):
+    for kernel in ("4headILi2ELb0E", "4headILi4ELb1E", "5stackILb0E", "9pack_rowsI6__half", "12pack_weights", "7combine", "12dropout_mask"):
         assert kernel in code, kernel
 
 
