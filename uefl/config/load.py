@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest
 from ..fields import shown, unknown
 from .config import SECTIONS, Config, from_table, tomllib
 from .keys import all_keys, homes, named, places
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable  # Python 3.10 has it elsewhere
 
 _GROUPS = ("start", "codebooks", "sets", "own")
 """folders of presets, in the order in which they are listed"""

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,6 +32,9 @@ from ..config.keys import named
 from ..config.load import merged
 from ..errors import UserError, nearest
 from ..fields import parse, shown
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable  # Python 3.10 has it elsewhere
 
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
