@@ -143,8 +143,9 @@ bench() {
   measure bench-kmeans 90 --op kmeans_step,kmeans_lloyd "${first[@]}"
   measure bench-mc_dropout 60 --op mc_dropout_mlp,mc_dropout "${first[@]}"
   measure bench-transition 60 --op transition_nll,log_transition_probs,transition_double_softmax,set_proportion_loss "${first[@]}"
-  measure bench-rest 60 --op kmeans,layer,linear "${first[@]}"
+  measure bench-rest 80 --op kmeans,layer,residual_vq,linear "${first[@]}"
   measure bench-compiled 80 --op transition_nll,log_transition_probs,transition_double_softmax,set_proportion_loss --peers compiled
+  measure bench-layer_compiled 60 --op layer_compiled
   measure bench-triton 120 --op vq,mc_dropout_mlp,vq_assign --peers flash-kmeans
 }
 
