@@ -21,6 +21,7 @@ from ..collapse import ClassSums, Collapse, class_sums, geometry, neural_collaps
 from ..data.federation import Federation
 from ..engines.base import Expected, Reply
 from ..errors import RunError, UserError
+from ..models.parts import linear_layers
 from ..server.turn import Turn
 from . import base
 from .base import Algorithm, ModelSpec, Record, State, register
@@ -50,7 +51,7 @@ class TPT(Algorithm):
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Features are the input of the last linear layer."""
-        if not _linear(net):
+        if not linear_layers(net):
             raise UserError(f"arm {arm!r}: the network has no linear layer, whose input neural collapse is measured of; choose another one")
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
@@ -66,7 +67,7 @@ class TPT(Algorithm):
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
         """The state of FedAvg, the iterations before the phase, and the clients' accuracies when it began."""
         state = super().server_state(values, buffers, net)
-        state.plain = {"features": _linear(net)[-1].in_features, "start": None, "start_accuracy": {}}
+        state.plain = {"features": linear_layers(net)[-1].in_features, "start": None, "start_accuracy": {}}
         return state
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
@@ -121,7 +122,7 @@ class TPT(Algorithm):
         """Measure the training images, with dropout off and the running statistics of batch norm."""
         work.net.eval()
         features, logits = _features(work)
-        labels, layer = work.train.labels, _linear(work.net)[-1]
+        labels, layer = work.train.labels, linear_layers(work.net)[-1]
         mine = class_sums(features, labels, len(self.context.classes))
         sent = work.message.tensors
         if "sums" not in sent:
@@ -133,14 +134,10 @@ class TPT(Algorithm):
         return {"spread": around, "geometry": geometry(total, layer.weight), "own": torch.tensor(own, dtype=torch.float64)}
 
 
-def _linear(net: nn.Module) -> list[nn.Linear]:
-    return [module for module in net.modules() if isinstance(module, nn.Linear)]
-
-
 def _features(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
     """The input ``[N, D]`` of the last linear layer for all training images, and the logits ``[N, C]``; float32."""
     kept: list[torch.Tensor] = []
-    hook = _linear(work.net)[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].float()))
+    hook = linear_layers(work.net)[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].float()))
     try:
         logits = [work.logits(work.workspace.normalize(images)) for images in work.train.images.split(_BATCH)]
     finally:

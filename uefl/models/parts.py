@@ -11,16 +11,20 @@ from ..errors import UserError
 Part = Literal["last", "head", "all"]
 
 
+def linear_layers(net: nn.Module) -> list[nn.Linear]:
+    """All linear layers of a network, in the order in which it holds them."""
+    return [module for module in net.modules() if isinstance(module, nn.Linear)]
+
+
 def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
     """The modules of a part: the ``last`` linear layer of all, the ``head`` (whatever is called so), or ``all`` of the network.
 
     Raises:
         UserError: the network has no parameters there; ``key`` is the one that asked for it.
     """
-    linear: list[nn.Module] = [module for module in net.modules() if isinstance(module, nn.Linear)]
     head = getattr(net, "head", None)
     choices: dict[Part, list[nn.Module]] = {
-        "last": linear[-1:],
+        "last": [*linear_layers(net)[-1:]],
         "head": list(head.modules()) if isinstance(head, nn.Module) else [],
         "all": list(net.modules()),
     }
