@@ -301,9 +301,7 @@ class _Scale(str, Enum):
 @app.command()
 def suite(
     name: Annotated[str | None, typer.Argument(metavar="[NAME|SUITE.toml]", show_default=False)] = None,
-    scale: Annotated[
-        _Scale, typer.Option(help="cpu: a smaller version, within an hour on two cores; paper: its own size, for a GPU.")
-    ] = _Scale.cpu,
+    scale: Annotated[_Scale, typer.Option(help="cpu: smaller, for two cores; paper: its own size, for a GPU.")] = _Scale.cpu,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: cpu, as many as cores; paper, one.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the suite; default: runs/NAME-SCALE.")] = None,
