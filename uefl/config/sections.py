@@ -112,10 +112,11 @@ class Training(Section):
     local_steps: int = Field(0, ge=0, description="steps that every client makes in a round, in the place of `local_epochs`; 0: by epochs")
 
     def lr_in(self, round: int) -> float:
-        """The learning rate of a round, counted from 0."""
+        """The learning rate of a round, counted from 0; what trains after the last round has the rate of that one."""
         if self.lr_schedule == "constant":
             return self.lr
-        return self.lr * (1 + math.cos(math.pi * min(1.0, round / sum(self.iterations())))) / 2
+        rounds = sum(self.iterations())
+        return self.lr * (1 + math.cos(math.pi * min(round, rounds - 1) / rounds)) / 2
 
     def iterations(self) -> list[int]:
         """Rounds of each iteration, with ``max_iterations`` applied."""

@@ -135,6 +135,12 @@ def test_at_the_end_all_clients_train_their_heads_and_nothing_else():
     assert all(mine["nll"] != other["nll"] for mine, other in zip(ours, theirs, strict=True))
 
 
+def test_a_schedule_leaves_the_heads_the_rate_of_the_last_round():
+    heads = [arm(settings("fedcr", dim=8, rounds=[2], lr_schedule="cosine", head_epochs=epochs, samples=2))[0] for epochs in (2, 0)]
+    finish(heads[0]), finish(heads[1])
+    assert not any(torch.equal(*(one.private[0][name]["net.values"] for one in heads)) for name in heads[0].context.clients)
+
+
 def test_a_client_that_trains_its_head_alone_is_measured_with_it():
     """Of three clients one takes part in the only round; the others' heads are their own all the same."""
     keys = {"rounds": [1], "participation": 0.3, "samples": 2}

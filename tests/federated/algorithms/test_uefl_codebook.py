@@ -167,6 +167,7 @@ def test_a_cosine_schedule_falls_from_lr_to_nearly_nothing_over_the_rounds():
     constant, cosine = (settings(lr_schedule=kind, rounds=[3, 1], lr=0.2).training for kind in ("constant", "cosine"))
     assert [constant.lr_in(round) for round in range(4)] == [0.2] * 4
     assert [cosine.lr_in(round) for round in range(4)] == pytest.approx([0.2, 0.2 * 0.853553, 0.1, 0.2 * 0.146447], rel=1e-5)
+    assert cosine.lr_in(4) == cosine.lr_in(3)
     moves = []
     for kind in ("constant", "cosine"):  # Adam's first step is the learning rate itself
         algorithm, _, _ = arm(
