@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +26,17 @@ KEYS: dict[str, Any] = {
 
 
 class Killer:
-    """Stops the process, or this thread, at one client of one round."""
+    """Stops the process, or this thread, at one client of one round, or at the n-th turn that a client has in the run."""
 
     def __init__(self, when=None, kill=False):
-        self.when, self.kill = when, kill
+        self.when, self.kill, self.turns = when, kill, 0
 
     def __getattr__(self, name):
         return lambda *_: None
 
     def client(self, *now):
-        if now == self.when:
+        self.turns += 1
+        if self.when in (now, self.turns):
             if self.kill:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise KeyboardInterrupt
@@ -55,6 +59,20 @@ def run_twice(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Ru
     uefl.resume(tmp_path / "stopped")
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
     return run
+
+
+def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int], **overrides: Any) -> None:
+    """A run of two clients ends alike where its process is killed at the n-th turn of a client, for each n, and the run resumed."""
+    keys = KEYS | {"arms": arms}
+    uefl.train(keys, out=tmp_path / "whole", **overrides)
+    for turn in turns:
+        out = tmp_path / f"killed-{turn}"
+        call = f"uefl.train({keys!r}, out={str(out)!r}, observer=Killer({turn}, True), **{overrides!r})"
+        code = f"import uefl; from {__name__} import Killer; {call}"
+        done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        uefl.resume(out)
+        assert outcome(out) == outcome(tmp_path / "whole")
 
 
 def saved_accuracy(run: uefl.Run, arm: str, client: str | None = None) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.interrupted import killed_and_resumed, run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, finish, settings, state, values
 from uefl.algorithms.fedbr import FedBR, contrast
 from uefl.errors import RunError, UserError
@@ -151,3 +151,9 @@ def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
     run = run_twice(tmp_path, {"fedbr": {"pseudo": 8}})
     saved, measured = saved_accuracy(run, "fedbr")
     assert saved == pytest.approx(measured, abs=0.2)  # dropout off in the one, on in the other
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_for_bit(tmp_path):
+    """Killed while pseudo-images are made, which no checkpoint has yet, in the first round, and in a later one."""
+    killed_and_resumed(tmp_path, {"fedbr": {"pseudo": 8}}, (2, 4, 6))

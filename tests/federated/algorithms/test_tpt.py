@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.federated.interrupted import run_twice, saved_accuracy
+from tests.federated.interrupted import killed_and_resumed, run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, values
 from uefl.algorithms.tpt import TPT
 from uefl.client.client import Clients
@@ -111,3 +111,9 @@ def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
     last = run.metrics[run.metrics["round"] == 2]
     assert last.nc1.notna().all()
     assert "| nc1 |" in (run.path / "report.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_for_bit(tmp_path):
+    """Killed while training images are measured at the end of the first iteration, in either exchange, and after it."""
+    killed_and_resumed(tmp_path, {"tpt": {"threshold": 1e-9, "extra": 1.0}}, (8, 10, 12))
