@@ -10,17 +10,10 @@ machine with other jobs, compare the seconds of CPU, of all processes, on one th
 
 from __future__ import annotations
 
-import argparse
 import copy
-import resource
-import statistics
-import time
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
@@ -29,8 +22,7 @@ from uefl import config
 from uefl.config import Config
 from uefl.data import Federation, SetData, build
 
-from .federated_round import arm_of
-from .results import about
+from . import rounds
 
 _MEAN, _STD = (0.1307,) * 3, (0.3081,) * 3
 
@@ -133,76 +125,20 @@ class Published:
                 (logits.argmax(1) == y).sum().item()
 
 
-class Ours:
-    """The arm ``fedul`` as ``uefl train`` runs it."""
-
-    def __init__(self, cfg: Config, federation: Federation) -> None:
-        self.arm, self.workspace = arm_of(cfg, "fedul", federation)
-
-    def train(self) -> None:
-        """A local epoch of every client, then the average."""
-        self.arm.exchange(measure=False, train=True)
-
-    def measure(self) -> None:
-        """The model on every client's test images."""
-        self.arm.exchange(measure=True, train=False)
-
-
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Time a few rounds of everyone in turns, after one that is not counted, and print the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("preset", nargs="?", default="fedul-mnist")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=3)
+    parser = rounds.parser(__doc__, "fedul-mnist")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--bf16", action="store_true", help="the published loop also with bfloat16")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     cfg = config.load(args.preset, [*args.set, "validation=0"])  # both measure on the test images, once
     federation = build(cfg.data, kind="sets", seed=cfg.run.seed)
-    ours = Ours(cfg, federation)
-    makers: dict[str, Callable[[], Ours | Published]] = {
-        "uefl": lambda: ours,
-        "published": lambda: Published(cfg, federation, workers=args.workers, bf16=False),
-    }
+    ours = rounds.Ours(cfg, "fedul", federation)
+    loops: dict[str, rounds.Loop] = {"uefl": ours, "published": Published(cfg, federation, workers=args.workers, bf16=False)}
     if args.bf16:
-        makers["published, bfloat16"] = lambda: Published(cfg, federation, workers=args.workers, bf16=True)
-    loops = {name: make() for name, make in makers.items()}
-    turns: dict[str, list[tuple[float, ...]]] = {name: [] for name in loops}
-    console = Console(width=120)
-    for turn in range(1 + args.turns):
-        for name, loop in loops.items():
-            moments = [(time.perf_counter(), _cpu())]
-            for work in (loop.train, loop.measure):
-                work()
-                moments.append((time.perf_counter(), _cpu()))
-            (begin, cpu), (trained, _), (end, cpu_end) = moments
-            turns[name].append((trained - begin, end - trained, end - begin, cpu_end - cpu))
-        line = ", ".join(f"{name} {values[-1][2]:.1f} s (CPU {values[-1][3]:.1f})" for name, values in turns.items())
-        console.print(f"turn {turn or 'not counted'}: {line}", highlight=False)
+        loops["published, bfloat16"] = Published(cfg, federation, workers=args.workers, bf16=True)
     steps = sum(s.sizes.train // cfg.training.batch_size for s in federation.silos)
-    table = Table(
-        title=f"{args.preset}: {len(federation.silos)} clients, {steps} steps, {args.threads} thread(s), bf16 {ours.workspace.autocast}",
-        caption="{machine}, torch {torch}, commit {commit}, {date}; medians of {turns} turns".format(
-            **about("cpu", args.threads), turns=args.turns
-        ),
-    )
-    for column in ("loop", "train s", "measure s", "wall s", "of ours", "CPU s", "of ours", "turns"):
-        table.add_column(column, justify="left" if column == "loop" else "right")
-    for name, values in turns.items():
-        train, measure, whole, cpu = (statistics.median(part) for part in zip(*values[1:], strict=True))
-        ratios = [sorted(theirs[i] / mine[i] for theirs, mine in zip(values[1:], turns["uefl"][1:], strict=True)) for i in (2, 3)]
-        wall_ratio, cpu_ratio = map(statistics.median, ratios)
-        spread = f"{ratios[1][0]:.2f} to {ratios[1][-1]:.2f}"
-        table.add_row(name, *(f"{x:.2f}" for x in (train, measure, whole, wall_ratio, cpu, cpu_ratio)), spread)
-    console.print(table)
-
-
-def _cpu() -> float:
-    """Seconds of CPU of this process and of the loader workers that have ended."""
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in usage)
+    rounds.compare(loops, f"{args.preset}: {len(federation.silos)} clients, {steps} steps, bf16 {ours.workspace.autocast}", args)
 
 
 if __name__ == "__main__":

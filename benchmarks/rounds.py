@@ -1,0 +1,102 @@
+"""Loops of federated rounds in turns, on the same data and threads, and a table of what a round of each takes."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from rich.console import Console
+from rich.table import Table
+
+from uefl.config import Config
+from uefl.data import Federation
+
+from .federated_round import arm_of
+from .results import about
+
+Turn = tuple[float, float, float, float]
+"""seconds of training, of measuring, of both, and of CPU"""
+
+
+class Loop(Protocol):
+    """A way to run a federated round."""
+
+    def train(self) -> None:
+        """Train every client, and average."""
+
+    def measure(self) -> None:
+        """The model on every client's test images."""
+
+
+class Ours:
+    """An arm as ``uefl train`` runs it."""
+
+    def __init__(self, cfg: Config, name: str, federation: Federation) -> None:
+        self.arm, self.workspace = arm_of(cfg, name, federation)
+
+    def train(self) -> None:
+        """Train every client, and average."""
+        self.arm.exchange(measure=False, train=True)
+        self.arm.trained += 1
+        self.arm.round += 1
+
+    def measure(self) -> None:
+        """The model on every client's test images."""
+        self.arm.exchange(measure=True, train=False)
+
+
+def parser(description: str | None, preset: str) -> argparse.ArgumentParser:
+    """What every comparison of rounds is asked."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("preset", nargs="?", default=preset)
+    made.add_argument("--threads", type=int, default=1)
+    made.add_argument("--turns", type=int, default=3)
+    made.add_argument("--bf16", action="store_true", help="the published loop also with bfloat16")
+    made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    return made
+
+
+def compare(loops: Mapping[str, Loop], title: str, args: argparse.Namespace) -> None:
+    """Time a few rounds of everyone in turns, after one that is not counted, and print the medians; the first loop is ours."""
+    console = Console(width=120)
+    timed: dict[str, list[Turn]] = {name: [] for name in loops}
+    for turn in range(1 + args.turns):
+        for name, loop in loops.items():
+            timed[name].append(_time(loop))
+        line = ", ".join(f"{name} {values[-1][2]:.1f} s (CPU {values[-1][3]:.1f})" for name, values in timed.items())
+        console.print(f"turn {turn or 'not counted'}: {line}", highlight=False)
+    console.print(table({name: values[1:] for name, values in timed.items()}, f"{title}, {args.threads} thread(s)", args.threads))
+
+
+def table(timed: Mapping[str, list[Turn]], title: str, threads: int) -> Table:
+    """Medians over the turns; ratios are taken turn by turn, to the first loop, and ``turns`` is the range of that of the CPU."""
+    ours, *_ = timed.values()
+    caption = "{machine}, torch {torch}, commit {commit}, {date}; medians of {turns} turns".format(**about("cpu", threads), turns=len(ours))
+    made = Table(title=title, caption=caption)
+    for column in ("loop", "train s", "measure s", "wall s", "rounds/min", "of ours", "CPU s", "of ours", "turns"):
+        made.add_column(column, justify="left" if column == "loop" else "right")
+    for name, values in timed.items():
+        train, measure, whole, cpu = (statistics.median(part) for part in zip(*values, strict=True))
+        wall_ratio, cpu_ratio = (sorted(theirs[i] / mine[i] for theirs, mine in zip(values, ours, strict=True)) for i in (2, 3))
+        numbers = (train, measure, whole, 60 / whole, statistics.median(wall_ratio), cpu, statistics.median(cpu_ratio))
+        made.add_row(name, *(f"{x:.2f}" for x in numbers), f"{cpu_ratio[0]:.2f} to {cpu_ratio[-1]:.2f}")
+    return made
+
+
+def _time(loop: Loop) -> Turn:
+    moments = [(time.perf_counter(), _cpu())]
+    for work in (loop.train, loop.measure):
+        work()
+        moments.append((time.perf_counter(), _cpu()))
+    (begin, cpu), (trained, _), (end, cpu_end) = moments
+    return trained - begin, end - trained, end - begin, cpu_end - cpu
+
+
+def _cpu() -> float:
+    """Seconds of CPU of this process and of those that it began and that have ended."""
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in usage)

@@ -1,0 +1,179 @@
+"""A UEFL round beside the published loop: the same silos, network, codebook and batches, both on the same threads, in turns.
+
+python -m benchmarks.uefl_round [PRESET] [--threads 1] [--turns 3] [--bf16] [--set key=value]...
+
+Without arguments it is a whole round of the paper's setting, 9 silos x 20 epochs of 2,000 images at width 128, which takes a CPU many
+hours. ``--set width=16 --set clients=3 --set angles=[0,-50,120] --set train_per_client=500 --set test_per_client=125`` is a four-hundredth
+of that work. The arms of the preset are ours; the default one has ``uefl-published``, which does what the published loop does, with its
+mistakes. Rounds are those of the first iteration, before any codebook is extended; the first turn is not counted.
+
+The published loop measures the test images after every local epoch, and 20 times after the round with dropout off, which gives the same
+20 times. The row ``published, once`` is without these repetitions. On a machine with other jobs, compare the seconds of CPU on one thread.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from uefl import config
+from uefl.config import Config
+from uefl.data import Federation, build
+from uefl.data.federation import LabeledData
+from uefl.models.normalization import normalization
+
+from . import rounds
+
+_TEST_BATCH = 100
+
+
+class Answer(NamedTuple):
+    """What the network says of B images."""
+
+    logits: torch.Tensor
+    loss: torch.Tensor
+    """of the codebook and of the commitment to it"""
+    perplexity: torch.Tensor
+
+
+class PublishedBlock(nn.Module):
+    """A residual block of constant width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for _ in range(2):
+            layers += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        return torch.relu(self.layers(x) + x)
+
+
+class PublishedNet(nn.Module):
+    """The paper's network: three stages, a quantiser that makes the whole table of distances, two linear layers, dropout on the logits."""
+
+    def __init__(
+        self, image_shape: tuple[int, int, int], width: int, hidden: int, classes: int, codewords: int, segments: int, p: float
+    ) -> None:
+        super().__init__()
+        inputs, side, stages = image_shape[0], image_shape[1], []
+        for channels in (width, 2 * width, 4 * width):
+            stages += [nn.Conv2d(inputs, channels, 3, padding=1), PublishedBlock(channels), nn.MaxPool2d(2)]
+            inputs, side = channels, side // 2
+        self.encoder = nn.Sequential(*stages)
+        self.codebook = nn.Parameter(torch.randn(codewords, inputs // segments))
+        dropout = nn.Dropout(p)
+        self.head = nn.Sequential(nn.Linear(inputs * side * side, hidden), nn.GELU(), dropout, nn.Linear(hidden, classes), dropout)
+
+    def forward(self, x: torch.Tensor) -> Answer:
+        """Images [B, C, H, W]."""
+        features = self.encoder(x).permute(0, 2, 3, 1).contiguous()
+        flat = features.view(-1, self.codebook.shape[1])
+        distance = flat.square().sum(1, keepdim=True) + self.codebook.square().sum(1) - 2 * flat @ self.codebook.T
+        chosen = torch.zeros_like(distance).scatter_(1, distance.argmin(1, keepdim=True), 1)
+        quantized = (chosen @ self.codebook.to(chosen.dtype)).view(features.shape)
+        mse = nn.functional.mse_loss
+        loss = mse(quantized, features.detach()) + 0.25 * mse(quantized.detach(), features)
+        use = chosen.mean(0)
+        perplexity = torch.exp(-(use * torch.log(use + 1e-10)).sum())
+        passed = features + (quantized - features).detach()
+        return Answer(self.head(passed.permute(0, 3, 1, 2).flatten(1)), loss, perplexity)
+
+
+class Published:
+    """The published loop, written from its description (it has no licence): a copy of the model for every silo, an optimizer made anew, the
+    average by entries of state dicts; every silo keeps its codebook. Batches are cut from one tensor, which is no slower than a loader.
+
+    Args:
+        once: without the repetitions of measuring.
+        bf16: what it lacks, for comparison: bfloat16.
+    """
+
+    def __init__(self, cfg: Config, name: str, federation: Federation, *, once: bool, bf16: bool) -> None:
+        self.training, self.once, self.bf16 = cfg.training, once, bf16
+        self.passes = 1 if once else cfg.run.passes
+        of_arm, model = cfg.arms[name].parameters, cfg.model
+        sizes = (model.width, model.hidden, len(federation.classes), of_arm.codewords, of_arm.segments)  # type: ignore[attr-defined]
+        self.server = PublishedNet(federation.image_shape, *sizes, model.dropout)
+        self.codebooks = [self.server.codebook.detach().clone() for _ in federation.silos]
+        mean, std = normalization(cfg.data.normalize, federation.mean, federation.std)
+        data = [silo.load() for silo in federation.silos]
+        labeled = [each for each in data if isinstance(each, LabeledData)]
+        self.train_data = [((each.train.images - mean) / std, each.train.labels) for each in labeled]
+        self.test_data = [((each.test.images - mean) / std, each.test.labels) for each in labeled]
+
+    def train(self) -> None:
+        """The local epochs of every silo, then the average of all but the codebooks."""
+        total = {name: torch.zeros_like(tensor) for name, tensor in self.server.state_dict().items() if name != "codebook"}
+        for k, (images, labels) in enumerate(self.train_data):
+            model = self._of_silo(k)
+            optimizer = torch.optim.Adam(model.parameters(), lr=self.training.lr)
+            for _ in range(self.training.local_epochs):
+                model.train()
+                for batch in torch.randperm(len(images)).split(self.training.batch_size):
+                    optimizer.zero_grad()
+                    answer = self._answer(model, images[batch])
+                    loss = nn.functional.cross_entropy(answer.logits.float(), labels[batch]) + answer.loss
+                    loss.backward()
+                    loss.item()
+                    optimizer.step()
+                if not self.once:
+                    self._measure(model, k)
+            self.codebooks[k] = model.codebook.detach().clone()
+            for name, tensor in total.items():
+                tensor += (model.state_dict()[name] / len(self.train_data)).to(tensor.dtype)
+        self.server.load_state_dict(total, strict=False)
+
+    def measure(self) -> None:
+        """Accuracy, entropy and perplexity of every silo, so many times."""
+        for _ in range(self.passes):
+            for k in range(len(self.test_data)):
+                self._measure(self._of_silo(k), k)
+
+    def _of_silo(self, k: int) -> PublishedNet:
+        model = copy.deepcopy(self.server)
+        model.codebook.data.copy_(self.codebooks[k])
+        return model
+
+    @torch.no_grad()
+    def _measure(self, model: PublishedNet, k: int) -> None:
+        model.eval()
+        images, labels = self.test_data[k]
+        for x, y in zip(images.split(_TEST_BATCH), labels.split(_TEST_BATCH), strict=True):
+            answer = self._answer(model, x)
+            probs = answer.logits.float().softmax(1)
+            (probs.argmax(1) == y).sum().item()
+            (-(probs * torch.log(probs + 1e-45)).sum()).item()
+            answer.perplexity.item()
+
+    def _answer(self, model: PublishedNet, x: torch.Tensor) -> Answer:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
+            answer: Answer = model(x)
+        return answer
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Time a few rounds of everyone in turns, after one that is not counted, and print the medians."""
+    args = rounds.parser(__doc__, "mnist-9-published").parse_args(arguments)
+    torch.set_num_threads(args.threads)
+    cfg = config.load(args.preset, args.set)
+    federation = build(cfg.data, kind="labeled", seed=cfg.run.seed)
+    ours = {name: rounds.Ours(cfg, name, federation) for name in cfg.arms}
+    first = next(iter(ours))
+    loops: dict[str, rounds.Loop] = {**ours}
+    for bf16 in (False, True) if args.bf16 else (False,):
+        for once in (False, True):
+            name = "published" + ", once" * once + ", bfloat16" * bf16
+            loops[name] = Published(cfg, first, federation, once=once, bf16=bf16)
+    images = sum(silo.sizes.train for silo in federation.silos) * cfg.training.local_epochs
+    title = f"{args.preset}: {len(federation.silos)} silos, {images} images, width {cfg.model.width}, bf16 {ours[first].workspace.autocast}"
+    rounds.compare(loops, title, args)
+
+
+if __name__ == "__main__":
+    main()

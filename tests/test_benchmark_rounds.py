@@ -1,0 +1,77 @@
+"""The comparisons of federated rounds run, and the published loop of UEFL does the work of ours."""
+
+import pytest
+import torch
+
+from benchmarks import fedul_round, rounds, uefl_round
+from uefl import config
+from uefl.data import build
+
+TINY = [
+    "source=digits", "clients=3", "angles=[0,-50,120]", "train_per_client=40", "test_per_client=20", "width=4", "hidden=16", "codewords=8",
+    "segments=2", "local_epochs=2",
+]  # fmt: skip
+
+
+def options(*keys):
+    return [part for key in keys for part in ("--set", key)]
+
+
+def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys):
+    threads = torch.get_num_threads()
+    try:
+        uefl_round.main(["--turns", "1", "--bf16", *options(*TINY)])
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    for loop in ("uefl-published", "published", "published, once", "published, bfloat16", "published, once, bfloat16"):
+        assert f"│ {loop} " in printed
+    assert "3 silos, 240 images, width 4" in printed
+
+
+@pytest.mark.slow
+def test_a_round_of_fedul_is_timed_beside_the_published_loop(capsys):
+    threads = torch.get_num_threads()
+    small = options("source=digits", "clients=2", "train_per_client=64", "test_per_client=20", "batch_size=64", "sets=4")
+    try:
+        fedul_round.main(["--turns", "1", "--workers", "1", *small])
+    finally:
+        torch.set_num_threads(threads)
+    assert "fedul-mnist: 2 clients, 2 steps" in capsys.readouterr().out
+
+
+def test_a_round_of_the_published_loop_is_one_of_ours():
+    """From the same weights, with a batch of all images and without dropout: the same averages, and the same codebooks."""
+    cfg = config.load("mnist-9-published", [*TINY, "batch_size=40", "dropout=0.0", "lr=1e-3"])
+    federation = build(cfg.data, kind="labeled", seed=0)
+    ours = rounds.Ours(cfg, "uefl-published", federation)
+    theirs = uefl_round.Published(cfg, "uefl-published", federation, once=True, bf16=False)
+    with torch.no_grad():
+        copy_of(ours, theirs)
+    start = [parameter.clone() for parameter in theirs.server.parameters()]
+    ours.train(), theirs.train()
+    other = uefl_round.Published(cfg, "uefl-published", federation, once=True, bf16=False)
+    with torch.no_grad():
+        copy_of(ours, other)
+    for (name, mine), published, before in zip(other.server.named_parameters(), theirs.server.parameters(), start, strict=True):
+        if name != "codebook":  # which stays with the silos
+            assert (mine - published).norm() < 0.05 * (published - before).norm(), name
+    state = ours.arm.states[0]
+    for k, codebook in enumerate(theirs.codebooks):
+        torch.testing.assert_close(state.tensors[f"own.silo-{k}"][0], codebook, atol=1e-5, rtol=0)
+
+
+def copy_of(ours, theirs):
+    """Put our model into theirs, whose features are a channel after the other where ours are a position after the other."""
+    state = ours.arm.states[0]
+    ours.workspace.flat.set(state.tensors["values"], state.tensors["buffers"])
+    net = ours.workspace.net
+    encoder = list(net.encoder.parameters())
+    for mine, published in zip(encoder, theirs.server.encoder.parameters(), strict=True):
+        published.copy_(mine)
+    first, last = theirs.server.head[0], theirs.server.head[3]
+    hidden, inputs = net.head.fc1.weight.shape
+    first.weight.copy_(net.head.fc1.weight.view(hidden, net.positions, net.dim).transpose(1, 2).reshape(hidden, inputs))
+    first.bias.copy_(net.head.fc1.bias)
+    last.weight.copy_(net.head.fc2.weight), last.bias.copy_(net.head.fc2.bias)
+    theirs.codebooks = [state.tensors["main"][0].clone() for _ in theirs.codebooks]
