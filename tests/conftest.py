@@ -11,7 +11,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; threads tha
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # processes that share the cores: each has its part of them, also in what it starts
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))))
 
-import gzip
 import hashlib
 import pickle
 import random
@@ -24,6 +23,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.files import write_idx
 from tests.interpreter import patch_once_a_launch
 from uefl_kernels._library import triton_available
 
@@ -107,15 +107,7 @@ def make_npz(tmp_path):
 @pytest.fixture
 def idx_root(tmp_path):
     """A data root with MNIST as torchvision stores it, of 40 training and 20 test images."""
-    raw = tmp_path / "root" / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for stem, count in (("train", 40), ("t10k", 20)):
-        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        header = np.array([0x803, count, 28, 28], ">i4").tobytes()
-        (raw / f"{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
-        labels = np.arange(count, dtype=np.uint8) % 10
-        (raw / f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(np.array([0x801, count], ">i4").tobytes() + labels.tobytes()))
+    write_idx(tmp_path / "root" / "MNIST" / "raw", ("train", "t10k"), (40, 20))
     return tmp_path / "root"
 
 

@@ -18,11 +18,7 @@ def options(*keys):
 
 
 def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys):
-    threads = torch.get_num_threads()
-    try:
-        uefl_round.main(["--turns", "1", "--bf16", *options(*TINY)])
-    finally:
-        torch.set_num_threads(threads)
+    uefl_round.main(["--turns", "1", "--bf16", *options(*TINY)])
     printed = capsys.readouterr().out
     for loop in ("uefl-published", "published", "published, once", "published, bfloat16", "published, once, bfloat16"):
         assert f"│ {loop} " in printed
@@ -31,12 +27,8 @@ def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys):
 
 @pytest.mark.slow
 def test_a_round_of_fedul_is_timed_beside_the_published_loop(capsys):
-    threads = torch.get_num_threads()
     small = options("source=digits", "clients=2", "train_per_client=64", "test_per_client=20", "batch_size=64", "sets=4")
-    try:
-        fedul_round.main(["--turns", "1", "--workers", "1", *small])
-    finally:
-        torch.set_num_threads(threads)
+    fedul_round.main(["--turns", "1", "--workers", "1", *small])
     assert "fedul-mnist: 2 clients, 2 steps" in capsys.readouterr().out
 
 

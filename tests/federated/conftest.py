@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.files import write_idx
+
+from .data.test_sources_colour import npz_pool, pacs_archive
 from .whole_run import Watcher, start
 
 
@@ -24,3 +27,15 @@ def finished(tmp_path_factory):
     out, observer = tmp_path_factory.mktemp("runs") / "whole", Watcher()
     summary = start(out, observer=observer)
     return out, observer, summary
+
+
+@pytest.fixture(scope="session")
+def every_source(tmp_path_factory):
+    """A data root with a small generated data set of every name."""
+    root = tmp_path_factory.mktemp("data")
+    for name in ("MNIST", "FashionMNIST"):
+        write_idx(root / name / "raw", ("train", "t10k"), (900, 120))
+    write_idx(root / "EMNIST" / "raw", ("emnist-letters-train", "emnist-letters-test"), (260, 52), classes=26, first_label=1)
+    for name, classes, size in (("cifar10", 10, 32), ("cifar100", 100, 32), ("gtsrb", 43, 32)):
+        npz_pool(root / f"{name}.npz", classes, size, 900)
+    return pacs_archive(root, 6)

@@ -18,6 +18,7 @@ from uefl.errors import UserError
 from uefl.suites import report, runner, suite
 
 from . import run_folder
+from .test_presets import trains
 
 TINY = """# A tiny suite
 against = "fedavg"
@@ -68,6 +69,14 @@ def test_every_suite_is_a_list_of_runs(name: str, scale: suite.Scale) -> None:
     arms = {arm for cfg in whole.configs(scale).values() for arm in cfg.arms}
     assert whole.against in arms
     assert (whole.axis is None) == all(case.x is None for case in whole.cases.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", suite.suites())
+def test_every_arm_of_every_case_trains(name: str, every_source: Path) -> None:
+    """A round in each of two iterations, on small generated files."""
+    for cfg in suite.load(name).configs("cpu").values():
+        trains(cfg, every_source)
 
 
 def test_the_small_scale_is_smaller() -> None:
@@ -161,6 +170,21 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
     difference = [b - a for a, b in zip(fedavg, uefl, strict=True)]
     half = 4.302653 * statistics.stdev(difference) / 3**0.5  # Student's t, two degrees of freedom, 97.5 %
     assert rows[1][:5] == ["few / uefl", "3", "0.780 ± 0.185", "0.920", f"+0.080 [{0.08 - half:+.3f}, {0.08 + half:+.3f}]"]
+
+
+def test_the_accuracy_that_validation_selects_stands_beside_that_of_the_last_rounds(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(TINY.replace('"entropy"]', '"selected_accuracy"]'))
+    whole = suite.load(str(tmp_path / "mine.toml"))
+    jobs = [job for job in suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1) if job.case == "few"]
+    for job in jobs:
+        lines = run_folder.records((job.arm,))
+        if job.arm == "fedavg":  # whose second round is the best one on validation images
+            lines = [line | {"validation_accuracy": 0.9 if line["round"] == 1 else 0.8} for line in lines]
+        run_folder.write(job.folder, lines)
+    result = report.collect(whole, "cpu", jobs, {})
+    assert [row[-1] for row in report.table(result).rows] == ["0.210", "-"]  # 0.1 x 2, and 0.01 of the mean client
+    assert "last four rounds, selected_accuracy that of the round" in str(report.content(result, []).sections[0].blocks)
+    assert "selected_accuracy" not in str(report.content(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), []).sections)
 
 
 def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -113,6 +113,33 @@ def values(arm: Arm) -> torch.Tensor:
 def visible(arm: Arm, client: str, member: int = 0) -> torch.Tensor:
     """The codebook that a client sees."""
     return arm.members[member].client_tensors(arm.states[member], client)["codebook"]
+
+
+def smallest(cfg: Config) -> Iterator[Config]:
+    """Each arm of a configuration alone, as small as it goes: a round in each of two iterations, or of unlabeled sets in the only one."""
+    sets = getattr(cfg.data.partition, "sets", 0)
+    keys: dict[str, Any] = {"data": {"test_per_client": 10}, "training": {"rounds": [1], "batch_size": 16, "local_epochs": 1}}
+    if cfg.data.clients is not None:
+        keys["data"]["clients"] = 10 if getattr(cfg.data.partition, "of_groups", False) else 2  # several to each of five domains
+    if getattr(cfg.data.partition, "angles", ()):
+        keys["data"]["partition"] = {"angles": [0, 120]}
+    if cfg.kind == "labeled":
+        keys["data"]["train_per_client"] = 24
+        keys["model"] = {"hidden": 8}
+        keys["training"] |= {"max_iterations": 2, "local_steps": 2}
+    else:
+        server = {key: 40 for key in ("labeled", "validation") if getattr(cfg.data, key)}
+        keys["data"] |= {"clients": 2, "train_per_client": max(60, 10 * sets), **server}
+        keys["model"] = {}
+    if "cnn" in cfg.model.encoder:
+        keys["model"]["width"] = 2
+    ensemble = cfg.run.uncertainty == "ensemble"
+    for name, of_arm in cfg.table()["arms"].items():
+        draws = cfg.kind == "labeled" and find(of_arm["algorithm"]).draws and not ensemble
+        keys["run"] = {"precision": "fp32"} | ({"passes": 2} if draws else {}) | ({"members": 2} if ensemble else {})
+        smaller = {"codewords": 4, "codebook_after": min(1, of_arm.get("codebook_after", 0)), "samples": 2, "head_epochs": 1}
+        table = cfg.table() | {"arms": {name: of_arm | {key: value for key, value in smaller.items() if key in of_arm}}}
+        yield config.load(table, **keys)
 
 
 def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] = arm) -> list[dict[str, Any]]:

@@ -24,9 +24,11 @@ from .suite import Job, Scale, Suite
 _CONFIDENCE = 0.95
 _COLUMNS = 3  # of panels
 _LEGEND = (
-    "Mean ± sample deviation over the seeds; accuracy is the mean of a run's last four rounds, everything else is of its last round. "
+    "Mean ± sample deviation over the seeds; accuracy is the mean of a run's last four rounds{selected}; everything else is of its last "
+    "round. "
     "The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean (Student's t)."
 )
+_SELECTED = ", selected_accuracy that of the round which is best on the server's validation images"
 _PAPER = "The paper's numbers are of one run each, without a deviation."
 _CPU = (
     "This is the scale `cpu`: smaller networks, fewer images and rounds, of which the numbers of the full size cannot be expected. "
@@ -121,7 +123,8 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     """The whole report."""
     runs = sum(map(len, result.runs.values()))
     cases = result.suite.cases.values()
-    blocks: list[Block] = [table(result), _LEGEND.format(against=result.suite.against)]
+    selected = _SELECTED if "selected_accuracy" in result.suite.measures else ""
+    blocks: list[Block] = [table(result), _LEGEND.format(against=result.suite.against, selected=selected)]
     if any(case.paper for case in cases):
         blocks.append(_PAPER)
     if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
@@ -158,7 +161,8 @@ def _absent(result: Result) -> list[str]:
 def _value(run: Run, arm: str, measure: str) -> float | None:
     """Of the summary, or the mean of a column over the clients at the last round."""
     outcome = run.arms[arm] | cost.read(run.path)
-    found = outcome["accuracy_last4"]["mean"] if measure == "accuracy" else outcome.get(measure)
+    outcome |= {"accuracy": outcome["accuracy_last4"]["mean"], "selected_accuracy": outcome.get("selected", {}).get("accuracy")}
+    found = outcome.get(measure)
     if found is None and any(isinstance(r.get(measure), (int, float)) for r in run.of(arm)):
         found = run.mean(arm, measure)
     return float(found) if isinstance(found, (int, float)) else None

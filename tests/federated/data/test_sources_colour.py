@@ -164,10 +164,10 @@ def pacs_folder(root):
     return root
 
 
-def pacs_archive(root):
+def pacs_archive(root, count=3):
     root.mkdir(exist_ok=True)
     with tarfile.open(root / "pacs.tar", "w") as archive:
-        for name, content in reversed(list(pacs_files())):
+        for name, content in reversed(list(pacs_files(count))):
             member = tarfile.TarInfo(f"pacs/{name}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
