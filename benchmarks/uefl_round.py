@@ -4,8 +4,8 @@ python -m benchmarks.uefl_round [PRESET] [--threads 1] [--turns 3] [--bf16] [--s
 
 Without arguments it is a whole round of the paper's setting, 9 silos x 20 epochs of 2,000 images at width 128, which takes a CPU many
 hours. ``--set width=16 --set clients=3 --set angles=[0,-50,120] --set train_per_client=500 --set test_per_client=125`` is some seven
-hundred times less work. The arms of the preset are ours; the default one has ``uefl-published``, which does what the published loop does, with its
-mistakes. Rounds are those of the first iteration, before any codebook is extended; the first turn is not counted.
+hundred times less work. The arms of the preset are ours; the default one has ``uefl-published``, which does what the published loop
+does, with its mistakes. Rounds are those of the first iteration, before any codebook is extended; the first turn is not counted.
 
 The published loop measures the test images after every local epoch, and 20 times after the round with dropout off, which gives the same
 20 times. The row ``published, once`` is without these repetitions. On a machine with other jobs, compare the seconds of CPU on one thread.
