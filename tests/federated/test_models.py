@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import uefl
-from tests.federated.tiny import KEYS, arm, settings, values, workspace
+from tests.federated.tiny import KEYS, arm, federation, settings, values, workspace
+from uefl.algorithms.base import registry
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
 from uefl.data.federation import Federation, LabeledData, Silo, Split
@@ -92,11 +93,24 @@ def test_the_large_encoders_train_also_where_the_last_batch_has_one_image(encode
 
 
 def test_a_client_of_one_image_is_refused_where_batch_norm_cannot_have_it():
-    federation = small_images(3, 1)
+    clients = small_images(3, 1)
     for encoder, refused in (("resnet18", True), ("cnn", False)):
-        room = workspace(settings("fedavg", encoder=encoder, width=128 if refused else 4), federation)
+        room = workspace(settings("fedavg", encoder=encoder, width=128 if refused else 4), clients)
         with pytest.raises(UserError, match=r"^silo 'silo-1' has one training image") if refused else nullcontext():
-            room.algorithm.check(federation, "fedavg", room.net)
+            room.algorithm.check(clients, "fedavg", room.net)
+
+
+OURS = {name: kind for name, kind in registry().items() if kind.__module__.startswith("uefl.")}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in OURS.items() if kind.kind == "labeled" and kind.trains_clients])
+def test_every_algorithm_refuses_a_client_of_one_image(name):
+    """Where batch norm sees one value per channel, here behind the encoder."""
+    fed = federation(sizes=(48, 1), noise=(0.1, 0.1))
+    room = workspace(settings(name), fed)
+    room.net.encoder = torch.nn.Sequential(room.net.encoder, torch.nn.BatchNorm2d(16))
+    with pytest.raises(UserError, match=r"^silo 'silo-1' has one training image"):
+        room.algorithm.check(fed, "arm", room.net)
 
 
 @pytest.fixture(scope="module")

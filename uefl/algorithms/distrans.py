@@ -15,7 +15,7 @@ from torch import nn
 
 from ..client.work import Batch, Work
 from ..errors import UserError
-from ..models.net import Head, Net
+from ..models.net import Head, Net, usual
 from ..seeds import derive
 from . import base
 from .base import Algorithm, ModelSpec, register
@@ -45,9 +45,8 @@ class TwinNet(Net):
 
     def __init__(self, spec: ModelSpec, alpha: float) -> None:
         super().__init__(spec.settings, spec.image_shape, spec.classes)
-        if not isinstance(self.head, Head):
-            raise UserError("DisTrans needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
-        self.head = TwinHead(self.head, spec.classes)
+        _, head = usual(self, "DisTrans needs")
+        self.head = TwinHead(head, spec.classes)
         self.alpha = alpha
         self.register_buffer("offset", torch.zeros(spec.image_shape))
 

@@ -7,8 +7,7 @@ import math
 import torch
 from pydantic import Field
 
-from ..errors import UserError
-from ..models.net import Head, Net
+from ..models.net import Head, usual
 from . import base
 from .base import Algorithm, ModelSpec, register
 
@@ -28,10 +27,9 @@ class FedAvgWide(Algorithm):
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """The encoder draws the weights that it draws for FedAvg."""
-        net, settings = super().build_model(spec), spec.settings
-        if not isinstance(net, Net) or not isinstance(net.head, Head):
-            raise UserError("fedavg-wide widens the head of encoder = 'cnn', 'vgg16_bn' or 'resnet18'; leave it out, or choose one of them")
-        inputs = net.head.fc1.in_features
+        settings = spec.settings
+        net, head = usual(super().build_model(spec), "the wider head of fedavg-wide needs")
+        inputs = head.fc1.in_features
         units = math.ceil(self.parameters.more_parameters / (inputs + 1 + spec.classes))
         if units:
             net.head = Head(inputs, settings.hidden + units, spec.classes, settings.dropout, settings.logit_dropout)

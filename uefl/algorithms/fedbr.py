@@ -10,7 +10,7 @@ A message to train has ``pseudo [m, C, H, W]``, on the scale 0-255, and ``projec
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -21,9 +21,8 @@ from ..aggregation import Mean, WeightedMean
 from ..client.work import Batch, Work
 from ..data.federation import Federation
 from ..engines.base import Expected, Message, expected_like
-from ..errors import RunError, UserError
 from ..models.flat import FlatModule
-from ..models.net import Head, Net
+from ..models.net import usual
 from ..server.turn import Turn
 from . import base
 from .base import Algorithm, State, register
@@ -50,8 +49,8 @@ class FedBR(Algorithm):
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Features come from the head."""
-        if not (isinstance(net, Net) and isinstance(net.head, Head)):
-            raise UserError(f"arm {arm!r}: the features of fedbr need encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
+        usual(net, f"arm {arm!r}: the features of fedbr need")
+        super().check(federation, arm, net)
 
     @property
     def _on(self) -> bool:
@@ -78,11 +77,7 @@ class FedBR(Algorithm):
                 messages[client] = super().broadcast(state, client, turn)
                 messages[client].options["pseudo"] = count
                 messages[client].expects = {"pseudo": Expected((count, *self.context.image_shape), torch.float32)}
-        made = []
-        for reply in turn.ask(messages):
-            if reply.error is not None:
-                raise RunError(f"{reply.client} could not make pseudo-images: {reply.error}")
-            made.append(reply.tensors["pseudo"].clone())
+        made = [reply.tensors["pseudo"].clone() for reply in turn.need(messages, "make pseudo-images")]
         state.tensors["pseudo"] = torch.cat(made).to(state.tensors["values"].device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
@@ -165,7 +160,8 @@ class FedBR(Algorithm):
 
     def projector(self, net: nn.Module) -> nn.Sequential:
         """A new projection head for a network of this kind; torch's generator draws the weights."""
-        n = cast(Head, cast(Net, net).head).fc2.in_features
+        _, head = usual(net, "the features of fedbr need")
+        n = head.fc2.in_features
         hidden, outputs = (256, 128) if self.parameters.projection == "paper" else (2 * n, n)
         return nn.Sequential(nn.Linear(n, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
@@ -177,6 +173,6 @@ def contrast(pseudo: torch.Tensor, own: torch.Tensor, received: torch.Tensor, *,
 
 def _both(net: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Features ``[B, hidden]`` and logits ``[B, classes]``."""
-    assert isinstance(net, Net)
-    features = net.head.prefix(net.tokens(images))
-    return features, net.head.stochastic(features)
+    net, head = usual(net, "the features of fedbr need")
+    features = head.prefix(net.tokens(images))
+    return features, head.stochastic(features)

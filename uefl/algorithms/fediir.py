@@ -39,6 +39,7 @@ class FedIIR(Algorithm):
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """There must be such a part."""
         layers(net, self.parameters.part, f"arms.{arm}.part")
+        super().check(federation, arm, net)
 
     # --- the average gradient --------------------------------------------------------------------------------------
 

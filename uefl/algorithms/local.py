@@ -20,6 +20,7 @@ class Local(Algorithm):
                 f"arm {arm!r}: client {federation.unseen[0].name!r} is never trained on, and training apart leaves no model for it; "
                 "leave out the arm, or those clients"
             )
+        super().check(federation, arm, net)
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """All of it."""

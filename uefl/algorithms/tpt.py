@@ -19,8 +19,8 @@ from torch import nn
 from ..client.work import Work
 from ..collapse import ClassSums, Collapse, class_sums, geometry, neural_collapse, spread
 from ..data.federation import Federation
-from ..engines.base import Expected, Reply
-from ..errors import RunError, UserError
+from ..engines.base import Expected
+from ..errors import UserError
 from ..models.parts import linear_layers
 from ..server.turn import Turn
 from . import base
@@ -53,6 +53,7 @@ class TPT(Algorithm):
         """Features are the input of the last linear layer."""
         if not linear_layers(net):
             raise UserError(f"arm {arm!r}: the network has no linear layer, whose input neural collapse is measured of; choose another one")
+        super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """The usual network, every dropout at 0."""
@@ -113,7 +114,8 @@ class TPT(Algorithm):
         for message in messages.values():
             message.tensors |= tensors
             message.expects = expects
-        return {reply.client: _sound(reply) for reply in turn.ask(messages)}
+        replies = turn.need(messages, "measure its training images")
+        return {reply.client: {name: tensor.clone() for name, tensor in reply.tensors.items()} for reply in replies}
 
     # --- the client's half -----------------------------------------------------------------------------------------
 
@@ -143,10 +145,3 @@ def _features(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
     finally:
         hook.remove()
     return torch.cat(kept), torch.cat(logits)
-
-
-def _sound(reply: Reply) -> dict[str, torch.Tensor]:
-    """Copies of the tensors of an answer."""
-    if reply.error is not None:
-        raise RunError(f"{reply.client} could not measure its training images: {reply.error}")
-    return {name: tensor.clone() for name, tensor in reply.tensors.items()}

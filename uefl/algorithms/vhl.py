@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy, interpolate, log_softmax, normali
 
 from ..client.work import Batch, Work
 from ..data.federation import Federation, Split
-from ..errors import UserError
-from ..models.net import Head, Net
+from ..models.net import Head, Net, usual
 from ..seeds import derive
 from . import base
 from .base import Algorithm, ModelSpec, register
@@ -42,8 +41,8 @@ class VHL(Algorithm):
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Features come from the head."""
-        if not (isinstance(net, Net) and isinstance(net.head, Head)):
-            raise UserError(f"arm {arm!r}: virtual images need encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
+        usual(net, f"arm {arm!r}: virtual images need")
+        super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """The usual network, with a last layer for the virtual classes beside that for the real ones; only the latter predicts."""
@@ -113,9 +112,7 @@ def contrast(features: torch.Tensor, labels: torch.Tensor, temperature: float) -
 
 def _both(net: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Features ``[B, hidden]`` and logits ``[B, 2 classes]``, those of the virtual classes last."""
-    assert isinstance(net, Net)
-    head = net.head
-    assert isinstance(head, Head)
+    net, head = usual(net, "virtual images need")
     features = head.prefix(net.tokens(images))
     dropped = head.drop(features)
     return features, head.logit_drop(torch.cat([head.fc2(dropped), cast(nn.Linear, head.virtual)(dropped)], dim=1))

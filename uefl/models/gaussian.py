@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..errors import UserError
-from .net import Head, Net, as_tokens
+from .net import as_tokens, usual
 
 
 class Gaussian(NamedTuple):
@@ -38,9 +37,8 @@ class GaussianNet(nn.Module):
 
     def __init__(self, net: nn.Module, dim: int, *, hidden: bool) -> None:
         super().__init__()
-        if not isinstance(net, Net) or not isinstance(net.head, Head):
-            raise UserError("Gaussian features need encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
-        first, last = net.head.fc1, net.head.fc2
+        net, head = usual(net, "Gaussian features need")
+        first, last = head.fc1, head.fc2
         self.encoder, self.pooled = net.encoder, net.pooled
         self.hidden = nn.Sequential(first, nn.GELU()) if hidden else nn.Identity()
         self.gaussian = nn.Linear(first.out_features if hidden else first.in_features, 2 * dim)

@@ -159,3 +159,18 @@ class Net(TokenNet):
             raise UserError(f"images of {size} are too small for encoder {name!r}; set a larger image_size, or another encoder") from None
         self.encoder.train(training)
         return (1, 1, dim) if self.pooled else (height, width, dim)
+
+
+def usual(net: nn.Module, who: str) -> tuple[Net, Head]:
+    """A network of the package with the usual head, and that head: what algorithms build upon that have features of their own.
+
+    Args:
+        net: any network.
+        who: begins the message, e.g. "arm 'vhl': virtual images need".
+
+    Raises:
+        UserError: another network, or another head.
+    """
+    if not isinstance(net, Net) or not isinstance(net.head, Head):
+        raise UserError(f"{who} encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
+    return net, net.head

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..engines.base import Message, Reply
+from ..errors import RunError
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,14 @@ class Turn:
         A reply whose tensors are not those that its message expects has an ``error``; it has been counted, and the user has been told.
         """
         return self.exchange(messages)
+
+    def need(self, messages: Mapping[str, Message], what: str) -> Iterator[Reply]:
+        """As :meth:`ask`, where every answer is needed; ``what`` the clients have to do, for the message.
+
+        Raises:
+            RunError: a reply has an error.
+        """
+        for reply in self.ask(messages):
+            if reply.error is not None:
+                raise RunError(f"{reply.client} could not {what}: {reply.error}")
+            yield reply

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -66,11 +65,6 @@ class OnSets(Algorithm):
             return False
         torch.sign(work.values, out=gradient).mul_(self.parameters.penalty)
         return True
-
-    def epoch(self, work: Work) -> Iterator[torch.Tensor]:
-        """A last batch of a single image is left out: batch norm cannot take it."""
-        order = torch.randperm(work.examples)
-        yield from (batch for batch in order.split(work.training.batch_size) if len(batch) > 1)
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
         """One pass with dropout off."""

@@ -10,7 +10,7 @@ import torch
 from ...aggregation import Mean, WeightedMean
 from ...data.federation import Federation
 from ...engines.base import Expected, Message, Reply
-from ...errors import RunError, UserError
+from ...errors import UserError
 from ...seeds import derive
 from ...server.turn import Turn
 from ..base import Record, State, register
@@ -91,9 +91,7 @@ class UEFL(Quantised):
             message.options |= {"new_codewords": count, "kmeans_seed": derive(self.context.seed, purpose, turn.iteration, name)}
             message.expects = {"block": Expected(shape, torch.float32), "mass": Expected(shape[:-1], torch.float32)}
             messages[name] = message
-        for reply in turn.ask(messages):
-            if reply.error is not None:
-                raise RunError(f"{reply.client} could not find new codewords: {reply.error}")
+        for reply in turn.need(messages, "find new codewords"):
             centroids.append(reply.tensors["block"])
             masses.append(reply.tensors["mass"])
         seed = derive(self.context.seed, purpose, turn.iteration)
