@@ -9,6 +9,7 @@ from uefl.algorithms.base import registry
 from uefl.config import Model, Run, Training, docs
 from uefl.config.config import tomllib
 from uefl.data.settings import Data
+from uefl.data.sources import SOURCES
 from uefl.errors import UserError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -25,6 +26,14 @@ def test_the_document_is_the_generated_one():
     for kind in (Run, Data, Model, Training, *(algorithm.Parameters for algorithm in registry().values())):
         for key, field in kind.model_fields.items():
             assert field.description, f"{kind.__qualname__}.{key} has no description"
+
+
+def test_the_document_names_every_data_set():
+    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+    for name in SOURCES:
+        if SOURCES[name].__module__.startswith("uefl."):
+            (row,) = (row for row in rows if row.startswith(f"| `{name}` | "))
+            assert len(row) > 40
 
 
 def test_a_document_without_a_generated_part_is_refused():

@@ -1,3 +1,4 @@
+import copy
 import platform
 import re
 import resource
@@ -257,6 +258,16 @@ def test_flat_module_set_changes_the_module_in_place():
     assert [p.data_ptr() for p in net.parameters()] == pointers
     assert all(bool((p == 2).all()) for p in net.parameters())
     assert all(bool((b == 3).all()) for b in net.buffers() if b.is_floating_point())
+
+
+def test_a_copy_of_the_resident_network_takes_other_weights_and_leaves_it_alone():
+    """The recipe of docs/algorithms.md for a second model."""
+    flat = FlatModule(Net(TINY, (1, 8, 8), 3))
+    before, other = flat.values.detach().clone(), copy.deepcopy(flat.module)
+    other.load_state_dict(flat.named(torch.full_like(before, 2.0), torch.full_like(flat.buffers, 3.0)), strict=False)
+    assert all(bool((p == 2).all()) for p in other.parameters())
+    assert all(bool((b == 3).all()) for b in other.buffers() if b.is_floating_point())
+    assert torch.equal(flat.values, before)
 
 
 def fedul_net(image_shape, **keys):

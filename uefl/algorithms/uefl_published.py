@@ -32,7 +32,7 @@ from .uefl.extension import threshold
 
 @register("uefl-published")
 class PublishedUEFL(Quantised):
-    """See the module's docstring."""
+    """UEFL as the published code runs it, mistakes included; the module's docstring lists them."""
 
     draws = False
 

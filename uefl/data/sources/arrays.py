@@ -11,7 +11,7 @@ from .base import source
 
 @source("arrays")
 def arrays(root: Path | None = None) -> Table:
-    """There is nothing to read.
+    """Clients that were given in Python; there is nothing to read.
 
     Raises:
         UserError: always; it says how to give the clients.
