@@ -10,6 +10,7 @@ import torch
 from uefl import config
 from uefl.algorithms.base import Algorithm, Context, State, find, registry
 from uefl.client.client import Clients
+from uefl.client.work import Work
 from uefl.client.workspace import Workspace
 from uefl.config import Config
 from uefl.data.federation import Federation, LabeledData, ServerData, Silo, Split
@@ -113,6 +114,22 @@ def values(arm: Arm) -> torch.Tensor:
 def visible(arm: Arm, client: str, member: int = 0) -> torch.Tensor:
     """The codebook that a client sees."""
     return arm.members[member].client_tensors(arm.states[member], client)["codebook"]
+
+
+def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
+    """The turn of the first client in the first round, before its first step."""
+    one, room, _ = arm(cfg, fed)
+    clients = one.context.clients
+    each = list(one._each(False, True, clients))
+    for algorithm, own, turn in each:
+        algorithm.prepare(own, turn)
+    message = one._messages(each, False, clients)[clients[0]]
+    room.load(message)
+    work: Work = one.engine._clients[clients[0]]._work(message)
+    work.epochs = room.context.training.local_epochs
+    room.algorithm.before_round(work)
+    room.net.train()
+    return work
 
 
 def smallest(cfg: Config) -> Iterator[Config]:

@@ -97,6 +97,15 @@ def test_over_clients_gives_unequal_sizes_and_every_client_an_image_per_class():
     assert sizes.max() > 1.3 * sizes.min()
 
 
+def test_over_clients_gives_nothing_more_to_a_client_that_has_its_share():
+    """So that nobody has more than its share and one class."""
+    made = table(2500, 0)
+    for seed in range(5):
+        scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.05}
+        counts = matrix(made, dealt(made, scheme, seed, clients=10))
+        assert counts.sum(1).max() < 200 + counts.sum(0).max()
+
+
 @pytest.mark.parametrize("convention", CONVENTIONS[1:])
 def test_over_classes_gives_equal_sizes(convention):
     counts = matrix(table(), dealt(table(), {"scheme": "dirichlet", "convention": convention, "alpha": 0.3}, clients=10))
