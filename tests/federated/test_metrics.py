@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from tests.federated.tiny import arm, federation, finish, settings
 from uefl.algorithms.uefl.usage import perplexity
 from uefl_kernels import metrics
 from uefl_kernels.metrics import mutual_information
@@ -52,3 +53,23 @@ def test_perplexity(counts, expected):
 
 def test_perplexity_of_a_batch_of_histograms():
     assert perplexity(torch.tensor([[1, 1], [1, 0]])).tolist() == pytest.approx([2.0, 1.0])
+
+
+def test_a_record_has_each_metric_under_its_name():
+    """Of the last model, without dropout: those of the test images, and of the images held out."""
+    one, room, _ = arm(settings("fedavg", dropout=0.0))
+    last = finish(one)[-3:]
+    room.flat.set(*(one.states[0].tensors[name] for name in ("values", "buffers")))
+    for silo, record in zip(federation().silos, last, strict=True):
+        data = silo.load()
+        with torch.no_grad():
+            test, held = (room.net.eval()(room.normalize(part.images)).softmax(1) for part in (data.test, data.holdout))
+        for name in ("accuracy", "nll", "ece", "brier"):
+            assert record[name] == pytest.approx(float(getattr(metrics, name)(test, data.test.labels)), abs=1e-5), name
+        for name in ("entropy", "entropy_deterministic"):
+            assert record[name] == pytest.approx(float(metrics.entropy(test).mean()), abs=1e-5), name
+        assert record["holdout_accuracy"] == pytest.approx(float(metrics.accuracy(held, data.holdout.labels)))
+        assert record["holdout_nll"] == pytest.approx(float(metrics.nll(held, data.holdout.labels)), abs=1e-5)
+        assert record["holdout_entropy"] == pytest.approx(float(metrics.entropy(held).mean()), abs=1e-5)
+        error = metrics.entropy(held).std() / len(held) ** 0.5
+        assert record["holdout_entropy_se"] == pytest.approx(float(error), abs=1e-5)

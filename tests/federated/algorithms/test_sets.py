@@ -106,6 +106,13 @@ def test_pseudo_labels_mix_sure_with_unsure_predictions():
     torch.testing.assert_close(self_labeled(confident, np.random.default_rng(0)), ce(confident, confident.argmax(1)))
 
 
+@pytest.mark.parametrize(("confidence", "sure"), [(0.41, True), (0.39, False)])
+def test_a_prediction_is_sure_from_a_probability_of_four_tenths(confidence, sure):
+    rest = (1 - confidence) / 2
+    loss = self_labeled(torch.tensor([[confidence, rest, rest]]).log(), np.random.default_rng(0))
+    assert float(loss) == pytest.approx(-math.log(confidence) if sure else 0.0, rel=1e-5)
+
+
 def test_proportions_take_a_set_per_step():
     work = turn("fedllp")
     batches = list(work.workspace.algorithm.epoch(work))
@@ -170,6 +177,29 @@ def test_smoothness_leaves_the_running_statistics_and_has_a_gradient():
     noise = 2.0 * noise / noise.flatten(1).norm(dim=1)[:, None, None, None]
     at_random = torch.nn.functional.kl_div(work.logits(x + noise).log_softmax(1), p, reduction="batchmean")
     assert float(algorithm.smoothness(work, x).detach()) > float(at_random.detach())  # the direction is adversarial
+
+
+def test_smoothness_is_the_divergence_after_one_power_step():
+    """r = epsilon g / |g|, g the slope of KL(p(x) || p(x + xi d)) in d, and d a random unit vector."""
+    work = turn("fedllp-vat", vat_epsilon=2.0, vat_xi=0.5)
+    for m in work.net.modules():
+        if isinstance(m, torch.nn.Dropout):
+            m.p = 0.0
+    work.net.train()
+    x, before = work.batch(torch.arange(12)).images, work.generator.get_state()
+    found = work.workspace.algorithm.smoothness(work, x)
+    work.generator.set_state(before)
+    p = work.net(x).softmax(1).detach()
+
+    def divergence(r):
+        return (p * (p.log() - work.net(x + r).log_softmax(1))).sum(1).mean()
+
+    def unit(d):
+        return d / d.flatten(1).norm(dim=1)[:, None, None, None]
+
+    d = unit(torch.randn(x.shape, generator=work.generator)).requires_grad_()
+    (slope,) = torch.autograd.grad(divergence(0.5 * d), d)
+    torch.testing.assert_close(found, divergence(2.0 * unit(slope)), rtol=1e-4, atol=1e-6)
 
 
 def test_the_ramp_of_smoothness(monkeypatch):

@@ -1,5 +1,7 @@
 """How codewords are made, learned, searched and extended: each option by what it is for."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -312,7 +314,9 @@ def test_the_best_codebook_is_that_of_the_least_quantisation_error():
     blocks, books = torch.tensor([[9.0], [0.0], [2.9]]), torch.tensor([[True, True, False], [True, False, True]])
     found = unseen.choices(Quantizer(), net, tokens, Message({"blocks": blocks, "books": books}))
     torch.testing.assert_close(found["error"], torch.tensor([[1.0, 3.61], [9.0, 0.01]]))
-    assert found["error"].mean(0).argmin() == 1
     of_union = net.head.stochastic(net.head.prefix(torch.tensor([[0.0], [2.9]]))).softmax(-1)
     torch.testing.assert_close(found["probs.union"], of_union)
+    by_class = found | {"probs.books": torch.eye(2).expand(2, 2, 2)}  # the first codebook says class 0, the second class 1
+    work = SimpleNamespace(test=SimpleNamespace(labels=torch.tensor([1, 1])))
+    assert unseen.measured(work, [by_class])["accuracy_best"] == 1
     assert "probs.union" not in unseen.choices(Quantizer(stage=1), net, tokens, Message({"blocks": blocks, "books": books}))

@@ -129,6 +129,7 @@ def test_gtsrb_is_read_as_torchvision_stores_it(tmp_path):
     for rows, part in ((table.train, "train"), (table.test, "test")):
         theirs = {Path(path).relative_to(root).as_posix(): label for path, label in GTSRB(str(root), part)._samples}
         assert {table.images.files[row]: int(table.labels[row]) for row in rows} == theirs
+    assert table.train.tolist() != sorted(table.train)  # the files are sorted by class
     federation = labeled("gtsrb", clients=2, train_per_client=6, test_per_client=3, image_size=16, data_root=root)
     assert federation.image_shape == (3, 16, 16)
     assert any("are not square: image_size = 16 distorts them" in note for note in federation.notes)
