@@ -41,13 +41,14 @@ def write_plots(run: Run) -> list[Picture]:
     folder.mkdir(exist_ok=True)
     pictures = []
     with matplotlib.rc_context(RC):
-        for name, alt, caption, drawing in (*_draw(run), *quality.draw(run), *samples.draw(run)):
+        for name, alt, caption, drawing in (*drawings(run), *quality.draw(run), *samples.draw(run)):
             drawing.savefig(folder / name)
             pictures.append(Picture(name, alt, caption))
     return pictures
 
 
-def _draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
+def drawings(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
+    """File name, short text, caption and figure of the curves, and of what the algorithms count."""
     if run.on_sets:  # one model, and test images dealt at random: the clients do not differ
         what = "test images" if run.measured("accuracy") else "unlabeled images, as there are no test images"
         caption = f"Lines: all {what}; bands: 10 % to 90 % quantile of the clients' parts of them."

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from ..report import html, markdown
 from ..report.content import Block, Content, Section
 from ..report.folder import Run, read_run
-from ..report.plots import Picture, marked
+from ..report.plots import Picture, drawings, marked, shares_file
 from ..report.style import RC, canvas, legend, of_place
 from ..report.tables import Table, number
 from . import cost, features
@@ -79,7 +79,7 @@ def write(result: Result, out: Path, data_root: Path | None = None) -> None:
     (out / "plots").mkdir(parents=True, exist_ok=True)
     pictures: list[Picture] = []
     with rc_context(RC):
-        for picture, figure in (*_draw(result), *_draw_features(result, data_root)):
+        for picture, figure in (*_draw(result), *_draw_clients(result), *_draw_features(result, data_root)):
             figure.savefig(out / "plots" / picture.name)
             pictures.append(picture)
     found = content(result, pictures)
@@ -251,6 +251,19 @@ def _draw_sweep(result: Result, measure: str) -> Figure:
     ax.set_ylabel(measure)
     _legend(figure, arms)
     return figure
+
+
+def _draw_clients(result: Result) -> Iterator[tuple[Picture, Figure]]:
+    """Of the first seed of every arm whose clients differ in what they count, as codewords: their entropies, and these counts."""
+    for (case, arm), runs in result.runs.items():
+        run = runs[min(runs)]
+        shares = run.findings[arm].shares if arm in run.findings else None
+        if shares is None:
+            continue
+        wanted = {"entropy.png": "entropy", shares_file(shares, arm): shares.name}
+        for name, alt, caption, figure in drawings(run):
+            if name in wanted:
+                yield Picture(f"{wanted[name]}-{case}-{arm}.png", f"{alt} on {case}", f"{caption} Case {case}, seed {min(runs)}."), figure
 
 
 def _draw_features(result: Result, data_root: Path | None) -> Iterator[tuple[Picture, Figure]]:
