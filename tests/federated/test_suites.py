@@ -218,6 +218,36 @@ def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> 
         runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_as_many_runs_as_asked_share_the_one_device(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three at a time, also on a GPU: each is a process of its own, which is told the device."""
+    going: list[list[str]] = []
+    most, seen = 0, []
+
+    class Process:
+        def __init__(self, command: list[str], **_: object) -> None:
+            self.command, self.left = command, 2
+            going.append(command)
+            seen.append(command)
+
+        def poll(self) -> int | None:
+            nonlocal most
+            most, self.left = max(most, len(going)), self.left - 1
+            if self.left:
+                return None
+            going.remove(self.command)
+            return 0
+
+    monkeypatch.setattr(runner.subprocess, "Popen", Process)
+    monkeypatch.setattr(runner, "_LOOK", 0.0)
+    jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path / "out", threads=1)
+    ends: list[runner.Ended] = []
+    runner.run(jobs, side_by_side=3, device=device, data_root=None, ended=ends.append, look=lambda running: None)
+    assert most == 3
+    assert len(seen) == len(ends) == 8
+    assert all(command[command.index("--device") + 1] == device for command in seen)
+
+
 @pytest.mark.slow
 def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     command = ["suite", tiny(tmp_path), "--seeds", "1", "--out", str(tmp_path / "out"), "--device", "cpu", "--data-root", str(tmp_path)]
