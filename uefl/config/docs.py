@@ -91,7 +91,12 @@ def _values(field: FieldInfo) -> str:
     low, high = _bound(bounds, annotated_types.Ge, annotated_types.Gt), _bound(bounds, annotated_types.Le, annotated_types.Lt)
     words = {int: "integer", float: "number", bool: "true or false", str: "text"}
     kind = " or ".join(word for plain, word in words.items() if plain in _plain(field.annotation)) or "table"
-    kind = f"list of {kind}s" if tuple in {get_origin(each) for each in _parts(field.annotation)} else kind
+    depth = 0
+    for each in _parts(field.annotation):
+        while get_origin(each) is tuple:
+            depth, each = depth + 1, get_args(each)[0]
+    if depth:
+        kind = f"list of {'lists of ' * (depth - 1)}{kind}s"
     limits = ", ".join(limit for limit in (low, high) if limit)
     return f"{kind} {limits}".strip()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.federated.test_rounds import Meddler
-from tests.federated.tiny import again, arm, federation, finish, settings, state, visible
+from tests.federated.tiny import again, arm, federation, finish, settings, state, visible, workspace
 from uefl.algorithms.uefl import quantizer, unseen
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.quantizer import Quantizer
@@ -23,6 +23,7 @@ OPTIONS = [
     {"extension": "residual", "ext_share": "group"},
     {"personal": True},
     {"personal": True, "codebook_after": 1},
+    {"groups": [["silo-0", "silo-2"], ["silo-1"]], "reinit": True},
     {"codebook_after": 2},
     {"reinit": True},
     {"segment_codebooks": True},
@@ -258,6 +259,38 @@ def test_personal_codebooks_are_never_averaged(after):
     books = [visible(algorithm, name) for name in NAMES]
     assert [len(book) for book in books] == [4] * 3
     assert len({tuple(book.flatten().tolist()) for book in books}) == 3
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_groups_share_a_codebook_as_one_for_each_domain(after):
+    keys = {"extend": "none", "rounds": [2, 1], "codebook_after": after}
+    algorithm, _, _ = arm(settings(groups=[["silo-0", "silo-2"], ["silo-1"]], **keys))
+    finish(algorithm)
+    first, second, third = (visible(algorithm, name) for name in NAMES)
+    assert len(first) == len(second) == 4
+    assert torch.equal(first, third)
+    assert not torch.equal(first, second)
+
+
+def test_one_group_is_the_shared_codebook_and_groups_of_one_are_personal_ones_bit_for_bit():
+    for same, groups in (({}, [[*NAMES]]), ({"personal": True}, [[name] for name in NAMES])):
+        assert finish(arm(settings(groups=groups))[0]) == finish(arm(settings(**same))[0])
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([["silo-0", "silo-1"]], "'silo-2': it is in 0 of them"),
+        ([[*NAMES], ["silo-1"]], "'silo-1': it is in 2 of them"),
+        ([[*NAMES], ["silo-9"]], "'silo-9': it is no client"),
+    ],
+)
+def test_groups_have_every_client_once(groups, said):
+    room = workspace(settings(groups=groups))
+    with pytest.raises(UserError, match=f"^key 'arms.arm.groups': expected every client in one list; {said}$"):
+        room.algorithm.check(federation(), "arm", room.net)
+    with pytest.raises(UserError, match="groups: with personal = true nobody shares a codebook"):
+        settings(groups=groups, personal=True)
 
 
 # --- deciding ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -40,6 +41,17 @@ class UEFL(Quantised):
         after, first = self.parameters.codebook_after, self.context.training.rounds[0]
         if after > first:
             raise UserError(f"key 'arms.{arm}.codebook_after': expected at most the {first} rounds of the first iteration; got {after}")
+        grouped = Counter(name for group in self.sharing for name in group)
+        for name in sorted({*grouped, *self.context.clients}):
+            if name not in self.context.clients or grouped[name] != 1:
+                what = "it is no client" if name not in self.context.clients else f"it is in {grouped[name]} of them"
+                raise UserError(f"key 'arms.{arm}.groups': expected every client in one list; {name!r}: {what}")
+
+    @property
+    def sharing(self) -> list[list[str]]:
+        """The clients that share each of the codebooks that are there from the start."""
+        p, clients = self.parameters, self.context.clients
+        return [[name] for name in clients] if p.personal else [list(group) for group in p.groups] or [list(clients)]
 
     # --- codebooks -------------------------------------------------------------------------------------------------
 
@@ -51,7 +63,7 @@ class UEFL(Quantised):
         """
         state = super().server_state(values, buffers, net)
         state.plain = {"members": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}
-        for clients in [[name] for name in self.context.clients] if self.parameters.personal else [list(self.context.clients)]:
+        for clients in self.sharing:
             self.extend(state, clients, self.start(self.length(net)).to(values.device))
         return state
 
@@ -105,9 +117,8 @@ class UEFL(Quantised):
         state.scratch |= {"new": {}, "growing": [], "usage": {}}
         first = turn.trained > 0 and turn.round == self.parameters.codebook_after > 0
         if first or (self.parameters.reinit and turn.iteration > 0 and turn.trained == 0):
-            for i, names in enumerate(state.plain["members"]):
-                if i == 0 or (self.parameters.personal and i < len(self.context.clients)):
-                    self.put(state, i, self.pooled_kmeans(state, names, "codebook", turn))
+            for i, names in enumerate(state.plain["members"][: len(self.sharing)]):
+                self.put(state, i, self.pooled_kmeans(state, names, "codebook", turn))
         pending = state.plain["pending"]
         if turn.train and pending and self.parameters.ext_share == "group":
             self.extend(state, pending, self.pooled_kmeans(state, pending, "extend", turn))
