@@ -89,16 +89,19 @@ def _values(field: FieldInfo) -> str:
         return ", ".join(choices)
     bounds = {type(bound): bound for bound in field.metadata}
     low, high = _bound(bounds, annotated_types.Ge, annotated_types.Gt), _bound(bounds, annotated_types.Le, annotated_types.Lt)
-    words = {int: "integer", float: "number", bool: "true or false", str: "text"}
-    kind = " or ".join(word for plain, word in words.items() if plain in _plain(field.annotation)) or "table"
-    depth = 0
-    for each in _parts(field.annotation):
-        while get_origin(each) is tuple:
-            depth, each = depth + 1, get_args(each)[0]
-    if depth:
-        kind = f"list of {'lists of ' * (depth - 1)}{kind}s"
+    kind = " or ".join(filter(None, map(_kind, _parts(field.annotation)))) or "table"
     limits = ", ".join(limit for limit in (low, high) if limit)
     return f"{kind} {limits}".strip()
+
+
+def _kind(annotation: Any) -> str:
+    """What a value is called; empty for one that is no plain value, and for none at all."""
+    depth = 0
+    while get_origin(annotation) is tuple:
+        depth, annotation = depth + 1, get_args(annotation)[0]
+    words = {int: "integer", float: "number", bool: "true or false", str: "text"}
+    kind = " or ".join(word for plain, word in words.items() if plain in _plain(annotation))
+    return f"list of {'lists of ' * (depth - 1)}{kind}s" if depth else kind
 
 
 def _bound(bounds: dict[type, Any], closed: type, open_: type) -> str:

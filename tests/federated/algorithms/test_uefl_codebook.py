@@ -7,10 +7,12 @@ import torch
 
 from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, state, visible, workspace
+from uefl import config
 from uefl.algorithms.uefl import quantizer, unseen
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.algorithms.uefl.uefl import UEFL
+from uefl.config.config import tomllib
 from uefl.engines.base import Message
 from uefl.errors import UserError
 from uefl.models.net import Head
@@ -23,7 +25,7 @@ OPTIONS = [
     {"extension": "residual", "ext_share": "group"},
     {"personal": True},
     {"personal": True, "codebook_after": 1},
-    {"groups": [["silo-0", "silo-2"], ["silo-1"]], "reinit": True},
+    {"personal": [["silo-0", "silo-2"], ["silo-1"]], "reinit": True},
     {"codebook_after": 2},
     {"reinit": True},
     {"segment_codebooks": True},
@@ -264,7 +266,7 @@ def test_personal_codebooks_are_never_averaged(after):
 @pytest.mark.parametrize("after", [0, 1])
 def test_groups_share_a_codebook_as_one_for_each_domain(after):
     keys = {"extend": "none", "rounds": [2, 1], "codebook_after": after}
-    algorithm, _, _ = arm(settings(groups=[["silo-0", "silo-2"], ["silo-1"]], **keys))
+    algorithm, _, _ = arm(settings(personal=[["silo-0", "silo-2"], ["silo-1"]], **keys))
     finish(algorithm)
     first, second, third = (visible(algorithm, name) for name in NAMES)
     assert len(first) == len(second) == 4
@@ -274,7 +276,13 @@ def test_groups_share_a_codebook_as_one_for_each_domain(after):
 
 def test_one_group_is_the_shared_codebook_and_groups_of_one_are_personal_ones_bit_for_bit():
     for same, groups in (({}, [[*NAMES]]), ({"personal": True}, [[name] for name in NAMES])):
-        assert finish(arm(settings(groups=groups))[0]) == finish(arm(settings(**same))[0])
+        assert finish(arm(settings(personal=groups))[0]) == finish(arm(settings(**same))[0])
+
+
+def test_groups_are_in_the_file_of_a_run():
+    cfg = settings(personal=[["silo-0", "silo-2"], ["silo-1"]])
+    assert cfg.arms["arm"].parameters.personal == (("silo-0", "silo-2"), ("silo-1",))
+    assert config.from_table(tomllib.loads(cfg.to_toml())) == cfg
 
 
 @pytest.mark.parametrize(
@@ -286,11 +294,9 @@ def test_one_group_is_the_shared_codebook_and_groups_of_one_are_personal_ones_bi
     ],
 )
 def test_groups_have_every_client_once(groups, said):
-    room = workspace(settings(groups=groups))
-    with pytest.raises(UserError, match=f"^key 'arms.arm.groups': expected every client in one list; {said}$"):
+    room = workspace(settings(personal=groups))
+    with pytest.raises(UserError, match=f"^key 'arms.arm.personal': expected every client in one list; {said}$"):
         room.algorithm.check(federation(), "arm", room.net)
-    with pytest.raises(UserError, match="groups: with personal = true nobody shares a codebook"):
-        settings(groups=groups, personal=True)
 
 
 # --- deciding ------------------------------------------------------------------------------------------------------

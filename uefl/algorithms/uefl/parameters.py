@@ -47,9 +47,10 @@ class Parameters(Codebook):
         "none", description="`none`: extensions are private to a client; `group`: one for all clients extended at the same time"
     )
     # how the codebook is made
-    personal: bool = Field(False, description="every client has a codebook of its own from the start, which is never averaged")
-    groups: tuple[tuple[str, ...], ...] = Field(
-        (), description="clients that share a codebook from the start, such as those of one domain: lists of names; `[]`: all share one"
+    personal: bool | tuple[tuple[str, ...], ...] = Field(
+        False,
+        description="codebooks apart from the start: `true`: every client has one of its own, which is never averaged; lists of clients, "
+        "such as those of one domain: each list shares one; `false`: all share one",
     )
     codebook_after: int = Field(
         0,
@@ -80,12 +81,6 @@ class Parameters(Codebook):
     estimator: Literal["straight_through", "rotation"] = Field(
         "straight_through", description="how the gradient passes the quantiser: unchanged, or turned and scaled as the feature is"
     )
-
-    @model_validator(mode="after")
-    def _one_way_to_share(self) -> Parameters:
-        if self.personal and self.groups:
-            raise ValueError("groups: with personal = true nobody shares a codebook; leave one of the two out")
-        return self
 
     @model_validator(mode="after")
     def _one_way_to_learn(self) -> Parameters:

@@ -45,13 +45,15 @@ class UEFL(Quantised):
         for name in sorted({*grouped, *self.context.clients}):
             if name not in self.context.clients or grouped[name] != 1:
                 what = "it is no client" if name not in self.context.clients else f"it is in {grouped[name]} of them"
-                raise UserError(f"key 'arms.{arm}.groups': expected every client in one list; {name!r}: {what}")
+                raise UserError(f"key 'arms.{arm}.personal': expected every client in one list; {name!r}: {what}")
 
     @property
     def sharing(self) -> list[list[str]]:
         """The clients that share each of the codebooks that are there from the start."""
-        p, clients = self.parameters, self.context.clients
-        return [[name] for name in clients] if p.personal else [list(group) for group in p.groups] or [list(clients)]
+        personal, clients = self.parameters.personal, self.context.clients
+        if isinstance(personal, bool):
+            return [[name] for name in clients] if personal else [list(clients)]
+        return [list(group) for group in personal]
 
     # --- codebooks -------------------------------------------------------------------------------------------------
 
