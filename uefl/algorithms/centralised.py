@@ -15,8 +15,6 @@ from ..server.turn import Turn
 from . import base
 from .base import Algorithm, Record, State, register
 
-_MOMENT = "moment."
-
 
 @register("centralised")
 class Centralised(Algorithm):
@@ -49,13 +47,10 @@ class Centralised(Algorithm):
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
         """Train."""
         assert server is not None
-        model = {name: state.tensors[name] for name in ("values", "buffers")}
-        moments = {name.removeprefix(_MOMENT): tensor for name, tensor in state.tensors.items() if name.startswith(_MOMENT)}
-        taught = server.train(model, seed=self.context.seed, round=turn.round, epochs=None, moments=moments or None, loss=self.loss)
-        state.tensors |= taught.tensors
-        if self.parameters.keep_optimizer:
-            state.tensors |= {f"{_MOMENT}{name}": moment for name, moment in taught.moments.items()}
-        state.plain["server_loss"] = taught.loss
+        keep = self.parameters.keep_optimizer
+        state.plain["server_loss"] = server.train(
+            state.tensors, seed=self.context.seed, round=turn.round, epochs=None, loss=self.loss, keep=keep
+        )
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
         """The columns of FedAvg, and the loss of the server's training."""

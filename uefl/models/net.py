@@ -166,7 +166,7 @@ def usual(net: nn.Module, who: str) -> tuple[Net, Head]:
 
     Args:
         net: any network.
-        who: begins the message, e.g. "arm 'vhl': virtual images need".
+        who: begins the message, e.g. "Gaussian features need".
 
     Raises:
         UserError: another network, or another head.

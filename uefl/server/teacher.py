@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.swa_utils import update_bn
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
 SERVER = "server"
 """the name from which its seeds are derived; no client may have it"""
-
-
-class Taught(NamedTuple):
-    """A model after the server's training; copies."""
-
-    tensors: dict[str, torch.Tensor]
-    moments: dict[str, torch.Tensor]
-    """the state of its optimizer, to go on with"""
-    loss: float
 
 
 class Teacher:
@@ -60,31 +51,37 @@ class Teacher:
     def train(
         self,
         tensors: dict[str, torch.Tensor],
+        prefix: str = "",
         *,
         seed: int,
         round: int,
         epochs: int | None,
-        moments: dict[str, torch.Tensor] | None = None,
         loss: Callable[[Work, Batch], torch.Tensor],
-    ) -> Taught:
-        """Train a model on the labeled images.
+        keep: bool = True,
+    ) -> float:
+        """Train a model of a state on the labeled images, in its place, and return the mean loss.
 
         Args:
-            tensors: ``values`` and ``buffers``.
+            tensors: the state, with ``values`` and ``buffers`` of the model under names that begin with ``prefix``.
+            prefix: also of ``moment.NAME``, where the state of its optimizer is kept from one call to the next.
             seed, round: make the order of the batches and the dropout.
             epochs: passes over the images; None: the budget of a client, of the configuration.
-            moments: the state of its optimizer, to go on; None: a fresh one.
             loss: the mean loss of a batch.
+            keep: False: the optimizer is made anew in every call.
         """
-        workspace, work = self._workspace, self._work(tensors, seed, round)
+        workspace, of_optimizer = self._workspace, f"{prefix}moment."
+        work = self._work({name: tensors[f"{prefix}{name}"] for name in ("values", "buffers")}, seed, round)
+        moments = {name.removeprefix(of_optimizer): tensor for name, tensor in tensors.items() if name.startswith(of_optimizer)}
         workspace.load(work.message)
         device = workspace.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(derive(seed, "train", round, SERVER))
             algorithm = workspace.algorithm.bound(replace(workspace.context, seed=seed))
-            outcome = fit(algorithm, work, loss=loss, epochs=epochs, moments=moments)
-        after = {name: tensor.clone() for name, tensor in workspace.shared().items()}
-        return Taught(after, moments_of(outcome, workspace.flat.values), outcome.loss)
+            outcome = fit(algorithm, work, loss=loss, epochs=epochs, moments=moments or None)
+        tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in workspace.shared().items()}
+        if keep:
+            tensors |= {f"{of_optimizer}{name}": moment for name, moment in moments_of(outcome, workspace.flat.values).items()}
+        return outcome.loss
 
     def recalibrated(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         """``buffers`` of a model with running statistics as the labeled images have them, in the mean over batches; the parameters stay.

@@ -7,6 +7,7 @@ import torch
 from ...server.teacher import Teacher
 from ...server.turn import Turn
 from ..base import State
+from .sets import server_loss
 
 _MODEL = ("values", "buffers")
 
@@ -18,15 +19,8 @@ def begin(state: State) -> None:
 
 def train(state: State, turn: Turn, server: Teacher, *, seed: int, epochs: int, loss: str) -> None:
     """f' goes on from where it is, with its own optimizer."""
-    from .sets import server_loss
-
-    model = {name: state.tensors[f"expert.{name}"] for name in _MODEL}
-    prefix = "expert.moment."
-    moments = {name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
-    taught = server.train(model, seed=seed, round=turn.round, epochs=epochs, moments=moments or None, loss=server_loss(loss))
-    state.tensors |= {f"expert.{name}": taught.tensors[name] for name in _MODEL}
-    state.tensors |= {f"{prefix}{name}": moment for name, moment in taught.moments.items()}
-    state.plain["outcome"]["server_loss"] = taught.loss
+    found = server.train(state.tensors, "expert.", seed=seed, round=turn.round, epochs=epochs, loss=server_loss(loss))
+    state.plain["outcome"]["server_loss"] = found
 
 
 def blend(state: State, share: float) -> None:

@@ -95,10 +95,9 @@ class FedUL(OnSets):
             return False
         assert server is not None
         if p.server == "finetune":
-            model = {name: state.tensors[name] for name in ("values", "buffers")}
-            taught = server.train(model, seed=self.context.seed, round=turn.round, epochs=p.server_epochs, loss=server_loss(p.loss))
-            state.tensors |= taught.tensors
-            state.plain["outcome"]["server_loss"] = taught.loss
+            state.plain["outcome"]["server_loss"] = server.train(
+                state.tensors, seed=self.context.seed, round=turn.round, epochs=p.server_epochs, loss=server_loss(p.loss), keep=False
+            )
         else:
             expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)
             expert.blend(state, self.share(turn))
