@@ -270,6 +270,7 @@ def test_a_checked_configuration_takes_no_overrides(tmp_path):
         uefl.train(cfg, out=tmp_path / "run", lr=1.0)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_report_of_own_parts_is_written_anew(finished):
     before = (finished.path / "report.html").read_text()
     (finished.path / "report.html").unlink()

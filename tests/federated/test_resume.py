@@ -13,7 +13,6 @@ from uefl.errors import UserError
 
 from .whole_run import Watcher, go_on, interrupted, killed, outcome, start
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.mark.parametrize("calls", [0, 1, 4, 8, 14, 19, 24])
