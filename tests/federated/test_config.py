@@ -225,7 +225,10 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
             "key 'arms.fedavgg': no algorithm 'fedavgg' (did you mean 'fedavg'?); an arm with a name of its own says which it is, "
             'algorithm = "..."; there are ',
         ),
-        ("arms.nobodys.gamma=1.0", "key 'arms.nobodys': no algorithm 'nobodys'; an arm with a name of its own says which it is, algorithm = "),
+        (
+            "arms.other.gamma=1.0",
+            "key 'arms.other': no algorithm 'other'; an arm with a name of its own says which it is, algorithm = ",
+        ),
         ("data=runs/x", "key 'data' is a section; set one of its keys, as in data.source=runs/x"),
         ("training=3", "key 'training' is a section; set one of its keys, as in training.lr=VALUE"),
         ("arms.a/b.algorithm=uefl", "key 'arms': 'a/b' names files of the run; expected up to 40 letters"),

@@ -127,7 +127,7 @@ def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
 
 
 @pytest.mark.usefixtures("drawn")
-@pytest.mark.parametrize("clients", [1, 5, 9, 13], ids=lambda n: f"{n}-clients")
+@pytest.mark.parametrize("clients", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 9)), 13], ids=str)
 def test_report_shows_every_picture_it_links(tmp_path, clients):
     lines = run_folder.records(("fedavg", "one-codebook", "uefl"), clients)
     write_report(run_folder.write(tmp_path, lines))

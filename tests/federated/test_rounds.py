@@ -199,7 +199,10 @@ def test_its_update_of_that_turn_is_not_averaged():
 def test_below_the_quorum_of_measurements_the_run_ends_and_names_the_number():
     algorithm, _, _ = arm(settings("fedavg"), wrap=measures(nll=float("nan")))
     algorithm.turn()
-    with pytest.raises(RunError, match=r"2 of 3 clients measured the model, the quorum is 3; .* \(silo-1: its nll is nan; if the model has diverged, lower lr\)"):
+    with pytest.raises(
+        RunError,
+        match=r"2 of 3 clients measured the model.* \(silo-1: its nll is nan; if the model has diverged, lower lr\)",
+    ):
         algorithm.turn()
 
 

@@ -43,7 +43,7 @@ def cuda_built(op: str) -> bool:
 
 @pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def full_graph(request) -> functools.partial[Callable[..., Any]]:
-    """``torch.compile`` that refuses a graph break. Inductor compiles C++ for seconds: ``test_nn_compile.py`` alone asks for it in every run."""
+    """``torch.compile`` without a break. Inductor compiles C++ for seconds; of fast tests, ``test_nn_compile.py`` alone has it."""
     torch._dynamo.reset()
     return functools.partial(torch.compile, fullgraph=True, backend=request.param)
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import uefl_kernels
+from tests.fresh import python
 from uefl_kernels import COMPILED, _library, backend, vq_assign
 from uefl_kernels._library import check, has_kernel, load_error
 
 from .conftest import normal
-
-
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
