@@ -270,6 +270,38 @@ def test_a_checked_configuration_takes_no_overrides(tmp_path):
         uefl.train(cfg, out=tmp_path / "run", lr=1.0)
 
 
+@pytest.mark.parametrize(
+    ("source", "keys", "message"),
+    [
+        (
+            "demo",
+            {"width": 4},
+            "key 'model.width': expected its default 128, so leave it out: a network that is given does not use it; got 4",
+        ),
+        ({"model": {"hidden": 8}, "arms": {"fedavg": {}}}, {}, "key 'model.hidden': .* a network that is given does not use it; got 8"),
+        ({"base": "demo", "model": {"encoder": "cnn"}}, {}, "a network is given and the section .* the encoder 'cnn'; leave out one"),
+        ("file", {}, "a network is given and the section .* the encoder 'resnet18'; leave out one of them"),
+        ("config", {}, "a network is given and the section .* the encoder 'cnn'; leave out one of them"),
+    ],
+    ids=["key", "mapping", "base", "file", "config"],
+)
+def test_a_network_and_a_section_that_names_another_are_refused(tmp_path, source, keys, message):
+    if source == "file":
+        source = tmp_path / "mine.toml"
+        source.write_text('[model]\nencoder = "resnet18"\n[arms.fedavg]\n')
+    if source == "config":
+        source = config.load("demo", width=4)
+    with pytest.raises(uefl.UserError, match=message):
+        uefl.train(source, out=tmp_path / "run", clients=clients(), model=network, **keys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("source", ["demo", {"base": "demo"}], ids=str)
+def test_a_network_takes_the_place_of_that_of_a_preset(source):
+    assert config.load(source).model.width != 128
+    assert config.load(source, given=True).model == config.load({"model": {"encoder": "given"}, "arms": {"fedavg": {}}}).model
+
+
 @pytest.mark.usefixtures("drawn")
 def test_the_report_of_own_parts_is_written_anew(finished):
     before = (finished.path / "report.html").read_text()
