@@ -250,7 +250,7 @@ TYPES = {"mu": "*fp32", "codes": "*fp16", "half_norms": "*fp32", "header": "*i64
 # What is wanted of an epilogue: nothing, all of vq, all of a step of k-means.
 VQ = ("counts", "codes", "codewords", "quantized", "sums", "scales", "largest")
 STEP = ("counts", "sums", "scales", "middle", "weights", "mass_scale")
-TAIL = {*VQ, *STEP, "rounded", "opened", "errors"}
+EPILOGUE = {*VQ, *STEP, "rounded", "opened", "errors"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 report = []
 for name, dtype, d, architectures, wanted in (
@@ -280,7 +280,7 @@ for name, dtype, d, architectures, wanted in (
         if not name.startswith("_search"):
             constants["CODES"] = kernels._CANDIDATES if name == "_rescore" else 16
         if name in ("_search", "_finish_open"):
-            absent = TAIL - {*wanted, *(("opened", "errors") if wanted else ())}
+            absent = EPILOGUE - {*wanted, *(("opened", "errors") if wanted else ())}
             constants |= dict.fromkeys(absent - ({"codes"} if name == "_search" else set()))
         if name == "_finish_open":
             constants["ROWS"] = epilogues._OPEN_ROWS
