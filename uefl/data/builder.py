@@ -1,4 +1,4 @@
-"""From the section ``[data]`` to a federation: read the source, deal it, and check what came out."""
+"""Makes a federation from the section ``[data]``: reads the source, deals it, and checks the result."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
 
 
 def read_source(data: Data, root: Path | None) -> Table:
-    """What ``source`` names, before it is dealt; with ``first_classes`` only a part of it.
+    """Return the data that ``source`` names, before they are dealt; with ``first_classes`` only a part of them.
 
     Raises:
         UserError: no such data set or file, or its files are missing or damaged.

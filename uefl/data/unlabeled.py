@@ -74,7 +74,7 @@ class ClientSets:
 
 @dataclass(frozen=True)
 class Material:
-    """What a federation of sets is made of."""
+    """The parts that a federation of sets is made of."""
 
     name: str
     """of the data set, or the path of the user's data"""
@@ -257,7 +257,7 @@ def together(known: Sequence[tuple[Matrix, Rows]], classes: tuple[str, ...]) -> 
 
 
 def _sources(made: Material) -> list[Images]:
-    """Where all images come from, each once."""
+    """Return the places that all images come from, each once."""
     every = [client.images for client in made.clients] + [part.images for part in (made.test, made.labeled, made.validation) if part]
     return list({id(images): images for images in every}.values())
 
