@@ -158,6 +158,11 @@ def test_library_that_does_not_load_is_reported():
     assert python(BROKEN).stdout.strip() == "False undefined symbol: torch_something"
 
 
+def test_submodules_need_no_import_of_their_own():
+    done = python("import uefl_kernels as u; print(u.nn.VectorQuantize.__name__, u.metrics.ece.__name__, u.numpy.vq_assign.__name__)")
+    assert done.stdout == "VectorQuantize ece vq_assign\n", done.stderr
+
+
 def test_public_names():
     assert set(uefl_kernels.__all__) <= set(dir(uefl_kernels))
     for name in uefl_kernels.__all__:

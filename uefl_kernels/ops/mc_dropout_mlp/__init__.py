@@ -284,6 +284,8 @@ def _check(
             raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
     if not is_count(passes):
         raise ValueError(f"{op}: passes must be an integer of at least 1, got {passes!r}")
+    if index(passes) >= 2**32:
+        raise ValueError(f"{op}: passes must be below 2^32, the counters that masks are drawn from; got {passes}")
     if not isinstance(activation, str) or activation not in reference.ACTIVATIONS:
         raise ValueError(f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}")
     if seed is not None and not is_seed(seed):
