@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from uefl.algorithms import base
+
 from .whole_run import Watcher, start
 
 
@@ -22,6 +24,12 @@ def _undrawn(request, monkeypatch):
 
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr("uefl.report.write.write_plots", write_plots)
+
+
+@pytest.fixture(autouse=True)
+def _registered_here(monkeypatch):
+    """An algorithm that a test registers is known in this test alone."""
+    monkeypatch.setattr(base, "_registered", base.registry())
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,7 @@ def default_scheme(table: Table, kind: Kind) -> Scheme:
 
 
 def _check_kind(data: Data, kind: Kind) -> None:
-    """Keys of the other kind say nothing here; so does its partition."""
+    """Refuse keys and the partition of the other kind of data, which have no effect here."""
     if not data.source.strip():
         raise UserError("key 'source': is empty, expected the name of a data set or the path of your own data; '.' is the current folder")
     if data.partition is not None and data.partition.kind != kind:
