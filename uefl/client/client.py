@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from ..algorithms.base import Algorithm
 
 
-_LOGGER = logging.getLogger("uefl")
+_PACKAGE = __name__.partition(".")[0]
+_LOGGER = logging.getLogger(_PACKAGE)
 
 
 class Clients:
@@ -97,7 +98,7 @@ class Client:
         A RuntimeError leaves the client out and the run goes on, so its traceback is shown here or nowhere.
         """
         algorithm = self._workspace.algorithm
-        if type(algorithm).__module__.partition(".")[0] == "uefl" and self._workspace.context.network is None:
+        if type(algorithm).__module__.partition(".")[0] == _PACKAGE and self._workspace.context.network is None:
             return
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         methods = (frame.f_code.co_name for frame in frames if isinstance(frame.f_locals.get("self"), type(algorithm)))
