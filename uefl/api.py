@@ -101,7 +101,8 @@ def train(
             and labels as arrays or tensors, or torch ``Dataset`` s; they take the place of the data that ``source`` names. A number is
             the key ``data.clients``.
         model: your own network from images ``[B, C, H, W]``, normalised, to logits ``[B, classes]``: a module, copied with its weights
-            for every arm, or a function that makes a new one. For an arm with a codebook it has a method ``tokens(images)`` to
+            for every arm, or a function that makes a new one. It takes the place of the section ``[model]`` of a preset; where your own
+            file, mapping or keys have such a section too, that is refused. For an arm with a codebook it has a method ``tokens(images)`` to
             ``[B, T, D]`` and a module ``head`` from such tensors to logits; the quantiser stands between the two. A mapping is the section
             ``[model]``.
         arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names. None: those of ``source``.
@@ -120,19 +121,27 @@ def train(
         overrides["clients"] = clients
     if isinstance(model, Mapping):
         overrides["model"] = model
+    network = None if model is None or isinstance(model, Mapping) else given.factory(model)
     if isinstance(source, Config):
         if overrides or arms is not None:
             raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
         cfg = source
     elif isinstance(source, (str, Path, Mapping)):
-        cfg = config.load(source if isinstance(source, Mapping) else str(source), arms=None if arms is None else _tables(arms), **overrides)
+        cfg = config.load(
+            source if isinstance(source, Mapping) else str(source),
+            given=network is not None,
+            arms=None if arms is None else _tables(arms),
+            **overrides,
+        )
     else:
         raise UserError(f"expected the name of a preset, the path of a .toml file or a mapping of sections, got {type(source).__name__}")
     preset = str(source) if isinstance(source, (str, Path)) else "python"
-    network = None if model is None or isinstance(model, Mapping) else given.factory(model)
     if network is not None:
         if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
             raise UserError("model: the members of an ensemble begin with different weights; give a function that makes the module")
+        if cfg.model.encoder != "given" and not (isinstance(source, Config) and cfg.model == Model.model_validate({})):
+            named = f"the section [model] names the encoder {cfg.model.encoder!r}"
+            raise UserError(f"model: a network is given and {named}; leave out one of them")
         cfg = replace(cfg, model=Model.model_validate({"encoder": "given"}))
     federation = _federation(cfg, clients, federation)
     if federation is not None:

@@ -162,7 +162,8 @@ def train(
     elif source is None:
         raise UserError("name a preset (see `uefl presets`) or a .toml file, or go on with a run: --resume DIR")
     else:
-        cfg = config.load(source, settings, **({} if seed is None else {"run": {"seed": seed}}))
+        seeded: dict[str, Any] = {} if seed is None else {"run": {"seed": seed}}
+        cfg = config.load(source, settings, **seeded)
         folder = out or Path("runs") / Path(source).stem
 
     from . import report

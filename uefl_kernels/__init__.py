@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import metrics as metrics
     from . import nn as nn
     from ._api import *  # noqa: F403
 
 
+_SUBMODULES = ("metrics", "nn", "numpy")  # that need no import of their own
+
+
 def __getattr__(name: str) -> Any:
-    # `from uefl_kernels import numpy` asks here first, and for submodules of private name, too.
-    if name == "nn":
-        return import_module(".nn", __name__)
-    if name == "__all__" or not (name == "numpy" or name.startswith("_")):
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
+    if name == "__all__" or not name.startswith("_"):  # `from uefl_kernels import _x` asks here before it looks for a submodule
         api = import_module("._api", __name__)
         if name == "__all__" or name in api.__all__:
             return getattr(api, name)
@@ -25,4 +28,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "nn", *import_module("._api", __name__).__all__})
+    return sorted({*globals(), *_SUBMODULES, *import_module("._api", __name__).__all__})

@@ -32,7 +32,7 @@ import torch
 
 from . import _vector_math
 
-_vector_math.settle()  # every op passes here
+_vector_math.warm_up()  # every op passes here
 
 BACKENDS = ("auto", "reference", "triton", "cuda", "cpu")
 _NAMESPACE = {"auto": "uefl", "cpu": "uefl", "reference": "uefl_reference", "triton": "uefl_triton", "cuda": "uefl_cuda"}

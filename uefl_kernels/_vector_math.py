@@ -3,7 +3,7 @@
 MKL, which torch calls for the functions below, chooses a function's code at its first call. Where several threads make that call at
 once, one of them can be handed the code of low accuracy for its whole part: errors near 3e-4 in ``sqrt``, once in thousands of
 processes, and right again at the second call (https://github.com/pytorch/pytorch/issues/188792). Adam's first step calls ``sqrt``,
-every entropy ``log``: two runs from one seed would not be equal. A call on one element is made by one thread, and settles the choice.
+every entropy ``log``: two runs from one seed would not be equal. A call on one element is made by one thread, and makes the choice.
 """
 
 import torch
@@ -12,7 +12,7 @@ import torch
 FUNCTIONS = ["acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "log", "log10", "log2", "sin", "sqrt", "tan", "tanh", "trunc"]
 
 
-def settle() -> None:
+def warm_up() -> None:
     """Call each of the functions once, in either precision, on one element."""
     for dtype in (torch.float32, torch.float64):
         half = torch.full((1,), 0.5, dtype=dtype, device="cpu")

@@ -60,7 +60,7 @@ inline void check_mc_dropout(const torch::stable::Tensor& x, const torch::stable
   for (size_t i = 1; i < widths.size(); ++i) expected += widths[i] * (widths[i - 1] + 1);
   require(parameters.dim() == 1 && parameters.numel() == expected, "parameters must hold the weights and the bias of each layer");
   require(std::all_of(p.begin(), p.end(), check::is_rate), "p must be in [0, 1)");
-  require(passes >= 1 && check::is_word(passes), "passes must be at least 1");
+  require(passes >= 1 && check::is_word(passes), "passes must be in [1, 2^32)");
   require(activation == "gelu" || activation == "relu" || activation == "silu" || activation == "tanh",
           "activation must be 'gelu', 'relu', 'silu' or 'tanh'");
 }

@@ -5,20 +5,33 @@ from __future__ import annotations
 import pytest
 
 from tests.files import write_idx
+from uefl.algorithms import base
 
 from .data.test_sources_colour import npz_pool, pacs_archive
 from .whole_run import Watcher, start
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
-    """Reports without pictures, which take most of the time of a tiny run; for tests that look at something else."""
+def drawn():
+    """For tests that look at the pictures of a report; all others do without."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request, monkeypatch):
+    """Reports without pictures, which take most of the time of a tiny run."""
 
     def write_plots(run):
         (run.path / "plots").mkdir(exist_ok=True)
         return []
 
-    monkeypatch.setattr("uefl.report.write.write_plots", write_plots)
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("uefl.report.write.write_plots", write_plots)
+
+
+@pytest.fixture(autouse=True)
+def _registered_here(monkeypatch):
+    """An algorithm that a test registers is known in this test alone."""
+    monkeypatch.setattr(base, "_registered", base.registry())
 
 
 @pytest.fixture(scope="session")

@@ -270,6 +270,71 @@ def test_a_checked_configuration_takes_no_overrides(tmp_path):
         uefl.train(cfg, out=tmp_path / "run", lr=1.0)
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, KeyError])
+def test_an_algorithm_that_raises_on_a_client_is_named_with_the_client_and_the_method(tmp_path, caplog, kind):
+    class Broken(Shrunk):
+        def _term(self):
+            raise kind("a mistake of mine")
+
+        def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+            if work.client == "dataset":
+                self._term()
+            return super().loss(work, batch)
+
+    end = uefl.RunError if kind is RuntimeError else KeyError
+    with pytest.raises(end, match="a mistake of mine"):
+        own(tmp_path / "run", arms={"broken": Broken()})
+    (said,) = (record for record in caplog.records if record.levelname == "ERROR")
+    assert said.getMessage() == f"client dataset: Broken.loss raised {kind.__name__}"
+    assert (said.exc_info is not None) == (kind is RuntimeError), "the traceback of the others is that of the exception"
+    if said.exc_info:
+        assert "in _term" in caplog.text
+
+
+def test_a_network_that_raises_on_a_client_is_named_too(tmp_path, caplog):
+    class Odd(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.flatten(1) if not self.training else x)
+
+    with pytest.raises(uefl.RunError, match="0 of 3 clients sent a sound update"):
+        own(tmp_path / "run", model=lambda: Odd(64, 3), arms={"fedavg": {}})
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said[0] == "client arrays: FedAvg.loss raised RuntimeError"
+
+
+@pytest.mark.parametrize(
+    ("source", "keys", "message"),
+    [
+        (
+            "demo",
+            {"width": 4},
+            "key 'model.width': .* so leave it out: a network that is given does not use it; got 4",
+        ),
+        ({"model": {"hidden": 8}, "arms": {"fedavg": {}}}, {}, "key 'model.hidden': .* a network that is given does not use it; got 8"),
+        ({"base": "demo", "model": {"encoder": "cnn"}}, {}, "a network is given and the section .* the encoder 'cnn'; leave out one"),
+        ("file", {}, "a network is given and the section .* the encoder 'resnet18'; leave out one of them"),
+        ("config", {}, "a network is given and the section .* the encoder 'cnn'; leave out one of them"),
+    ],
+    ids=["key", "mapping", "base", "file", "config"],
+)
+def test_a_network_and_a_section_that_names_another_are_refused(tmp_path, source, keys, message):
+    if source == "file":
+        source = tmp_path / "mine.toml"
+        source.write_text('[model]\nencoder = "resnet18"\n[arms.fedavg]\n')
+    if source == "config":
+        source = config.load("demo", width=4)
+    with pytest.raises(uefl.UserError, match=message):
+        uefl.train(source, out=tmp_path / "run", clients=clients(), model=network, **keys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("source", ["demo", {"base": "demo"}], ids=str)
+def test_a_network_takes_the_place_of_that_of_a_preset(source):
+    assert config.load(source).model.width != 128
+    assert config.load(source, given=True).model == config.load({"model": {"encoder": "given"}, "arms": {"fedavg": {}}}).model
+
+
+@pytest.mark.usefixtures("drawn")
 def test_the_report_of_own_parts_is_written_anew(finished):
     before = (finished.path / "report.html").read_text()
     (finished.path / "report.html").unlink()

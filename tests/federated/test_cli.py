@@ -197,7 +197,6 @@ def test_report_of_one_run_shows_its_clients_and_writes_anew(tmp_path):
     assert (tmp_path / "a/report.md").is_file()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
     run_folder.write(tmp_path / "a")
     run_folder.write(tmp_path / "b", gamma=0.9)
@@ -217,7 +216,6 @@ def test_report_counts_a_run_named_twice_once(tmp_path):
     assert "a folder is named twice; it counts once" in result.output
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_report_counts_runs_of_one_seed_once(tmp_path):
     for name in "ab":
         run_folder.write(tmp_path / name)

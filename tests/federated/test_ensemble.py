@@ -181,7 +181,6 @@ def finished(tmp_path_factory):
     return out
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("calls", [1, 4, 8, 11])
 def test_an_interrupted_run_resumes_bit_for_bit(finished, tmp_path, calls):
     go_on(interrupted(tmp_path / "run", *RUN, after=calls))

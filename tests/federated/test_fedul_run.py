@@ -67,7 +67,6 @@ def test_the_saved_model_is_the_selected_one(finished):
     assert float(hits) == pytest.approx(best, abs=0.05)  # float32 here, bfloat16 there
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("calls", [0, 3, 6, 13, 22])
 def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):
     with pytest.raises(KeyboardInterrupt):
@@ -110,6 +109,7 @@ def test_own_sets_through_the_command(tmp_path):
         go_on(tmp_path / "run")
 
 
+@pytest.mark.usefixtures("drawn")
 def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
     keys = [f"source={write(tmp_path / 'sets', server=())}", "width=2", "rounds=[2]", "batch_size=8"]
     observer, out = Console(file=io.StringIO(), width=200), tmp_path / "run"

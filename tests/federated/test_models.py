@@ -79,7 +79,7 @@ def small_images(*sizes):
     return Federation("labeled", silos, ("a", "b", "c"), (3, 32, 32), (0.5,) * 3, (0.3,) * 3, digest="small")
 
 
-@pytest.mark.parametrize("encoder", ["vgg16_bn", "resnet18", "resnet18_nopool"])
+@pytest.mark.parametrize("encoder", [pytest.param("vgg16_bn", marks=pytest.mark.slow), "resnet18", "resnet18_nopool"])
 def test_the_large_encoders_train_also_where_the_last_batch_has_one_image(encoder):
     """Nine images in batches of eight, so small that batch norm would see one value per channel of the last one."""
     own_head = encoder == "resnet18_nopool"
@@ -127,7 +127,7 @@ def imagenet(tmp_path_factory):
     return files
 
 
-@pytest.mark.parametrize("encoder", ["resnet18", "vgg16_bn"])
+@pytest.mark.parametrize("encoder", ["resnet18", pytest.param("vgg16_bn", marks=pytest.mark.slow)])
 def test_a_pretrained_encoder_sees_a_grey_image_as_three_equal_channels(encoder, imagenet):
     grey = torch.randn(2, 1, 32, 32)
     one, three = (Net(Model(encoder=encoder, pretrained=str(imagenet[encoder])), (c, 32, 32), 10).double().eval() for c in (1, 3))

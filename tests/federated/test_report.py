@@ -91,7 +91,6 @@ def test_spread_over_runs_leaves_unfinished_ones_out(tmp_path):
     assert spread_table(runs[:1]).rows[1] == ["uefl", "1", "0.460", "-"]
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("rounds", "name"), [(1, "last round"), (3, "last 3 rounds"), (4, "last 4 rounds")])
 def test_the_mean_over_rounds_says_of_how_many(tmp_path, rounds, name):
     run = write_report(run_folder.write(tmp_path, [line for line in run_folder.records() if line["round"] < rounds]))
@@ -127,7 +126,8 @@ def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
     assert differing_keys([first, other]) == ["arms.uefl.gamma"]
 
 
-@pytest.mark.parametrize("clients", [1, 5, 9, 13], ids=lambda n: f"{n}-clients")
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("clients", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 9)), 13], ids=str)
 def test_report_shows_every_picture_it_links(tmp_path, clients):
     lines = run_folder.records(("fedavg", "one-codebook", "uefl"), clients)
     write_report(run_folder.write(tmp_path, lines))
@@ -203,7 +203,6 @@ def test_arms_that_agree_until_one_is_extended_share_their_line(tmp_path):
     assert [styles[arm]["linestyle"] for arm in ("one-codebook", "uefl")] == [(0.0, (4.0, 4.0)), (4.0, (4.0, 4.0))]
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("validation", [True, False])
 def test_the_report_explains_the_columns_that_are_there(tmp_path, validation):
     lines = run_folder.records(("fedul",))
@@ -215,6 +214,7 @@ def test_the_report_explains_the_columns_that_are_there(tmp_path, validation):
     assert "over the rounds that it names." in text
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_is_written_anew_and_repeats_itself(tmp_path):
     run_folder.write(tmp_path)
     first = write_report(tmp_path), (tmp_path / "report.md").read_bytes(), (tmp_path / "plots/accuracy.png").read_bytes()
@@ -222,7 +222,6 @@ def test_report_is_written_anew_and_repeats_itself(tmp_path):
     assert first == second
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_rejected_updates_stand_before_the_numbers(tmp_path):
     write_report(run_folder.write(tmp_path, rejected=3))
     text = (tmp_path / "report.md").read_text()
@@ -236,7 +235,6 @@ def test_a_silo_may_be_called_anything(tmp_path):
     assert [str(cell) for cell in client_table(run).rich().columns[0].cells] == ["a|b $x_$ [red]"]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_unfinished_run_is_reported_from_its_whole_rounds(tmp_path):
     lines = run_folder.records()
     run_folder.write(tmp_path, lines[:-2], finished=False)

@@ -70,6 +70,7 @@ def with_samples(path):
 # --- the page ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_page_needs_nothing_beside_it_and_shows_what_the_markdown_shows(tmp_path):
     with_samples(run_folder.write(tmp_path))
     write_report(tmp_path)
@@ -113,6 +114,7 @@ def test_a_run_without_predictions_or_manifest_still_has_its_page(tmp_path):
     assert "Images" not in page.text
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     ("file", "message"), [("manifest.json", "is not a manifest"), ("samples.safetensors", "cannot be read")], ids=["manifest", "samples"]
 )
@@ -135,6 +137,7 @@ def test_samples_are_spread_over_the_classes_and_kept_once(tmp_path):
     assert (tmp_path / "samples.safetensors").read_bytes() == before
 
 
+@pytest.mark.usefixtures("drawn")
 def test_samples_of_unlabeled_sets_and_of_colours_are_shown(tmp_path):
     save_file({"0.images": torch.zeros(4, 3, 9, 5, dtype=torch.uint8)}, run_folder.write(tmp_path) / "samples.safetensors")
     write_report(tmp_path)
@@ -161,6 +164,7 @@ def test_labels_are_short_lines_and_differ():
     ]
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("clients", [3, 13])
 def test_silos_of_any_name_are_drawn(tmp_path, clients):
     names = ["line\nbreak", "y" * 120, "東京病院", "клиника", "a\u202eb"] + [f"silo-{i}" for i in range(clients)]
@@ -213,7 +217,6 @@ def test_differences_are_taken_run_by_run(tmp_path):
     assert paired_table(runs[:1]) is None
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_runs_on_other_data_are_kept_apart(tmp_path):
     where = {"a": {"seed": 0}, "b": {"seed": 1}, "c": {"seed": 0, "data.source": "mnist"}, "d": {"seed": 1, "data.source": "mnist"}}
     runs = [read_run(run_folder.write(tmp_path / name, **keys)) for name, keys in where.items()]
@@ -238,7 +241,6 @@ def test_given_clients_are_other_data_where_they_have_other_images(tmp_path):
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c"]]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_arm_to_compare_with_must_exist(tmp_path):
     paths = [str(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
     result = runner.invoke(app, ["report", *paths, "--against", "fedag"])

@@ -13,8 +13,6 @@ from uefl.errors import UserError
 
 from .whole_run import Watcher, go_on, interrupted, killed, outcome, start
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 @pytest.mark.parametrize("calls", [0, 1, 4, 8, 14, 19, 24])
 def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):

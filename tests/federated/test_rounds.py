@@ -164,15 +164,56 @@ def test_a_loss_far_above_its_beginning_is_divergence():
         algorithm.turn()
 
 
-def test_a_metric_that_is_not_finite_is_divergence():
+def measures(**values):
     def meddle(reply):
-        if "nll" in reply.metrics:
-            reply.metrics["nll"] = float("nan")
+        if reply.client == "silo-1" and "nll" in reply.metrics:
+            reply.metrics |= values
         return reply
 
-    algorithm, _, _ = arm(settings("fedavg"), wrap=lambda e: Meddler(e, meddle))
+    return lambda engine: Meddler(engine, meddle)
+
+
+@pytest.mark.parametrize("values", [{"nll": float("nan")}, {"accuracy": float("-inf")}, {"confidence": [0.5, float("inf")]}])
+def test_a_client_that_measures_no_number_is_left_out_as_with_a_bad_update_and_the_run_goes_on(values):
+    whole = finish(arm(settings("fedavg"))[0])
+    algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=measures(**values))
+    records = finish(algorithm)
+    assert {record["client"] for record in records} == {"silo-0", "silo-2"}
+    assert len(records) == len(whole) * 2 / 3
+    (key, value), *_ = values.items()
+    value = value[-1] if isinstance(value, list) else value
+    assert notices[0] == f"round 2: left out silo-1: its {key} is {value}; if the model has diverged, lower lr"
+    assert algorithm.rejected == len(notices) == 3
+    assert bool(torch.isfinite(algorithm.states[0].tensors["values"]).all())
+
+
+def test_its_update_of_that_turn_is_not_averaged():
+    algorithm, _, _ = arm(settings("fedavg", quorum=0.5), wrap=measures(nll=float("nan")))
     algorithm.turn()
-    with pytest.raises(RunError, match="diverged: nll of silo-0 is nan after round 1"):
+    assert "train_loss" in algorithm.last["silo-1"]
+    algorithm.turn()
+    assert "train_loss" not in algorithm.last["silo-1"]
+    assert "train_loss" in algorithm.last["silo-0"]
+
+
+def test_below_the_quorum_of_measurements_the_run_ends_and_names_the_number():
+    algorithm, _, _ = arm(settings("fedavg"), wrap=measures(nll=float("nan")))
+    algorithm.turn()
+    with pytest.raises(
+        RunError,
+        match=r"2 of 3 clients measured the model.* \(silo-1: its nll is nan; if the model has diverged, lower lr\)",
+    ):
+        algorithm.turn()
+
+
+def test_a_number_of_the_server_that_is_not_finite_ends_the_run():
+    class Lost(registry()["fedavg"]):
+        def record(self, state, client, turn):
+            return {"drift": float("nan")}
+
+    algorithm, _, _ = arm(settings("fedavg"), algorithm=Lost())
+    algorithm.turn()
+    with pytest.raises(RunError, match="diverged after round 1: silo-0: its drift is nan; if the model has diverged, lower lr"):
         algorithm.turn()
 
 

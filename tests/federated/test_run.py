@@ -18,8 +18,6 @@ from uefl_kernels import backend
 
 from .whole_run import KEYS, Watcher, go_on, interrupted, outcome, start
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 def test_the_folder_of_a_finished_run(finished):
     out, observer, summary = finished

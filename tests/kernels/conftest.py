@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -37,6 +39,13 @@ def normal(*shape: int, seed: int = 0, offset: float = 0.0, scale: float = 1.0, 
 def cuda_built(op: str) -> bool:
     """Whether csrc/cuda has the op for the GPU here."""
     return has_kernel("uefl_cuda", op, "CUDA") and cuda_architecture_built(torch.device("cuda"))
+
+
+@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def full_graph(request) -> functools.partial[Callable[..., Any]]:
+    """``torch.compile`` without a break. Inductor compiles C++ for seconds; of fast tests, ``test_nn_compile.py`` alone has it."""
+    torch._dynamo.reset()
+    return functools.partial(torch.compile, fullgraph=True, backend=request.param)
 
 
 @contextlib.contextmanager

@@ -85,10 +85,10 @@ class Coupled(nn.Module):
 
 
 def classifier(logit_dropout=False, activation=nn.GELU):
-    tail = [nn.Dropout(0.3), nn.Linear(16, 12), activation(), nn.Dropout(0.2), nn.Linear(12, 5)]
+    head = [nn.Dropout(0.3), nn.Linear(16, 12), activation(), nn.Dropout(0.2), nn.Linear(12, 5)]
     return nn.Sequential(
         nn.Sequential(Opaque(nn.Linear(6, 16)), nn.BatchNorm1d(16), nn.ReLU()),
-        nn.Sequential(*tail, *([nn.Dropout(0.1)] if logit_dropout else [])),
+        nn.Sequential(*head, *([nn.Dropout(0.1)] if logit_dropout else [])),
     )
 
 

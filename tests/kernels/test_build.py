@@ -157,3 +157,13 @@ def test_local_kernels_are_those_of_the_gpus_here(tmp_path, gpus, says):
     command = [CMAKE, "-S", ROOT, "-B", tmp_path / "build", "-GNinja", *options]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=True)
     assert says in re.sub(r"\s+", " ", done.stdout)
+
+
+def test_kernels_know_nothing_of_torch():
+    """Of the C++ ``csrc/ops`` alone speaks to torch, and ``host.cpp`` to Python; the kernels take raw pointers."""
+    speaking = {
+        path.relative_to(ROOT / "csrc").parts[0]
+        for path in (ROOT / "csrc").rglob("*.*")
+        if re.search(r"#include.*\b(torch|ATen|c10|pybind11|Python\.h)", path.read_text(encoding="utf-8"))
+    }
+    assert speaking == {"ops", "host.cpp"}

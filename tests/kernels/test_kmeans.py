@@ -353,9 +353,9 @@ def test_opcheck():
         torch.library.opcheck(torch.ops.uefl.kmeans.default, arguments)
 
 
-def test_compile_fullgraph():
+def test_compile_fullgraph(full_graph):
     x = normal(50, 4)
-    step = torch.compile(lambda rows: kmeans(rows * 2, 3).centres + 1, fullgraph=True)
+    step = full_graph(lambda rows: kmeans(rows * 2, 3).centres + 1)
     assert torch.equal(step(x), kmeans(x * 2, 3).centres + 1)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
 
+from tests.fresh import python
 from uefl_kernels import KMeans
 
 pd = pytest.importorskip("pandas")
@@ -139,11 +138,12 @@ def test_centres_in_a_file_that_is_only_read(tmp_path):
 
 def test_scikit_learn_is_not_imported_for_the_kernels():
     code = "import sys; from uefl_kernels import kmeans; assert 'sklearn' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert python(code).returncode == 0
 
 
 WITHOUT = """
 import sys, warnings
+warnings.simplefilter("error", FutureWarning)
 sys.modules["sklearn"] = None
 import numpy as np
 from uefl_kernels import KMeans
@@ -168,7 +168,7 @@ print(caught[0].category.__name__)
 
 
 def test_without_scikit_learn():
-    done = subprocess.run([sys.executable, "-W", "error::FutureWarning", "-c", WITHOUT], capture_output=True, text=True)
+    done = python(WITHOUT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "This KMeans instance is not fitted yet. Call 'fit' with appropriate arguments before using it.",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._inductor.compile_fx import compile_fx
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from uefl_kernels import COMPILED, KMeansUnits, backend, kmeans, kmeans_step
 from uefl_kernels._library import triton_available
@@ -228,18 +228,13 @@ def test_opcheck():
             torch.library.opcheck(torch.ops.uefl.kmeans_step.default, (x, centres, mass, *units, with_inertia))
 
 
-def test_compile_fullgraph():
-    traced = []
-
-    def counting(graph, inputs):
-        traced.append(graph)
-        return compile_fx(graph, inputs)
-
-    step = torch.compile(lambda x, c: kmeans_step(x * 2, c, weights=x[:, 0].abs()), fullgraph=True, dynamic=True, backend=counting)
+def test_compile_fullgraph(full_graph):
+    counting = CompileCounterWithBackend(full_graph.keywords["backend"])
+    step = full_graph(lambda x, c: kmeans_step(x * 2, c, weights=x[:, 0].abs()), dynamic=True, backend=counting)
     for n in (50, 60, 70):
         x, centres = normal(n, 4), normal(5, 4, seed=1)
         assert_same(step(x, centres), kmeans_step(x * 2, centres, weights=x[:, 0].abs()))
-    assert len(traced) == 1, "a new N compiles again"
+    assert counting.frame_count == 1, "a new N compiles again"
 
 
 def test_autocast():

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import uefl_kernels
+from tests.fresh import python
 from uefl_kernels import COMPILED, _library, backend, vq_assign
 from uefl_kernels._library import check, has_kernel, load_error
 
 from .conftest import normal
-
-
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
@@ -163,6 +156,11 @@ print(uefl_kernels.COMPILED, uefl_kernels._library.load_error())
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 def test_library_that_does_not_load_is_reported():
     assert python(BROKEN).stdout.strip() == "False undefined symbol: torch_something"
+
+
+def test_submodules_need_no_import_of_their_own():
+    done = python("import uefl_kernels as u; print(u.nn.VectorQuantize.__name__, u.metrics.ece.__name__, u.numpy.vq_assign.__name__)")
+    assert done.stdout == "VectorQuantize ece vq_assign\n", done.stderr
 
 
 def test_public_names():

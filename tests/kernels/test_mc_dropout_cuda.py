@@ -14,7 +14,7 @@ BACKENDS = {
     "cuda": lambda: cuda_built("mc_dropout_mlp"),
     "triton": triton_available,
 }
-TAILS = {  # B, then the widths from the first dropout on
+HEADS = {  # B, then the widths from the first dropout on
     "head": (300, 512, 10),
     "head of 32 classes": (40, 70, 32),
     "43 classes": (70, 40, 43),
@@ -46,7 +46,7 @@ def test_small_masks_are_those_of_the_definition(rows, columns, p, consistent, f
 
 
 @pytest.mark.parametrize("consistent", [False, True])
-@pytest.mark.parametrize("shape", TAILS.values(), ids=TAILS)
+@pytest.mark.parametrize("shape", HEADS.values(), ids=HEADS)
 def test_small_equals_the_definition(shape, consistent, forced):
     x, weights, biases = mlp(shape) if len(shape) > 2 else (mlp((*shape, 3))[0], [torch.eye(shape[1])], [torch.zeros(shape[1])])
     rates = [0.1, *[0.5] * (len(shape) - 3), 0.3] if len(shape) > 2 else [0.0, 0.3]

@@ -49,6 +49,7 @@ WRONG = {
     "p NaN": (lambda: mc_dropout_mlp(X, W, B, p=float("nan")), ValueError, r"p must be in \[0, 1\), got nan"),
     "rates": (lambda: mc_dropout_mlp(X, W, B, p=[0.1, 0.1]), ValueError, "p has 2 rates, expected one number or a list of 1, one"),
     "passes": (lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=0), ValueError, "passes must be an integer of at least 1, got 0"),
+    "many passes": (lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=2**32), ValueError, r"passes must be below 2\^32.*; got 4294967296"),
     "passes of a kind": (
         lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=2.5),
         ValueError,
@@ -98,7 +99,8 @@ WRONG_DIRECT = {
     "no widths": (2, [], "widths and p must be as many"),
     "widths": (2, [6, 0], "widths must be at least 1"),
     "p": (3, [0.1, 1.0], r"p must be in \[0, 1\)"),
-    "passes": (4, 0, "passes must be at least 1"),
+    "passes": (4, 0, r"passes must be in \[1, 2\^32\)"),
+    "many passes": (4, 2**32, r"passes must be in \[1, 2\^32\)"),
     "activation": (5, "elu", "activation must be"),
     "seed": (7, torch.zeros(2, dtype=torch.int64), "seed must be an int64 tensor of no dimensions"),
 }

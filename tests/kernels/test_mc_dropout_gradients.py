@@ -57,10 +57,10 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.uefl.dropout_mask.default, (torch.tensor(1), 3, 9, 0, 0, 0.5, False))
 
 
-def test_compile_fullgraph():
+def test_compile_fullgraph(full_graph):
     x, weights, biases = mlp((9, 8, 12, 4))
     weights[0].requires_grad_()
-    seeded = torch.compile(lambda x: mc_dropout_mlp(x, weights, biases, p=0.3, seed=1), fullgraph=True)
+    seeded = full_graph(lambda x: mc_dropout_mlp(x, weights, biases, p=0.3, seed=1))
     stats = seeded(x)
     assert_close(stats, mc_dropout_mlp(x, weights, biases, p=0.3, seed=1), 1e-6)
     loss_of(stats).backward()
@@ -68,7 +68,7 @@ def test_compile_fullgraph():
     loss_of(mc_dropout_mlp(x, weights, biases, p=0.3, seed=1)).backward()
     torch.testing.assert_close(compiled, weights[0].grad)
 
-    follows = torch.compile(lambda x: mc_dropout_mlp(x, weights, biases, p=0.3), fullgraph=True)
+    follows = full_graph(lambda x: mc_dropout_mlp(x, weights, biases, p=0.3))
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)

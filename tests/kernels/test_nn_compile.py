@@ -1,7 +1,7 @@
 """The layers under torch.compile with inductor, its default backend: the gradients and codewords of several training steps.
 
 Inductor recomputes what is cheap in the backward pass, so a clone of a buffer that the forward pass updates is not a copy there;
-``aot_eager`` does not show that.
+``aot_eager`` does not show that. The layers whose graphs are largest are in a fast run with ``aot_eager`` alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ from uefl_kernels.nn import ExtensibleCodebook, ResidualVQ
 
 from .conftest import normal
 from .nn_layers import layer
+
+
+@pytest.fixture(autouse=True)
+def _plain_code():
+    """Inductor writes C++ without vectors: to find out which ones this machine has takes it longer than all these tests."""
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": False}):
+        yield
 
 
 class Averaged(torch.nn.Module):
@@ -69,29 +76,29 @@ def test_first_steps_of_a_layer_have_the_gradients_of_plain_pytorch():
     same(layer(codebook_size=16), layer(codebook_size=16))
 
 
-def test_residual_quantisers():
+def test_residual_quantisers(full_graph):
     torch.manual_seed(0)
     rvq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=6, threshold_ema_dead_code=1, rotation_trick=True)
-    same(rvq, copy.deepcopy(rvq))
+    same(rvq, compiled := copy.deepcopy(rvq), full_graph(compiled))
 
 
 @pytest.mark.parametrize("rotation", [False, True])
-def test_beams_whose_codewords_are_updated_behind_the_search(rotation):
+def test_beams_whose_codewords_are_updated_behind_the_search(rotation, full_graph):
     torch.manual_seed(0)
     rvq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=16, beam_size=2, decay=0.5, rotation_trick=rotation)
-    same(rvq, copy.deepcopy(rvq))
+    same(rvq, compiled := copy.deepcopy(rvq), full_graph(compiled))
 
 
-def test_drawn_codewords():
+def test_drawn_codewords(full_graph):
     """The mode that draws in a graph what plain PyTorch draws."""
     options = {"stochastic_sample_codes": True, "straight_through": True, "rotation_trick": False, "decay": 0.5}
     with torch._inductor.config.patch(fallback_random=True):
-        same(layer(**options), layer(**options))
+        same(layer(**options), compiled := layer(**options), full_graph(compiled))
 
 
-def test_kmeans_of_the_first_batch():
+def test_kmeans_of_the_first_batch(full_graph):
     """Its codewords come from the compiled graph, of which the next steps make another one."""
-    same(layer(kmeans_init=True), compiled := layer(kmeans_init=True))
+    same(layer(kmeans_init=True), compiled := layer(kmeans_init=True), full_graph(compiled))
     assert compiled._codebook.initted
 
 

@@ -115,12 +115,11 @@ def test_state_goes_round():
     assert all(isinstance(value, torch.Tensor) for value in codes.state_dict().values())  # what safetensors takes
 
 
-def test_half_precision_and_compile():
+def test_half_precision_and_compile(full_graph):
     codes = book(clients=["one"]).to(torch.bfloat16)
     assert codes.codebook("one").dtype == torch.float32
     x = normal(30, 4, dtype=torch.bfloat16).requires_grad_()
-    torch._dynamo.reset()
-    out = torch.compile(codes, fullgraph=True)(x)
+    out = full_graph(codes)(x)
     (out.quantized.float().sum() + out.loss).backward()
     assert out.quantized.dtype == x.grad.dtype == torch.bfloat16
     assert torch.equal(out.indices, codes(x).indices)

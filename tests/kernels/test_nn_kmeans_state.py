@@ -115,14 +115,13 @@ def test_codewords_that_are_set_stay_and_are_where_training_begins():
         torch.testing.assert_close(vq.codebook.flatten(0, -2), codes, rtol=1e-4, atol=1e-4)
 
 
-def test_compiled_after_a_copy_and_after_a_move():
-    torch._dynamo.reset()
+def test_compiled_after_a_copy_and_after_a_move(full_graph):
     source = trained()
     for other in (copy.deepcopy(source), copy.deepcopy(source).to(torch.float64), copy.deepcopy(waiting())):
         if not other._codebook.initted:
             for mine, value in zip(other.buffers(), source.buffers(), strict=True):
                 mine.copy_(value)  # behind the compiler's back: k-means is traced, and its result is not taken
-        run, codes = torch.compile(other, fullgraph=True), other.codebook.clone()
+        run, codes = full_graph(other), other.codebook.clone()
         run(normal(40, 8), freeze_codebook=True)
         run(normal(40, 8), freeze_codebook=True)
         assert torch.equal(other.codebook, codes)

@@ -1,4 +1,4 @@
-"""MCDropout: where it cuts, what runs how often, the fused tail, folded passes, and models that it cannot cut."""
+"""MCDropout: where it cuts, what runs how often, the fused head, folded passes, and models that it cannot cut."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def seed():
 
 @pytest.mark.parametrize("activation", [nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh])
 @pytest.mark.parametrize("logit_dropout", [False, True])
-def test_a_nested_tail_is_fused(logit_dropout, activation):
+def test_a_nested_head_is_fused(logit_dropout, activation):
     model, x = classifier(logit_dropout, activation), torch.randn(9, 6)
     layer = MCDropout(model, 7)
     assert layer.fused
@@ -121,7 +121,7 @@ def test_passes_are_not_folded_where_rows_see_each_other(attention, normalized):
 
 
 def test_hooks_are_run():
-    """A tail whose layers have hooks is not fused: the weight of spectral_norm is made by one."""
+    """A head whose layers have hooks is not fused: the weight of spectral_norm is made by one."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.utils.spectral_norm(nn.Linear(4, 3))), torch.randn(5, 4)
     layer = MCDropout(model, 5)
     assert not layer.fused

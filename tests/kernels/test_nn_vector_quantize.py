@@ -210,12 +210,12 @@ def test_kmeans_init_does_not_wait_for_the_device(options):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("make", ["one", "residual", "compiled"])
+@pytest.mark.parametrize("make", ["one", "residual", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_kmeans_init_refuses_what_is_not_finite(make, bad):
     """Before anything changes, the generator included; the same batch with its bad row masked begins."""
     options = {"dim": 8, "codebook_size": 5, "kmeans_init": True, "kmeans_iters": 1}
     module = ResidualVQ(num_quantizers=2, **options) if make == "residual" else layer(**options)
-    run = torch.compile(module, fullgraph=True) if make == "compiled" else module
+    run = module if make in ("one", "residual") else torch.compile(module, fullgraph=True, backend=make)
     x, before, drawn = normal(2, 9, 8), state(module), torch.get_rng_state()
     x[1, 4, 2] = bad
     with pytest.raises(RuntimeError, match=r"^VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or"):

@@ -116,13 +116,13 @@ def test_sets_together_equal_sets_alone_and_any_strides():
     assert torch.equal(set_proportion_loss(logits.T.contiguous().T, offsets, proportions.T.contiguous().T), together)
 
 
-def test_opcheck_compile_and_the_second_derivative():
+def test_opcheck_compile_and_the_second_derivative(full_graph):
     logits, offsets, proportions = proportion_case()
     for with_gradient in (True, False):
         torch.library.opcheck(torch.ops.uefl.set_proportion_loss.default, (logits, offsets, proportions, with_gradient))
     gradients = []
     step = lambda z: set_proportion_loss(z * 2, offsets, proportions).mean()  # noqa: E731
-    for function in (step, torch.compile(step, fullgraph=True)):
+    for function in (step, full_graph(step)):
         z = logits.clone().requires_grad_()
         function(z).backward()
         gradients.append(z.grad)

@@ -219,14 +219,14 @@ def test_opcheck():
         torch.library.opcheck(torch.ops.uefl.transition_nll.default, arguments)
 
 
-def test_compile_fullgraph():
+def test_compile_fullgraph(full_graph):
     _, targets, matrix, _ = transition_case("small")
     targets = targets.clamp(min=0)
 
     def step(z):
         return transition_nll(z * 2, targets[: len(z)], matrix).mean()
 
-    compiled = torch.compile(step, fullgraph=True, dynamic=True)
+    compiled = full_graph(step, dynamic=True)
     for rows in (30, 20):
         gradients = []
         for function in (step, compiled):

@@ -1,10 +1,8 @@
 """torch's vector functions are called on one element before anything calls them on many."""
 
-import subprocess
-import sys
-
 import pytest
 
+from tests.fresh import python
 from uefl_kernels._vector_math import FUNCTIONS
 
 TRACE = """
@@ -19,7 +17,8 @@ print(*sorted(event.name.removeprefix("aten::") for event in calls))
 
 @pytest.mark.parametrize("use", ["from uefl_kernels import vq_assign", "import uefl_kernels.ops.vq_assign", "import uefl.models.saved"])
 def test_first_use_calls_each_function_in_either_precision(use):
-    done = subprocess.run([sys.executable, "-c", TRACE.format(use)], capture_output=True, text=True, check=True)
+    done = python(TRACE.format(use))
+    assert done.returncode == 0, done.stderr
     called = done.stdout.split()
     for name in FUNCTIONS:
         assert called.count(name) == 2, name

@@ -270,7 +270,7 @@ def test_opcheck(with_sums):
     torch.library.opcheck(torch.ops.uefl.vq.default, arguments, test_utils=utilities if with_sums else utilities[:3])
 
 
-def test_compile_fullgraph():
+def test_compile_fullgraph(full_graph):
     codebook = normal(9, 4, seed=1).requires_grad_()
 
     def step(x):
@@ -278,7 +278,7 @@ def test_compile_fullgraph():
         return out.quantized.sum() + out.loss, out.counts
 
     x = normal(33, 8)
-    loss, counts = torch.compile(step, fullgraph=True)(x)
+    loss, counts = full_graph(step)(x)
     loss.backward()
     compiled_grad, codebook.grad = codebook.grad, None
     expected, expected_counts = step(x)
@@ -341,9 +341,9 @@ def test_a_weight_that_is_no_finite_number(weight):
         vq(normal(4, 6), normal(5, 3), commitment_weight=weight)
 
 
-def test_weights_that_change_under_compile():
+def test_weights_that_change_under_compile(full_graph):
     x, codebook = normal(9, 6), normal(5, 3)
-    compiled = torch.compile(lambda weight: vq(x, codebook, commitment_weight=weight).loss, fullgraph=True)
+    compiled = full_graph(lambda weight: vq(x, codebook, commitment_weight=weight).loss)
     for weight in (0.25, 0.5, 0.75):
         assert torch.equal(compiled(weight), vq(x, codebook, commitment_weight=weight).loss)
 

@@ -292,9 +292,9 @@ def test_opcheck(shared):
     torch.library.opcheck(torch.ops.uefl.vq_assign.default, (normal(4, 7, 6), codebook, "l2", True))
 
 
-def test_compile_fullgraph():
+def test_compile_fullgraph(full_graph):
     x, codebook = normal(33, 8), normal(9, 8, seed=1)
-    compiled_function = torch.compile(lambda a, b: vq_assign(a + 1, b).float().mean(), fullgraph=True)
+    compiled_function = full_graph(lambda a, b: vq_assign(a + 1, b).float().mean())
     assert torch.equal(compiled_function(x, codebook), vq_assign(x + 1, codebook).float().mean())
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fresh import python
 from uefl_kernels.ops.vq_assign import fallback, reference
 
 from .conftest import DTYPES, normal
@@ -150,5 +149,5 @@ print("ok")
 
 
 def test_ops_use_it_without_the_compiled_library():
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    done = python(WITHOUT)
     assert done.stdout == "ok\n", done.stderr

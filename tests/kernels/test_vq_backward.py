@@ -182,7 +182,7 @@ def test_opcheck(rotation):
         torch.library.opcheck(torch.ops.uefl.vq_backward.default, (*inputs(x, normal(7, 3, seed=1)), rotation))
 
 
-def test_compile_fullgraph():
+def test_compile_fullgraph(full_graph):
     codebook = normal(9, 4, seed=1)
 
     def step(x):
@@ -190,7 +190,7 @@ def test_compile_fullgraph():
         return out.quantized.square().sum() + out.loss
 
     gradients = []
-    for function in (torch.compile(step, fullgraph=True), step):
+    for function in (full_graph(step), step):
         x = normal(33, 8).requires_grad_()
         function(x).backward()
         gradients.append(x.grad)

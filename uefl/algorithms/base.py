@@ -95,12 +95,12 @@ class Algorithm:
         Raises:
             UserError: what ``arm`` lacks, and what to do.
         """
-        few = min(federation.silos, key=lambda silo: silo.sizes.train)
-        if self.trains_clients and few.sizes.train == 1:
+        smallest = min(federation.silos, key=lambda silo: silo.sizes.train)
+        if self.trains_clients and smallest.sizes.train == 1:
             try:
                 net.train()(torch.zeros(1, *federation.image_shape, device=next(net.parameters()).device))
             except ValueError:  # of a batch norm that sees one value per channel
-                raise UserError(f"silo {few.name!r} has one training image, which batch norm cannot normalise; give it two") from None
+                raise UserError(f"silo {smallest.name!r} has one training image, which batch norm cannot normalise; give it two") from None
 
     # --- the model -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,9 @@ other; the tensors of each go back under its number. A member's model is loaded 
 
 from __future__ import annotations
 
+import logging
 import statistics
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,10 @@ from .workspace import Workspace
 
 if TYPE_CHECKING:
     from ..algorithms.base import Algorithm
+
+
+_PACKAGE = __name__.partition(".")[0]
+_LOGGER = logging.getLogger(_PACKAGE)
 
 
 class Clients:
@@ -79,8 +85,25 @@ class Client:
     def __call__(self, message: Message) -> Reply:
         """Do the work; see the module's docstring."""
         device = self._workspace.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            return self._turn(split(message), "members" in message.options)
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                return self._turn(split(message), "members" in message.options)
+        except Exception as error:
+            self._log(error)
+            raise
+
+    def _log(self, error: Exception) -> None:
+        """Where an algorithm or a network of the user's own raises, say which client and method it was.
+
+        A RuntimeError leaves the client out and the run goes on, so its traceback is shown here or nowhere.
+        """
+        algorithm = self._workspace.algorithm
+        if type(algorithm).__module__.partition(".")[0] == _PACKAGE and self._workspace.context.network is None:
+            return
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        methods = (frame.f_code.co_name for frame in frames if isinstance(frame.f_locals.get("self"), type(algorithm)))
+        place = f"client {self.name}: {type(algorithm).__name__}.{next(methods, '__init__')} raised {type(error).__name__}"
+        _LOGGER.error(place, exc_info=error if isinstance(error, RuntimeError) else None)
 
     def _turn(self, members: list[Message], several: bool) -> Reply:
         works = [self._work(part) for part in members]

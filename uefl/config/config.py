@@ -175,13 +175,14 @@ def _check(config: Config) -> None:
         _unused("run", run, "members", "it is for uncertainty = 'ensemble'")
         if not any(find(arm.algorithm).draws for arm in config.arms.values()):
             _unused("run", run, "passes", "its arms measure one pass with dropout off")
+    network = "a network that is given" if model.encoder == "given" else model.encoder
     if model.encoder in _WITHOUT_WIDTH:
-        _unused("model", model, "width", f"{model.encoder} does not use it")
+        _unused("model", model, "width", f"{network} does not use it")
     if model.pretrained and model.encoder not in _PRETRAINED:
-        raise UserError(f"key 'model.pretrained': {model.encoder} has no pretrained weights; set false, or another encoder")
+        raise UserError(f"key 'model.pretrained': {network} has no pretrained weights; set false, or another encoder")
     if model.encoder in _OWN_HEAD:
         for key in ("hidden", "dropout", "logit_dropout", "pooled"):
-            _unused("model", model, key, f"{model.encoder} does not use it")
+            _unused("model", model, key, f"{network} does not use it")
     if training.batch_size < 2:
         raise UserError("key 'training.batch_size': expected 2 or more, for batch norm; got 1")
     if training.optimizer != "sgd":

@@ -50,19 +50,24 @@ def preset_text(name: str) -> str:
     raise UserError(f"no preset {name!r}{nearest(name, presets())}; see `uefl presets`, or give the path of a .toml file")
 
 
-def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, **keys: Any) -> Config:
+def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, *, given: bool = False, **keys: Any) -> Config:
     """Read a preset, a TOML file or a table, then apply ``key=value`` overrides.
 
     Args:
         source: name of a preset, the path of a .toml file, or sections as a mapping.
         overrides: ``"key=value"`` in TOML syntax (a bare word is taken as a string); the key is ``SECTION.key``, ``arms.NAME.key``, or a
             bare key that only one section has. A bare parameter of algorithms goes to every arm that has it.
+        given: the network is an object in Python. It takes the place of the section ``[model]`` of a preset; keys of that section that
+            stand elsewhere would be lost, and are refused.
         keys: further keys, already of their type; a section as a mapping is merged, ``arms`` as a mapping replaces; None is passed over.
 
     Raises:
         UserError: unknown preset or key, an ambiguous key, a value of the wrong type or out of its range.
     """
-    table = _with_base(_read(source) if isinstance(source, str) else {k: _copy(v) for k, v in source.items()})
+    table = _read(source) if isinstance(source, str) else {k: _copy(v) for k, v in source.items()}
+    if given and isinstance(source, str) and source in presets():
+        table.pop("model", None)
+    table = _with_base(table, given)
     for item in overrides or []:
         key, sign, value = item.partition("=")
         if not sign or "\n" in item.strip():
@@ -75,6 +80,8 @@ def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, **
             table[key] = merged(table.get(key, {}), dict(value))
         elif value is not None:
             _put(table, key, value)
+    if given and isinstance(table.get("model", {}), Mapping):
+        table["model"] = {"encoder": "given", **table.get("model", {})}
     return from_table(table)
 
 
@@ -175,7 +182,7 @@ def _read(source: str) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
-def _with_base(table: dict[str, Any]) -> dict[str, Any]:
+def _with_base(table: dict[str, Any], given: bool = False) -> dict[str, Any]:
     """The values of the preset that a file is based on, where it does not name them itself."""
     if "base" not in table:
         return table
@@ -183,6 +190,8 @@ def _with_base(table: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(base, str) or base not in presets():
         raise UserError(f"key 'base': expected the name of a preset, got {shown(base)}; see `uefl presets`")
     whole = _with_base(tomllib.loads(preset_text(base)))
+    if given:
+        whole.pop("model", None)
     result = whole | {name: merged(whole.get(name, {}), value) for name, value in table.items() if name != "arms"}
     if "arms" in table:
         before = named(whole.get("arms", {}))

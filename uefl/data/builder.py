@@ -1,4 +1,4 @@
-"""From the section ``[data]`` to a federation: read the source, deal it, and check what came out."""
+"""Makes a federation from the section ``[data]``: reads the source, deals it, and checks the result."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
 
 
 def read_source(data: Data, root: Path | None) -> Table:
-    """What ``source`` names, before it is dealt; with ``first_classes`` only a part of it.
+    """Return the data that ``source`` names, before they are dealt; with ``first_classes`` only a part of them.
 
     Raises:
         UserError: no such data set or file, or its files are missing or damaged.
@@ -85,7 +85,7 @@ def default_scheme(table: Table, kind: Kind) -> Scheme:
 
 
 def _check_kind(data: Data, kind: Kind) -> None:
-    """Keys of the other kind say nothing here; so does its partition."""
+    """Refuse keys and the partition of the other kind of data, which have no effect here."""
     if not data.source.strip():
         raise UserError("key 'source': is empty, expected the name of a data set or the path of your own data; '.' is the current folder")
     if data.partition is not None and data.partition.kind != kind:

@@ -11,7 +11,7 @@ from ..errors import UserError
 
 
 def visible(folder: Path) -> list[Path]:
-    """What is in a folder and not hidden, by name."""
+    """Return the entries of a folder that are not hidden, sorted by name."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:

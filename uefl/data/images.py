@@ -42,7 +42,7 @@ class Images:
     """file below the source that holds all of them, where a source has several"""
 
     def name(self, row: int) -> str:
-        """What to call an image in a message."""
+        """Return the name of an image for a message."""
         return str(Path(self.place) / self.files[row]) if self.files else self.place
 
     def check_one_size(self) -> None:

@@ -1,4 +1,4 @@
-"""What a user should know about data that can be trained with, and names that cannot be shown."""
+"""Notes on data that can be trained with, for the user to know, and a check of names that cannot be shown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_names(what: str, names: Iterable[str]) -> None:
 
 
 def of_resizing(sources: Iterable[Images], image_size: int) -> list[str]:
-    """Images that lose their proportions when they are resized to a square."""
+    """Return a note where images lose their proportions, because they are resized to a square."""
     if not image_size:
         return []
     count, total, worst, example = 0, 0, 1.0, ""
@@ -53,7 +53,7 @@ def of_resizing(sources: Iterable[Images], image_size: int) -> list[str]:
 
 
 def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test: Counts) -> list[str]:
-    """Classes that nobody trains on, and silos that lack a class."""
+    """Return notes on classes that nobody trains on, and on silos that lack a class."""
     found = []
     untrained = train.sum(0) == 0
     only_tested = [classes[k] for k in np.flatnonzero(untrained & (test.sum(0) > 0))]
@@ -72,7 +72,7 @@ def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test
 
 
 def of_twins(twins: Sequence[tuple[str, str]]) -> list[str]:
-    """Images that are measured on and trained on."""
+    """Return a note where images are both trained on and measured on."""
     if not twins:
         return []
     measured, trained = twins[0]
@@ -81,10 +81,10 @@ def of_twins(twins: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def of_clients(count: int) -> list[str]:
-    """A federation of one."""
+    """Return a note where there is a single client."""
     return ["one client only: its model is averaged with no other"] if count == 1 else []
 
 
 def listed(words: Sequence[str], most: int = 8) -> str:
-    """Words in one line, the first of many."""
+    """Return words in one line; of many, only the first ones."""
     return ", ".join(map(repr, words[:most])) + (f" and {len(words) - most} more" if len(words) > most else "")

@@ -23,7 +23,7 @@ POOL = ("x_train", "y_train", "x_test", "y_test")
 
 
 def read(path: Path, names: tuple[str, ...]) -> Arrays:
-    """Those of the named arrays that an .npz holds.
+    """Return the named arrays, as far as an .npz holds them.
 
     Raises:
         UserError: it cannot be read, or holds Python objects.

@@ -1,4 +1,4 @@
-"""From images as they lie in a source to images as all clients of a federation have them."""
+"""Turns images as they lie in a source into images as all clients of a federation have them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Preparation:
 
     @classmethod
     def of(cls, sources: Sequence[Images], image_size: int) -> Preparation:
-        """For images of several sources: in colour if one of them is.
+        """Return the preparation for images of several sources; they become colour images if one of them is in colour.
 
         Raises:
             UserError: the images differ in size and are not resized.
@@ -63,7 +63,7 @@ class Preparation:
 
 
 class PixelCounts:
-    """How often each of the 256 values occurs in each channel of the images seen."""
+    """Counts how often each of the 256 values occurs in each channel of the images seen."""
 
     def __init__(self, channels: int) -> None:
         self.counts = torch.zeros(channels, 256, dtype=torch.int64)
@@ -75,7 +75,7 @@ class PixelCounts:
             counts += images[:, c].flatten().bincount(minlength=256)
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Per channel on the scale 0-1, exactly."""
+        """Return the exact mean and standard deviation of each channel, on the scale 0-1."""
         share = self.counts.double() / self.counts.sum(1, keepdim=True)
         values = torch.arange(256, dtype=torch.float64) / 255
         mean = share @ values

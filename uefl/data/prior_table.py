@@ -76,7 +76,7 @@ def read(root: Path) -> PriorTable:
 
 def _read_json(path: Path) -> PriorTable:
     def entries(pairs: Any, place: str, unit: str) -> dict[str, Any]:
-        """What an object holds; json alone would keep the last of several entries of one name."""
+        """Return the entries of an object; json alone would keep the last of several with one name."""
         if not (isinstance(pairs, tuple) and pairs):
             got = reprlib.repr(pairs) if pairs else "nothing"
             raise InvalidPriors(f'{path}: expected {{"CLIENT": {{"SET": {{"CLASS": share}}}}}}; got {got}{place}')

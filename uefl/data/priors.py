@@ -34,7 +34,7 @@ def draw_priors(rng: np.random.Generator, sets: int, classes: int) -> Matrix:
 
 
 def normalized(weights: Matrix) -> Matrix:
-    """Rows divided by their sums."""
+    """Return the rows, each divided by its sum."""
     rows: Matrix = weights / weights.sum(1, keepdims=True)
     return rows
 
@@ -53,7 +53,7 @@ def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
 
 def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
-    """As :func:`shares`, but nobody is left with none: the largest share gives one away, as long as it keeps one."""
+    """Return :func:`shares` in which nobody is left with none: the largest share gives one away, as long as it keeps one."""
     whole = shares(count, weights)
     for i in np.flatnonzero(whole == 0):
         if whole.max() > 1:

@@ -74,7 +74,7 @@ class ClientSets:
 
 @dataclass(frozen=True)
 class Material:
-    """What a federation of sets is made of."""
+    """The parts that a federation of sets is made of."""
 
     name: str
     """of the data set, or the path of the user's data"""
@@ -138,17 +138,17 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int) -
     prepare.check_memory(sum(len(client.rows) for client in made.clients))
     held = {part: rows.load(prepare) if rows else None for part, rows in server.items()}
 
-    settle = _Priors(made, data, seed, held["labeled"])
+    priors_of = _Priors(made, data, seed, held["labeled"])
     content, pixels, silos, entries = record.Content(), PixelCounts(prepare.channels), [], {}
     for client, test in zip(made.clients, tests, strict=True):
         images = prepare(client.images, client.rows)
         pixels.add(images)
-        table, weights = settle(client, images)
+        table, weights = priors_of(client, images)
         sizes = np.bincount(client.sets, minlength=len(table))
         load = partial(_load, prepare, client, table, weights, test)
         silos.append(Silo(client.name, Sizes(len(images), 0, len(test.rows) if test else 0, tuple(sizes.tolist())), load))
         entries[client.name] = _entry(client, table, test, content, classes)
-    doubts = settle.check_together()
+    doubts = priors_of.check_together()
     if held["labeled"] is not None:
         pixels.add(held["labeled"].images)
     manifest = {
@@ -171,7 +171,7 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int) -
     found = (
         *made.notes,
         *notes.of_clients(len(silos)),
-        *settle.corrected,
+        *priors_of.corrected,
         *doubts,
         *notes.of_resizing(sources, data.image_size),
         *notes.of_twins(content.twins()),
@@ -257,7 +257,7 @@ def together(known: Sequence[tuple[Matrix, Rows]], classes: tuple[str, ...]) -> 
 
 
 def _sources(made: Material) -> list[Images]:
-    """Where all images come from, each once."""
+    """Return the places that all images come from, each once."""
     every = [client.images for client in made.clients] + [part.images for part in (made.test, made.labeled, made.validation) if part]
     return list({id(images): images for images in every}.values())
 

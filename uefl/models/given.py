@@ -69,7 +69,7 @@ class GivenNet(TokenNet):
 
     @property
     def head(self) -> nn.Module:  # type: ignore[override]
-        """From tokens to logits."""
+        """Map tokens to logits."""
         head: nn.Module = self.net.head  # type: ignore[assignment]
         return head
 
@@ -136,7 +136,7 @@ def _check_parameters(net: nn.Module) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """What it says, or its kind where it says nothing."""
+    """Return the first line of an error, or its class where it has no text."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 

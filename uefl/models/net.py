@@ -29,7 +29,7 @@ class Head(nn.Module):
         return nn.functional.gelu(self.fc1(tokens.flatten(1)))
 
     def stochastic(self, hidden: torch.Tensor) -> torch.Tensor:
-        """From the first dropout on: hidden [B, hidden] -> logits [B, classes]."""
+        """Apply the layers from the first dropout on: hidden [B, hidden] -> logits [B, classes]."""
         logits: torch.Tensor = self.logit_drop(self.fc2(self.drop(hidden)))
         return logits
 

@@ -242,5 +242,5 @@ def _member(algorithm: Algorithm, spec: ModelSpec, clients: dict[str, list[str]]
 
 
 def _shapes(weights: Tensors) -> dict[str, list[int]]:
-    """Without the integer counters of batch norm, which a file leaves out."""
+    """Return the shapes of all tensors but the integer counters of batch norm, which a file leaves out."""
     return {name: list(value.shape) for name, value in weights.items() if value.is_floating_point()}

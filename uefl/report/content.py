@@ -72,7 +72,7 @@ def content(run: Run, pictures: list[Picture]) -> Content:
 
 
 def _legend(run: Run) -> str:
-    """What the columns of the table are, those of the algorithms too."""
+    """Explain the columns of the table, those of the algorithms too."""
     header = arm_table(run).header
     added = "".join(f" `{key}`: {about}." for key, about in run.columns.items() if key in header)
     return f"{_usual_legend(run)}{added}"
@@ -124,7 +124,7 @@ def _parameters(run: Run, name: str) -> str:
 
 
 def _findings(run: Run, pictures: dict[str, Picture]) -> list[Section]:
-    """What the algorithms add; arms whose findings have the same title share a section."""
+    """Return the sections that the algorithms add; arms whose findings have the same title share one."""
     sections = []
     for title in dict.fromkeys(findings.title for findings in run.findings.values()):
         same = {arm: findings for arm, findings in run.findings.items() if findings.title == title}

@@ -51,7 +51,7 @@ class Run:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What tables call the clients: short names in one line."""
+        """The names of the clients in tables, each short and in one line."""
         return labels(dict.fromkeys(r["client"] for r in self.records))
 
     @property
@@ -81,7 +81,7 @@ class Run:
 
     @cached_property
     def findings(self) -> dict[str, Findings]:
-        """By arm, the section that its algorithm adds to a report; arms without one are left out."""
+        """The section that the algorithm of each arm adds to a report; arms without one are left out."""
         histories = {arm: History(self.of(arm), self.labels, len(self.classes), self.finished) for arm in self.arms}
         found = {arm: self.algorithms[arm].findings(history) for arm, history in histories.items()}
         return {arm: findings for arm, findings in found.items() if findings is not None}
@@ -134,7 +134,7 @@ def read_run(path: Path) -> Run:
 
 
 def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
-    """By arm, the metrics that its algorithm adds: by name, what each is."""
+    """Return for each arm the metrics that its algorithm adds, each with a description."""
     return {name: find(arm.algorithm).columns for name, arm in config.arms.items()}
 
 

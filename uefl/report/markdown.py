@@ -28,5 +28,5 @@ def _block(block: Block) -> str:
 
 
 def _text(text: str) -> str:
-    """Code as it is, everything else so that it is shown as it is."""
+    """Return text for Markdown: code stays, everything else is escaped so that it is shown as it is."""
     return "".join(part if part.startswith("`") else inert(part) for part in re.split(r"(`[^`]+`)", text))

@@ -219,7 +219,7 @@ def marked(run: Run, arm: str) -> list[Record]:
 
 
 def _finish(ax: Axes, run: Run) -> None:
-    """What all panels share: whole rounds, and a faint line where an iteration begins."""
+    """Finish the panels alike: ticks at whole rounds, and a faint line where an iteration begins."""
     length = max(arm["rounds"] for arm in run.arms.values())
     ax.set_xlim(0.5, max(length, 2) + 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 4, 5, 10], integer=True))

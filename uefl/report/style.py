@@ -113,7 +113,7 @@ def handles(run: Run) -> list[Line2D]:
 
 
 def legend(figure: Figure, entries: list[Line2D]) -> None:
-    """Above all panels, in as many columns as there is room for."""
+    """Put a legend above all panels, in as many columns as there is room for."""
     longest = max(len(str(entry.get_label())) for entry in entries)
     columns = int(figure.get_figwidth() * 72 / (5.0 * longest + 42))  # in points: letters, and the line before them
     figure.legend(handles=entries, loc="outside upper left", ncols=max(1, min(columns, len(entries))))
@@ -129,6 +129,6 @@ def drawn(run: Run) -> dict[str, str]:
 
 
 def replaced(run: Run) -> str:
-    """Which names pictures replace, for a caption; empty where there are none."""
+    """Return the names that pictures replace, for a caption; empty where there are none."""
     other = [f"{name}: {run.labels[client]}" for client, name in drawn(run).items() if name != run.labels[client]]
     return f" {'; '.join(other)}." if other else ""

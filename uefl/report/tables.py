@@ -63,7 +63,7 @@ class Table:
         return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
     def rich(self) -> RichTable:
-        """For the terminal; text is taken as it is, a silo's name may hold square brackets."""
+        """Return the table for the terminal; its text is taken as it is, because a silo's name may hold square brackets."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -133,7 +133,7 @@ def last_rounds(*runs: Run) -> str:
 
 
 def tables(run: Run) -> list[Table]:
-    """What a report shows: the arms, and the clients where they differ. On unlabeled sets all share one model and one test set."""
+    """Return the tables of a report: arms, and clients where they differ. On unlabeled sets all share one model and one test set."""
     return [arm_table(run), protocol_table(run), *([] if run.on_sets else [client_table(run)])]
 
 

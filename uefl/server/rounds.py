@@ -139,16 +139,16 @@ class Arm:
         for reply in self.engine.round(messages, self.run.deadline or None):
             name, message = reply.client, messages[reply.client]
             self._received[name] += reply.bytes
-            if measure and reply.error is None:
+            error = reply.error or _not_finite(reply.metrics)
+            if measure and error is None:
                 records.append(self._record(reply, each))
-            reason = self._refused(reply, message) if name in participants else reply.error
+            reason = self._refused(reply, message) if error is None and name in participants else error
             if reason is not None:
                 self.rejected += 1
                 refused.append(f"{name}: {reason}")
                 self.notice(f"round {self.round + train}: left out {name}: {reason}")
             elif name in participants:
                 self._add(reply, averages)
-                self._check_finite(name, reply.training, f"in round {self.round + 1}")
                 trained[name] = dict(reply.training)
         if measure:
             self._check_quorum(len(_seen(records)), len(self.context.clients), "measured the model", refused)
@@ -265,8 +265,6 @@ class Arm:
 
     def _refused(self, reply: Reply, message: Message) -> str | None:
         """An update is sound when that of every member is: no client may be in one member's average and not in another's."""
-        if reply.error is not None:
-            return reply.error
         for name in sorted(reply.tensors.keys() - message.expects.keys()):  # it may be under the number of no member
             return f"it sends {name}, which was not asked for"
         for i, (algorithm, asked, answer) in enumerate(zip(self.members, split(message), self._parts(reply), strict=True)):
@@ -274,7 +272,7 @@ class Arm:
             reason = reason or algorithm.unsound(replace(asked, private={}, reference={}), replace(answer, private={}))
             if reason is not None:
                 return reason if len(self.members) == 1 else f"member {i}: {reason}"
-        return None
+        return _not_finite(reply.training)
 
     def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
         for i, part in enumerate(self._parts(reply)):
@@ -318,8 +316,10 @@ class Arm:
 
     def _check_course(self, records: list[Record]) -> None:
         """A model that has left all bounds is no result, even where its numbers are finite."""
-        for record in records:
-            self._check_finite(record["client"], record, f"after round {self.round}")
+        for record in records:  # what clients measure is finite; what the algorithm's server half records may not be
+            error = _not_finite(record)
+            if error is not None:
+                raise RunError(f"diverged after round {self.round}: {record['client']}: {error}")
         losses = [float(left["train_loss"]) for left in self.last.values() if "train_loss" in left]
         losses = losses or [record["server_loss"] for record in records if record.get("server_loss") is not None]
         if not losses:
@@ -328,11 +328,6 @@ class Arm:
         self.first_loss = self.first_loss or loss
         if loss > _DIVERGED * max(self.first_loss, 1.0):
             raise RunError(f"diverged: the training loss is {loss:.3g} in round {self.round}, it began at {self.first_loss:.3g}; lower lr")
-
-    def _check_finite(self, client: str, metrics: Mapping[str, Any], when: str) -> None:
-        for key, value in metrics.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise RunError(f"diverged: {key} of {client} is {value} {when}; lower lr")
 
     # --- the result ------------------------------------------------------------------------------------------------
 
@@ -373,6 +368,15 @@ class Arm:
             self.states[i].plain = own["plain"]
             for client, names in own["private"].items():
                 self.private[i][client] = {name: tensors[f"{i}.private.{client}.{name}"].to(device) for name in names}
+
+
+def _not_finite(values: Mapping[str, Any]) -> str | None:
+    """The first number that is NaN or infinite, in words; None: all are finite."""
+    for key, value in values.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                return f"its {key} is {number}; if the model has diverged, lower lr"
+    return None
 
 
 def _seen(records: list[Record]) -> list[Record]:

@@ -39,7 +39,7 @@ def measure(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, float]:
-    """What :func:`measure` found; empty where it was not called."""
+    """Return what :func:`measure` found; empty where it was not called."""
     path = folder / "cost.json"
     found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found

@@ -159,7 +159,7 @@ def _absent(result: Result) -> list[str]:
 
 
 def _value(run: Run, arm: str, measure: str) -> float | None:
-    """Of the summary, or the mean of a column over the clients at the last round."""
+    """Return a value of the summary, or the mean of a column over the clients at the last round."""
     outcome = run.arms[arm] | cost.read(run.path)
     outcome |= {"accuracy": outcome["accuracy_last4"]["mean"], "selected_accuracy": outcome.get("selected", {}).get("accuracy")}
     found = outcome.get(measure)
@@ -267,7 +267,7 @@ def _draw_clients(result: Result) -> Iterator[tuple[Picture, Figure]]:
 
 
 def _draw_features(result: Result, data_root: Path | None) -> Iterator[tuple[Picture, Figure]]:
-    """Of the first seed of every arm with a codebook."""
+    """Draw the features of the first seed of every arm with a codebook."""
     for (case, arm), runs in result.runs.items():
         figure = features.draw(runs[min(runs)].path, data_root)
         if figure is not None:

@@ -123,7 +123,7 @@ def _start(job: Job, device: str, data_root: Path | None) -> subprocess.Popen[by
 
 
 def _end_with_parent() -> None:
-    """In the new process: ask Linux for SIGTERM when the suite is killed; a run that went on would hold the lock of its folder."""
+    """Ask Linux, in the new process, for SIGTERM when the suite is killed; a run that went on would hold the lock of its folder."""
     prctl = getattr(_LIBC, "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -139,7 +139,7 @@ def _last_line(path: Path) -> str:
 
 
 def _measured(job: Job) -> int:
-    """Rounds that are in its metrics."""
+    """Return the number of rounds in the metrics of a run."""
     try:
         with (job.folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))

@@ -59,7 +59,7 @@ class Case(_Table):
     x: float | None = None
 
     def sections(self) -> Sections:
-        """What it says of a configuration."""
+        """The sections of a configuration that the case names."""
         return self.model_dump(include={"base", "run", "data", "model", "training", "arms"}, exclude_unset=True)
 
 
@@ -111,7 +111,7 @@ class Job:
 
     @property
     def rounds(self) -> int:
-        """Rounds that it trains."""
+        """The number of rounds that the job trains."""
         return sum(self.config.training.iterations())
 
 

@@ -119,7 +119,7 @@ def no_dropout(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Chain:
-    """A tail that mc_dropout_mlp can run: dropout, Linear, activation, dropout, ..., Linear, and perhaps a dropout."""
+    """A head that mc_dropout_mlp can run: dropout, Linear, activation, dropout, ..., Linear, and perhaps a dropout."""
 
     linears: list[nn.Linear]
     dropouts: list[nn.Dropout | float]  # before each Linear and after the last one; those of functions by their rates

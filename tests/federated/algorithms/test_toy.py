@@ -122,7 +122,6 @@ def test_its_saved_model_predicts_as_it_was_measured(finished):
     assert float(hits) == pytest.approx(run.summary["toy"]["clients"]["silo-1"]["accuracy"], abs=0.2)  # dropout off here
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("when", [("toy", 1, "silo-1"), ("toy", 3, "silo-2"), ("fedavg", 1, "silo-0")], ids=str)
 def test_it_resumes_bit_for_bit(finished, tmp_path, when):
     with pytest.raises(KeyboardInterrupt):
@@ -153,7 +152,6 @@ def test_client_state_is_private_and_counts_its_own_turns():
     assert "offset" not in one.states[0].tensors
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_an_instance_may_be_given_for_an_arm(tmp_path):
     run = uefl.train(KEYS, out=tmp_path / "run", arms={"mine": Toy(beta=0.1), "other": {"algorithm": "toy", "beta": 0.2}})
     assert {name: (arm.algorithm, arm.parameters.beta) for name, arm in run.config.arms.items()} == {
@@ -246,7 +244,6 @@ ALLOWED = {
 """names of algorithms that are also those of something else, here the package and an engine, and the files that name that"""
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (Path(base.__file__).parents[2] / "docs" / "algorithms.md").read_text()

@@ -45,9 +45,9 @@ class OnSets(Algorithm):
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """A step needs two images."""
-        few = min(federation.silos, key=lambda silo: silo.sizes.train)
-        if few.sizes.train < 2:
-            raise UserError(f"client {few.name!r} has {few.sizes.train} image; batch norm needs two or more in a step")
+        smallest = min(federation.silos, key=lambda silo: silo.sizes.train)
+        if smallest.sizes.train < 2:
+            raise UserError(f"client {smallest.name!r} has {smallest.sizes.train} image; batch norm needs two or more in a step")
         server = federation.server
         if self.context.run.select == "validation" and (server is None or server.validation is None):
             raise UserError(

@@ -84,7 +84,7 @@ def _pieces(table: Table, data: Data, clients: int) -> list[Rows]:
 
 
 def client_parts(labels: Rows, clients: int, split: str, rng: np.random.Generator, classes: int) -> list[Rows]:
-    """Which images each client gets; every image goes to exactly one client.
+    """Return the images that each client gets; every image goes to exactly one client.
 
     ``iid``: random parts of equal size. ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much at client c as the
     others, whose weights are U(0.45, 0.55); the images of a class are dealt in proportion to what the clients weigh it, so that
@@ -119,7 +119,7 @@ def client_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[
 
 
 def overlapping_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """As the published code draws them: set m takes the first int(floor(n / M) theta[m, k]) images of class k, shuffled anew.
+    """Draw the sets as the published code does: set m takes the first int(floor(n / M) theta[m, k]) images of class k, shuffled anew.
 
     An image can be in several sets, and a class that runs short is cut silently; the realised priors are exact all the same.
     """

@@ -37,5 +37,5 @@ def need_root(root: Path | None, what: str, advice: str) -> Path:
 
 
 def torchvision_advice(name: str) -> str:
-    """How to get the files that torchvision stores."""
+    """Return the advice on how to get the files that torchvision stores."""
     return f"run torchvision.datasets.{name}(ROOT, download=True) and give that ROOT as --data-root or in UEFL_DATA"

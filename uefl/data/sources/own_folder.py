@@ -76,7 +76,7 @@ def _parts(silo: Path) -> dict[str, list[tuple[Path, str]]]:
 
 
 def _strays(root: Path) -> tuple[str, ...]:
-    """What holds no image of any silo."""
+    """Return notes on files and folders that hold no image of any silo."""
     silos = [f for f in visible(root) if f.is_dir()]
     parts = [f for silo in silos for f in visible(silo) if f.is_dir() and any(inside.is_dir() for inside in visible(f))]
     return passed_over((root, *silos, *parts))

@@ -155,7 +155,7 @@ def _labelled(root: Path, part: str, classes: tuple[str, ...], named_by: str) ->
 
 
 def _strays(root: Path, clients: list[Path], table: str) -> tuple[str, ...]:
-    """What holds no image and no priors of the federation."""
+    """Return notes on files and folders that hold neither images nor priors of the federation."""
     parts = [root / part if (root / part).is_dir() else root / f"{part}.npz" for part in _PARTS]
     known = {root / "clients", *(root / name for part in _PARTS for name in (part, f"{part}.npz"))}
     others = [path for path in visible(root) if path not in known and (path.is_dir() or path.suffix == ".npz")]

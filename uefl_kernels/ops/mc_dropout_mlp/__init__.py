@@ -68,12 +68,12 @@ def _backward(ctx: Any, grad_mean: torch.Tensor, grad_entropy: torch.Tensor, gra
     return grad_x, grad_parameters, None, None, None, None, None, None
 
 
-_TAIL = "Tensor x, Tensor parameters, int[] widths, float[] p, int passes, str activation, bool consistent, Tensor seed"
+_HEAD = "Tensor x, Tensor parameters, int[] widths, float[] p, int passes, str activation, bool consistent, Tensor seed"
 define(
-    f"mc_dropout_mlp({_TAIL}) -> (Tensor mean, Tensor expected_entropy, Tensor variance)", reference=reference.mc_dropout_mlp, fake=_fake
+    f"mc_dropout_mlp({_HEAD}) -> (Tensor mean, Tensor expected_entropy, Tensor variance)", reference=reference.mc_dropout_mlp, fake=_fake
 )
 define(
-    f"mc_dropout_mlp_backward(Tensor grad_mean, Tensor grad_entropy, Tensor grad_variance, Tensor mean, {_TAIL}) -> (Tensor, Tensor)",
+    f"mc_dropout_mlp_backward(Tensor grad_mean, Tensor grad_entropy, Tensor grad_variance, Tensor mean, {_HEAD}) -> (Tensor, Tensor)",
     reference=backward.mc_dropout_mlp_backward,
     fake=_fake_backward,
 )
@@ -107,8 +107,8 @@ def mc_dropout_mlp(
     from Philox4x32-10, with counters that ``reference.py`` documents, and are the same on every backend, for any number of
     threads; so are the results on the CPU. Nothing of size passes x rows is stored.
 
-    On a GPU the CUDA C++ kernel takes tails of up to 32 layers and any number of classes; one layer with up to 32 classes, the usual
-    head, is the fast case. Triton, which runs where CUDA C++ was not built, has one launch for tails of one layer and up to 256
+    On a GPU the CUDA C++ kernel takes heads of up to 32 layers and any number of classes; one layer with up to 32 classes, the usual
+    one, is the fast case. Triton, which runs where CUDA C++ was not built, has one launch for heads of one layer and up to 256
     classes; others take a launch for each layer and pass, and hold what lies between two layers for one pass.
     The gradient is plain PyTorch on every device, pass by pass.
 
@@ -284,6 +284,8 @@ def _check(
             raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
     if not is_count(passes):
         raise ValueError(f"{op}: passes must be an integer of at least 1, got {passes!r}")
+    if index(passes) >= 2**32:
+        raise ValueError(f"{op}: passes must be below 2^32, the counters that masks are drawn from; got {passes}")
     if not isinstance(activation, str) or activation not in reference.ACTIVATIONS:
         raise ValueError(f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}")
     if seed is not None and not is_seed(seed):

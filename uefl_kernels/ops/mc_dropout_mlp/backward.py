@@ -38,29 +38,29 @@ def mc_dropout_mlp_backward(
     """
     keep = torch.ops.uefl.dropout_mask.default
     start = x.to(parameters.dtype)
-    tail = reference.layers(parameters, widths)
+    head = reference.layers(parameters, widths)
     grad_x, grad_parameters = torch.zeros_like(start), torch.zeros_like(parameters)
-    grad_tail = reference.layers(grad_parameters, widths)  # views, summed into
+    grad_head = reference.layers(grad_parameters, widths)  # views, summed into
 
     def drop(value: torch.Tensor, t: int, stream: int) -> torch.Tensor:
         return reference.drop(value, seed, t, stream, p[stream], consistent, keep)
 
     for t in range(passes):
         sums, inputs = [start], []  # of each layer: what the activation before it took, and what it took itself
-        for i, (weight, bias) in enumerate(tail):
+        for i, (weight, bias) in enumerate(head):
             inputs.append(drop(reference.ACTIVATIONS[activation](sums[i]) if i > 0 else start, t, i))
             sums.append(nn.functional.linear(inputs[i], weight, bias))
-        log_q = drop(sums[-1], t, len(tail)).log_softmax(-1)
+        log_q = drop(sums[-1], t, len(head)).log_softmax(-1)
         q = log_q.exp()
         grad_q = (grad_mean + 2 * grad_variance * (q - mean)) / passes
         entropy = torch.special.entr(q).sum(-1, keepdim=True)
         surprise = torch.where(q > 0, q * log_q, 0.0) + q * entropy
         gradient = q * (grad_q - (q * grad_q).sum(-1, keepdim=True)) - grad_entropy.unsqueeze(-1) / passes * surprise
-        gradient = drop(gradient, t, len(tail))
-        for i in reversed(range(len(tail))):
-            grad_tail[i][0].addmm_(gradient.T, inputs[i])
-            grad_tail[i][1].add_(gradient.sum(0))
-            gradient = drop(gradient @ tail[i][0], t, i)
+        gradient = drop(gradient, t, len(head))
+        for i in reversed(range(len(head))):
+            grad_head[i][0].addmm_(gradient.T, inputs[i])
+            grad_head[i][1].add_(gradient.sum(0))
+            gradient = drop(gradient @ head[i][0], t, i)
             if i > 0:
                 gradient = _SLOPES[activation](gradient, sums[i])
         grad_x += gradient

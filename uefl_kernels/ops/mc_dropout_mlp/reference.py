@@ -6,7 +6,7 @@ Unit ``column`` of row ``row`` is kept in pass ``pass_`` and stream ``stream`` w
     counter = (pass, row, stream, column // 8)    key = (seed mod 2^32, seed div 2^32)
 
 columns 8 c, 8 c + 1, 8 c + 2, ... taking the low half of word 0, its high half, the low half of word 1, and so on. With
-``consistent=True`` the row of the counter is 0 for all rows. Stream i is the dropout before layer i of the tail, and the last
+``consistent=True`` the row of the counter is 0 for all rows. Stream i is the dropout before layer i of the head, and the last
 stream that on the logits. A unit that is dropped counts as zero, even if it is not finite; one that is kept is scaled so that
 the expectation is exact.
 """
@@ -79,13 +79,13 @@ def probs_of_passes(
     keep: Keep = dropout_mask,
 ) -> Iterator[torch.Tensor]:
     """The probabilities ``[B, C]`` of one pass after the other, in the dtype of x and the parameters."""
-    tail = layers(parameters, widths)
+    head = layers(parameters, widths)
     for t in range(passes):
         hidden = x
-        for i, (weight, bias) in enumerate(tail):
+        for i, (weight, bias) in enumerate(head):
             hidden = ACTIVATIONS[activation](hidden) if i > 0 else hidden
             hidden = nn.functional.linear(drop(hidden, seed, t, i, p[i], consistent, keep), weight, bias)
-        yield drop(hidden, seed, t, len(tail), p[-1], consistent, keep).softmax(-1)
+        yield drop(hidden, seed, t, len(head), p[-1], consistent, keep).softmax(-1)
 
 
 def mc_dropout_mlp(

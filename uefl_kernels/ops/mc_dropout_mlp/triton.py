@@ -1,8 +1,8 @@
 """``mc_dropout_mlp`` and its masks in Triton. Right on an H100 in small cases, not timed.
 
-A tail of one layer (or of none) and at most 256 classes is one launch: a program has ROWS rows for all passes, in each pass draws the
+A head of one layer (or of none) and at most 256 classes is one launch: a program has ROWS rows for all passes, in each pass draws the
 masks of UNITS units at a time, multiplies what they keep by the weights, and adds the probabilities to statistics in registers.
-Other tails are a launch for each layer and pass, and one that adds the pass to the statistics: what lies between two layers is in
+Other heads are a launch for each layer and pass, and one that adds the pass to the statistics: what lies between two layers is in
 memory for one pass. In neither is anything of the size of the passes, or are masks, in memory.
 """
 
@@ -224,14 +224,14 @@ def mc_dropout_mlp(
     seed: torch.Tensor,
 ) -> reference.Stats:
     """The contract of ``ops/mc_dropout_mlp``."""
-    tail, classes = reference.layers(parameters, widths), widths[-1]
-    if len(tail) > 1 or classes > _MOST_CLASSES:
-        return _by_layers(x, tail, classes, p, passes, activation, consistent, seed)
+    head, classes = reference.layers(parameters, widths), widths[-1]
+    if len(head) > 1 or classes > _MOST_CLASSES:
+        return _by_layers(x, head, classes, p, passes, activation, consistent, seed)
     rows, inputs = x.shape
     mean, variance = (torch.empty(rows, classes, device=x.device) for _ in range(2))
     entropy = torch.empty(rows, device=x.device)
     if rows > 0:
-        weights, bias = tail[0] if tail else (parameters, parameters)  # of none: not read
+        weights, bias = head[0] if head else (parameters, parameters)  # of none: not read
         with torch.cuda.device_of(x):
             _statistics[(triton.cdiv(rows, _ROWS),)](
                 x,
@@ -246,12 +246,12 @@ def mc_dropout_mlp(
                 classes,
                 *x.stride(),
                 passes,
-                reference.threshold(p[0]) if tail else 0,
+                reference.threshold(p[0]) if head else 0,
                 reference.threshold(p[-1]),
                 reference.scale(p[0]),
                 reference.scale(p[-1]),
                 consistent,
-                len(tail),
+                len(head),
                 _ROWS,
                 _UNITS,
                 max(16, triton.next_power_of_2(classes)),
@@ -262,7 +262,7 @@ def mc_dropout_mlp(
 
 def _by_layers(
     x: torch.Tensor,
-    tail: list[tuple[torch.Tensor, torch.Tensor]],
+    head: list[tuple[torch.Tensor, torch.Tensor]],
     classes: int,
     p: Sequence[float],
     passes: int,
@@ -272,22 +272,22 @@ def _by_layers(
 ) -> reference.Stats:
     """A launch for each layer of a pass."""
     rows = len(x)
-    hidden = [x, *(torch.empty(rows, len(bias), device=x.device) for _, bias in tail)]
-    if not tail:
+    hidden = [x, *(torch.empty(rows, len(bias), device=x.device) for _, bias in head)]
+    if not head:
         hidden = [x.float().contiguous()]
     mean, moment = (torch.zeros(rows, classes, device=x.device) for _ in range(2))
     entropy = torch.zeros(rows, device=x.device)
     blocks = triton.cdiv(rows, _ROWS)
     for t in range(passes if rows > 0 else 0):
         with torch.cuda.device_of(x):
-            for i, (weight, bias) in enumerate(tail):
+            for i, (weight, bias) in enumerate(head):
                 _layer[(blocks * triton.cdiv(len(bias), _COLUMNS),)](
                     hidden[i], weight, bias, seed, hidden[i + 1], rows, *weight.shape[::-1], *hidden[i].stride(), t, i,
                     reference.threshold(p[i]), reference.scale(p[i]), activation if i > 0 else "none", consistent,
                     _ROWS, _UNITS, _COLUMNS, **_PROGRAMS,
                 )  # fmt: skip
             _accumulate[(triton.cdiv(rows, _FEW_ROWS),)](
-                hidden[-1], seed, mean, entropy, moment, rows, classes, t, len(tail), reference.threshold(p[-1]), reference.scale(p[-1]),
+                hidden[-1], seed, mean, entropy, moment, rows, classes, t, len(head), reference.threshold(p[-1]), reference.scale(p[-1]),
                 consistent, _FEW_ROWS, _COLUMNS, **_PROGRAMS,
             )  # fmt: skip
     return mean, entropy / passes, moment / passes

@@ -1,0 +1,35 @@
+"""A process that has imported torch and nothing of ours, in a moment: it is forked from one that has, where a new Python takes seconds.
+
+For tests of what happens while ``uefl_kernels`` is imported. What is in Python's own start, or without torch, needs a new Python.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from pathlib import Path
+from subprocess import CompletedProcess
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["pytest", "torch"])
+
+
+def python(code: str, *arguments: str, **environment: str) -> CompletedProcess[str]:
+    """Run ``code`` as ``python -c`` does, with variables of the environment beside those of this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = _processes.Process(target=_run, args=(code, arguments, os.environ | environment, files))
+        process.start()
+        process.join()
+        return CompletedProcess([code, *arguments], process.exitcode or 0, *(file.read_text() for file in files))
+
+
+def _run(code: str, arguments: tuple[str, ...], environment: dict[str, str], files: list[Path]) -> None:
+    for number, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["-c", *arguments]
+    exec(code, {"__name__": "__main__"})
