@@ -137,10 +137,10 @@ def silo(
 
 
 def play_all(names: list[str], progress: Callable[[str], None]) -> tuple[Table, int]:
-    """Play scenarios of :mod:`.chaos`, all where none is named; what became of each, and how many are not as wanted."""
+    """Play scenarios of :mod:`.chaos.scenarios`, all where none is named; what became of each, and how many are not as wanted."""
     _check_installed()
     from ..report.tables import Table
-    from .chaos import SCENARIOS, play
+    from .chaos.scenarios import SCENARIOS, play
 
     for name in names:
         if name not in SCENARIOS:
