@@ -1,6 +1,7 @@
 """Programs that do wrong on purpose: ``python -m uefl.deploy.chaos.faulty FAULT silo|train OPTIONS...``.
 
-A silo does wrong in the second round. A server with the fault ``checkpoint`` dies between the tensors and the index of its second checkpoint.
+A silo does wrong in the second round. A server with the fault ``checkpoint`` dies between the tensors and the index of its second
+checkpoint.
 """
 
 from __future__ import annotations
