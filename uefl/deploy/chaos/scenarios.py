@@ -177,11 +177,17 @@ def _mid_checkpoint(folder: Path) -> str:
 
 def _clock(folder: Path) -> str:
     with staged(folder) as stage:
-        stage.all(silo_0="6h", silo_1="-6h")
-        ended = stage.end(stage.train())
-        check(ended.code == 0, "expected a finished run", ended)
-        check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
-        return "nothing is seen of it; same metrics, bit for bit; exit code 0"
+        stage.superlink()
+        wrong = {name: stage.silo(name, hours) for name, hours in (("silo-0", "6h"), ("silo-1", "-6h"))}
+        stage.silo("silo-2")
+        run = stage.train("run", "--engine", "flower", "--superlink", stage.place, "--silos", 3, "--device", "cpu", "--wait", 40)
+        for name, silo in wrong.items():
+            said = stage.folder / f"{name}.log"
+            check(silo.wait(120) == 2 and "check the clock" in said.read_text(), f"expected that {name} is told of its clock")
+        ended = stage.end(run)
+        check(ended.code == 2 and "silo-2 of 3 silos came" in ended.said, "expected a line that says who came", ended)
+        check(not (stage.folder / "run").exists(), "something was written")
+        return "both are not let in, are told to check the clock, and end with exit code 2; the run says who came, exit code 2"
 
 
 def _certificate(folder: Path) -> str:
@@ -251,7 +257,7 @@ SCENARIOS = {
     "full-checkpoint": Scenario(
         "no space for a checkpoint", "stops with exit code 1; then the same run, bit for bit", _disk_full("tensors")
     ),
-    "clock": Scenario("two silos whose clocks are six hours off", "the same run, bit for bit", _clock),
+    "clock": Scenario("two silos whose clocks are six hours off", "they are refused and told of it, exit code 2", _clock),
     "certificate": Scenario("a SuperLink with another certificate", "refused, exit code 2", _certificate),
     "key": Scenario("a silo whose key is not registered", "refused, exit code 2", _key),
     "port": Scenario("the port is taken", "a line, exit code 2", _port_taken),
