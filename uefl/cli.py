@@ -271,14 +271,15 @@ def _write_to_nobody() -> None:
 @app.command()
 def chaos(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Some of them; default: all.", show_default=False)] = None,
+    table: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the table into this file, as Markdown.")] = None,
 ) -> None:
     """Break a federation over Flower on this machine in many ways, and print what became of each run."""
     from .deploy.command import play_all
 
-    table, failed = play_all(names or [], lambda line: typer.echo(line, err=True))
-    _show(_console(), table)
+    found, failed = play_all(names or [], table, lambda line: typer.echo(line, err=True))
+    _show(_console(), found)
     if failed:
-        raise RunError(f"{failed} of {len(table.rows)} are not as wanted")
+        raise RunError(f"{failed} of {len(found.rows)} are not as wanted")
 
 
 @app.command()

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from uefl.deploy.chaos import SCENARIOS
+from uefl.deploy.chaos.scenarios import SCENARIOS
 
 
 @pytest.mark.slow

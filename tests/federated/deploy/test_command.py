@@ -5,9 +5,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
-from tests.federated.deploy.machines import images, node_key
+from tests.federated.deploy.machines import images
 from uefl.cli import app
 from uefl.deploy import command
+from uefl.deploy.chaos.keys import node_key
 from uefl.deploy.processes import free_port
 from uefl.engines.flower.address import Address
 from uefl.engines.flower.node import read_key

@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.federated.deploy.machines import HOST, Machines, certificates, images, may_make_namespaces, node_key
+from tests.federated.deploy.machines import HOST, Machines, images, may_make_namespaces
 from tests.federated.deploy.runs import uefl, wait_for
+from uefl.deploy.chaos.keys import certificates, node_key
 
 pytestmark = [
     pytest.mark.slow,

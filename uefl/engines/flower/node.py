@@ -40,6 +40,25 @@ def _refuse(*arguments: object, **keys: object) -> None:
 fleet.flwr_exit = _refuse  # type: ignore[attr-defined, assignment]  # Flower would end this process, and say why to nobody
 
 
+_flowers_invoker = fleet.make_simple_http_retry_invoker
+
+
+def _invoker() -> Any:
+    """Flower's, which gives up where the SuperLink does not take a signature; Flower would send this process Ctrl-C."""
+    invoker = _flowers_invoker()
+    flowers = invoker.should_giveup
+
+    def gives_up(error: Exception) -> bool:
+        refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401
+        return refused or (flowers is not None and flowers(error))
+
+    invoker.should_giveup = gives_up
+    return invoker
+
+
+fleet.make_simple_http_retry_invoker = _invoker  # type: ignore[assignment]
+
+
 def serve(
     address: Address, answer: Callable[[RecordDict], RecordDict], key: EllipticCurvePrivateKey | None = None, *, patience: float
 ) -> None:
@@ -66,10 +85,14 @@ def serve(
         except _Refused:
             if refused is None:
                 refused = time.monotonic()
-                logging.getLogger("uefl").warning("not let in yet: its key is not registered, or a process before it still counts as there")
+                logging.getLogger("uefl").warning(
+                    "not let in yet: its key is not registered, a process before it still counts as there, or its clock is minutes off"
+                )
             if key is None or time.monotonic() - refused > patience:
-                why = "" if key is None else "; register its public key there"
-                raise Unreachable(f"the SuperLink at {address.place} does not let this silo in{why}") from None
+                why = "" if key is None else "register its public key there, and "
+                raise Unreachable(
+                    f"the SuperLink at {address.place} does not let this silo in; {why}check the clock of this machine"
+                ) from None
         time.sleep(_AGAIN)
 
 

@@ -1,4 +1,8 @@
-"""A silo that does wrong on purpose in the second round: ``python -m uefl.deploy.faulty FAULT OPTIONS OF uefl silo...``."""
+"""Programs that do wrong on purpose: ``python -m uefl.deploy.chaos.faulty FAULT silo|train OPTIONS...``.
+
+A silo does wrong in the second round. A server with the fault ``checkpoint`` dies between the tensors and the index of its second
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import RecordDict
 
-from ..engines.base import Message, Reply
-from ..engines.flower.codec import Header, pack_reply, unpack, unpack_reply
-from . import silo
-from .chaos import SECRET
-from .silo import SiloProgram
+from ... import checkpoint
+from ...engines.base import Message, Reply
+from ...engines.flower.codec import Header, pack_reply, unpack, unpack_reply
+from .. import silo
+from ..silo import SiloProgram
+
+SECRET = "patient 7"
+"""stands for what an exception may tell of the data"""
 
 
 def _raises(message: Message) -> Reply:
@@ -71,10 +80,23 @@ class Faulty(SiloProgram):
         return _raises if self.fault == "raises" and header["options"]["round"] == 1 else super()._client(header)
 
 
+def _die_in_a_checkpoint() -> None:
+    """Have this process die where the tensors of its second checkpoint are written and the index is not."""
+    write = checkpoint.write_json
+
+    def write_or_die(path: Path, value: Any) -> None:
+        if path.name == "checkpoint.json" and path.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(path, value)
+
+    checkpoint.write_json = write_or_die
+
+
 if __name__ == "__main__":
     Faulty.fault = sys.argv.pop(1)
+    if Faulty.fault == "checkpoint":
+        _die_in_a_checkpoint()
     silo.SiloProgram = Faulty  # type: ignore[misc]
-    sys.argv.insert(1, "silo")
-    from ..cli import main
+    from ...cli import main
 
     main()

@@ -1,0 +1,276 @@
+"""What goes wrong in a deployed federation, done on purpose with real processes on this machine, and what a run makes of it.
+
+Each scenario starts a SuperLink, three silos and a run of three rounds, breaks something, and checks that the run goes on or
+stops with a clear line, and that nothing but the round in flight is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+from .faulty import SECRET
+from .keys import certificates, node_key
+from .stage import LINES, SILOS, check, staged
+
+
+def _left_out(reason: str, fault: str, **keys: float) -> Callable[[Path], str]:
+    """A fault that costs one silo one round: the run goes on, counts it, and says so with its exit code."""
+
+    def play(folder: Path) -> str:
+        with staged(folder, **keys) as stage:
+            stage.all(silo_1=fault)
+            ended = stage.end(stage.train())
+            line = next((line for line in ended.said.splitlines() if "left out silo-1" in line), "")
+            check(ended.code == 1 and reason in line, f"expected 'left out silo-1: {reason}'", ended)
+            check(SECRET not in ended.said, "the text of the exception reached the server")
+            outcome = json.loads((stage.folder / "run" / "summary.json").read_text())["arms"]["uefl"]
+            check(outcome["rejected"] >= 1, "it is not counted")
+            return f"goes on; {line.strip()}; exit code 1"
+
+    return play
+
+
+def _quorum(folder: Path) -> str:
+    with staged(folder, quorum=1.0) as stage:
+        stage.all(silo_1="nan")
+        ended = stage.end(stage.train())
+        check(ended.code == 1 and "the quorum is 3" in ended.said, "expected a line on the quorum", ended)
+        return "stops: 2 of 3 clients sent a sound update, the quorum is 3; exit code 1"
+
+
+def _client_killed(folder: Path) -> str:
+    with staged(folder) as stage:
+        stage.superlink()
+        others = [stage.silo(name) for name in SILOS if name != "silo-1"]
+        dying = stage.silo("silo-1", "dies")
+        run = stage.train()
+        stage.until("silo-1 to die", lambda: dying.poll() is not None)
+        stage.silo("silo-1")
+        ended = stage.end(run)
+        check(ended.code == 0 and all(other.poll() is None for other in others), "expected a finished run", ended)
+        check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
+        return "gets its message again; same metrics, bit for bit; exit code 0"
+
+
+def _client_gone(folder: Path) -> str:
+    with staged(folder) as stage:
+        stage.all(silo_1="dies")
+        ended = stage.end(stage.train())
+        check(ended.code == 1 and "left out silo-1: it is gone" in ended.said, "expected 'it is gone'", ended)
+        return "left out silo-1: it is gone, in every round from then on; exit code 1"
+
+
+def _server_killed(folder: Path) -> str:
+    with staged(folder) as stage:
+        stage.all()
+        run = stage.train()
+        stage.until("a round", stage.measured(3))
+        run.kill()
+        run.wait()
+        check(not stage.measured(LINES)(), "the run was too quick for this scenario")
+        ended = stage.end(stage.train())
+        check(ended.code == 0, "expected a finished run", ended)
+        check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
+        return "goes on with --resume, with the same silos; same metrics, bit for bit"
+
+
+def _superlink_killed(folder: Path) -> str:
+    with staged(folder) as stage:
+        superlink = stage.superlink()
+        for name in SILOS:
+            stage.silo(name)
+        run = stage.train()
+        stage.until("a round", stage.measured(3))
+        superlink.kill()
+        superlink.wait()
+        stage.superlink()
+        ended = stage.end(run)
+        if ended.code != 0:
+            check(ended.code == 1 and "go on with" in ended.said, "expected a clear line", ended)
+            ended = stage.end(stage.train())
+        check(ended.code == 0, "expected a finished run", ended)
+        check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
+        return "waits until it is back; same metrics, bit for bit"
+
+
+def _checkpoint(folder: Path) -> str:
+    with staged(folder) as stage:
+        stage.all()
+        run = stage.train()
+        stage.until("a checkpoint", stage.measured(3))
+        run.send_signal(signal.SIGINT)
+        stage.end(run)
+        (path,) = (stage.folder / "run").glob("checkpoint-*.safetensors")
+        os.truncate(path, path.stat().st_size // 2)
+        before = stage.metrics()
+        ended = stage.end(stage.train())
+        check(ended.code == 2 and "truncated or altered" in ended.said, "expected a line on the checkpoint", ended)
+        check(stage.metrics() == before, "it touched the metrics")
+        return "refused: truncated or altered; exit code 2"
+
+
+def _port_taken(folder: Path) -> str:
+    with staged(folder) as stage, HTTPServer(("127.0.0.1", stage.port), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        superlink, run = stage.superlink(), stage.train()
+        ended = stage.end(run)
+        check(superlink.wait(60) != 0, "the SuperLink did not say so")
+        other.shutdown()
+        check(ended.code == 2 and "refuses a run" in ended.said, "expected a line", ended)
+        return "the SuperLink does not start; the run: refuses a run; exit code 2"
+
+
+def _two_runs(folder: Path) -> str:
+    with staged(folder) as stage:
+        stage.all()
+        runs = {out: stage.train(out) for out in ("run", "other")}
+        ended = {out: stage.end(run, out) for out, run in runs.items()}
+        for one in ended.values():
+            check(one.code == 0, "expected a finished run", one)
+        check(stage.metrics() == stage.metrics("other") == stage.undisturbed(), "the metrics differ")
+        return "both finish over the same silos; same metrics, bit for bit"
+
+
+def _disk_full(file: str) -> Callable[[Path], str]:
+    """No file of the server grows beyond a limit, as on a full disk; the system sets it from outside, so the program is the real one."""
+
+    def play(folder: Path) -> str:
+        with staged(folder) as stage:
+            stage.all()
+            run, out = stage.train(), stage.folder / "run"
+            stage.until("a checkpoint with metrics", lambda: stage.measured(3)() and any(out.glob("checkpoint-*.safetensors")))
+            (tensors, *_) = (path.stat().st_size for path in out.glob("checkpoint-*.safetensors"))
+            limit = len(stage.metrics()) + 100 if file == "metrics" else tensors - 1
+            check(file == "metrics" or limit > 3 * len(stage.metrics()), "the checkpoint is too small for this scenario")
+            resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            ended = stage.end(run)
+            check(ended.code == 1 and "go on with: uefl train --resume" in ended.said, "expected a line that says how to go on", ended)
+            check("Traceback" not in ended.said, "expected a line and no traceback", ended)
+            ended = stage.end(stage.train())
+            check(ended.code == 0, "expected a finished run", ended)
+            check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
+            return "stops with exit code 1 and says how to go on; with space again --resume ends with the same metrics, bit for bit"
+
+    return play
+
+
+def _mid_checkpoint(folder: Path) -> str:
+    with staged(folder) as stage:
+        stage.all()
+        run = stage.faulty_train("checkpoint")
+        check(stage.end(run).code == -signal.SIGKILL, "the server did not die in its checkpoint")
+        check(len(list((stage.folder / "run").glob("checkpoint-*.safetensors"))) == 2, "expected the tensors of two checkpoints")
+        ended = stage.end(stage.train())
+        check(ended.code == 0, "expected a finished run", ended)
+        check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
+        return "--resume goes on from the checkpoint before; same metrics, bit for bit"
+
+
+def _clock(folder: Path) -> str:
+    with staged(folder) as stage:
+        stage.superlink()
+        wrong = {name: stage.silo(name, hours) for name, hours in (("silo-0", "6h"), ("silo-1", "-6h"))}
+        stage.silo("silo-2")
+        run = stage.train("run", "--engine", "flower", "--superlink", stage.place, "--silos", 3, "--device", "cpu", "--wait", 40)
+        for name, silo in wrong.items():
+            said = stage.folder / f"{name}.log"
+            check(silo.wait(120) == 2 and "check the clock" in said.read_text(), f"expected that {name} is told of its clock")
+        ended = stage.end(run)
+        check(ended.code == 2 and "silo-2 of 3 silos came" in ended.said, "expected a line that says who came", ended)
+        check(not (stage.folder / "run").exists(), "something was written")
+        return "both are not let in, are told to check the clock, and end with exit code 2; the run says who came, exit code 2"
+
+
+def _certificate(folder: Path) -> str:
+    with staged(folder) as stage:
+        certificates(stage.folder, "127.0.0.1")
+        certificates(stage.folder, "127.0.0.1", "other-")
+        stage.superlink("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        other = ("--root-certificates", "other-ca.crt", "--wait", 60)
+        silo = stage.silo("silo-0", None, *other)
+        run = stage.train("run", "--engine", "flower", "--superlink", stage.place, "--silos", 1, *other)
+        check(silo.wait(120) == 2 and "cannot be trusted" in (stage.folder / "silo-0.log").read_text(), "expected that the silo refuses")
+        ended = stage.end(run)
+        check(ended.code == 2 and "cannot be trusted" in ended.said, "expected that the run refuses", ended)
+        check(not (stage.folder / "run").exists(), "something was written")
+        return "silo and run refuse: cannot be trusted; exit code 2; nothing is written"
+
+
+def _key(folder: Path) -> str:
+    with staged(folder) as stage:
+        certificates(stage.folder, "127.0.0.1")
+        node_key(stage.folder, "stranger")
+        tls = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        stage.superlink("--enable-supernode-auth", *tls)
+        silo = stage.silo("silo-0", None, "--root-certificates", "ca.crt", "--key", "stranger.key", "--wait", 10)
+        said = stage.folder / "silo-0.log"
+        check(silo.wait(120) == 2 and "does not let this silo in" in said.read_text(), "expected that the silo is not let in")
+        return "the silo is not let in, says so, and ends with exit code 2"
+
+
+def _same_folder(folder: Path) -> str:
+    with staged(folder) as stage:
+        stage.all()
+        run = stage.train()
+        stage.until("a checkpoint", stage.measured(3))
+        second = stage.start("uefl", "train", "--resume", "run", "--device", "cpu", log="second.log")
+        check(second.wait(120) == 2 and "in use by another process" in (stage.folder / "second.log").read_text(), "expected a refusal")
+        ended = stage.end(run)
+        check(ended.code == 0 and stage.metrics() == stage.undisturbed(), "the first run was disturbed", ended)
+        return "the second is refused: in use by another process, exit code 2; the first has the same metrics, bit for bit"
+
+
+class Scenario(NamedTuple):
+    """A row of the table."""
+
+    fault: str
+    wanted: str
+    play: Callable[[Path], str]
+    """in an empty folder; returns what was found, raises AssertionError where that is not what is wanted"""
+
+
+_GOES_ON = "the run goes on without it, counts it, exit code 1"
+SCENARIOS = {
+    "raises": Scenario("a client raises", f"{_GOES_ON}; its words stay with it", _left_out("its computation failed", "raises")),
+    "nan": Scenario("an update has a NaN", _GOES_ON, _left_out("values is not finite", "nan")),
+    "shape": Scenario("an update of another shape", _GOES_ON, _left_out("expected torch.float32", "shape")),
+    "dtype": Scenario("an update of another type", _GOES_ON, _left_out("is torch.float64", "dtype")),
+    "norm": Scenario("an update of absurd length", _GOES_ON, _left_out("more than max_update_norm", "norm", norm=1e3)),
+    "late": Scenario("a client past the deadline", _GOES_ON, _left_out("deadline passed", "late", deadline=15.0)),
+    "client": Scenario("a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed),
+    "gone": Scenario("a client killed -9, not started again", _GOES_ON, _client_gone),
+    "quorum": Scenario("fewer sound updates than the quorum", "the run stops, exit code 1", _quorum),
+    "server": Scenario("the server killed -9 in a round, resumed", "the same run, bit for bit", _server_killed),
+    "superlink": Scenario("the SuperLink killed -9, started again", "the same run, bit for bit", _superlink_killed),
+    "checkpoint": Scenario("a truncated checkpoint", "refused, exit code 2", _checkpoint),
+    "index": Scenario("the server killed -9 between tensors and index of a checkpoint", "the same run, bit for bit", _mid_checkpoint),
+    "full": Scenario("no space for the metrics", "stops with exit code 1; then the same run, bit for bit", _disk_full("metrics")),
+    "full-checkpoint": Scenario(
+        "no space for a checkpoint", "stops with exit code 1; then the same run, bit for bit", _disk_full("tensors")
+    ),
+    "clock": Scenario("two silos whose clocks are six hours off", "they are refused and told of it, exit code 2", _clock),
+    "certificate": Scenario("a SuperLink with another certificate", "refused, exit code 2", _certificate),
+    "key": Scenario("a silo whose key is not registered", "refused, exit code 2", _key),
+    "port": Scenario("the port is taken", "a line, exit code 2", _port_taken),
+    "two": Scenario("two runs at once", "both finish, bit for bit", _two_runs),
+    "folder": Scenario("two runs in one folder", "the second is refused, the first goes on", _same_folder),
+}
+
+
+def play(name: str) -> str:
+    """Play a scenario in a folder of its own; what was found.
+
+    Raises:
+        AssertionError: it is not what is wanted.
+    """
+    with tempfile.TemporaryDirectory(prefix="uefl-chaos-") as folder:
+        return SCENARIOS[name].play(Path(folder))
