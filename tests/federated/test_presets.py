@@ -30,7 +30,7 @@ def tiny(name):
         keys["model"] = {"width": 2} if cfg.model.encoder == "cnn5x5" else {}
     for arm_, of_arm in cfg.table()["arms"].items():
         draws = cfg.kind == "labeled" and find(of_arm["algorithm"]).draws
-        keys["run"] = {"precision": "fp32"} | ({"passes": 2} if draws else {})
+        keys["run"] = {"precision": "fp32", "participation": 1.0, "evaluation": 1.0} | ({"passes": 2} if draws else {})
         smaller = {"codewords": 4, "codebook_after": min(1, of_arm.get("codebook_after", 0))}
         yield config.load(name, arms={arm_: of_arm | {key: value for key, value in smaller.items() if key in of_arm}}, **keys)
 
