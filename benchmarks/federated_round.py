@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
@@ -23,6 +25,8 @@ from uefl.engines.local import LocalEngine
 from uefl.server.rounds import Arm
 from uefl.server.teacher import Teacher
 
+_FOLDER = TemporaryDirectory()
+
 
 def arm_of(cfg: Config, name: str, federation: Federation) -> tuple[Arm, Workspace]:
     """An arm of a configuration on the CPU, as a run makes it, without an ensemble."""
@@ -32,7 +36,7 @@ def arm_of(cfg: Config, name: str, federation: Federation) -> tuple[Arm, Workspa
     workspace = Workspace(algorithm, cfg.data, federation, torch.device("cpu"))
     engine = LocalEngine(Clients(federation.silos, torch.device("cpu")).handlers(workspace))
     teacher = Teacher(federation.server, workspace) if federation.server is not None and federation.server.labeled is not None else None
-    return Arm(name, workspace, [cfg.run.seed], engine, teacher), workspace
+    return Arm(name, workspace, [cfg.run.seed], engine, Path(_FOLDER.name) / "private", teacher), workspace
 
 
 def main() -> None:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as save_bytes
 
 from .errors import UserError
 
-SCHEMA = 2
+SCHEMA = 3
 _INDEX = "checkpoint.json"
 
 
@@ -58,13 +61,60 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    copies = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}  # none may share memory
     try:
-        save_file(copies, temporary, metadata)
+        save_file(_copies(tensors), temporary, metadata)
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from None
     temporary.chmod(0o666 & ~_umask())
     _replace(temporary, path)
+
+
+def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: dict[str, str]) -> None:
+    """As :func:`save_tensors`, of several dictionaries, of which one at a time is in memory.
+
+    Args:
+        path: of the file.
+        parts: gone through twice, once for names and shapes, once for the values; it must give the same both times.
+        metadata: of the file.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        found |= _taken_apart(part)[0]
+    end = 0
+    layout: dict[str, Any] = {"__metadata__": metadata}
+    for name in sorted(found, key=lambda name: (-_item_size(found[name]), name)):  # so each begins at a multiple of its own item
+        start, stop = found[name]["data_offsets"]
+        layout[name] = found[name] | {"data_offsets": [end, end + stop - start]}
+        end += stop - start
+    header = json.dumps(layout, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for part in parts:
+            described, values = _taken_apart(part)
+            for name, about in described.items():
+                file.seek(8 + len(header) + layout[name]["data_offsets"][0])
+                file.write(values[slice(*about["data_offsets"])])
+    _replace(temporary, path)
+
+
+def _taken_apart(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], memoryview]:
+    """What safetensors writes of tensors: dtype, shape and place of each, and the bytes that these places are in."""
+    whole = memoryview(save_bytes(_copies(tensors)))
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    header: dict[str, dict[str, Any]] = json.loads(bytes(whole[8:begin]))
+    return header, whole[begin:]
+
+
+def _item_size(about: dict[str, Any]) -> int:
+    start, stop = about["data_offsets"]
+    return int((stop - start) // max(math.prod(about["shape"]), 1))
+
+
+def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """On the CPU; safetensors refuses tensors that share memory."""
+    return {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -3,7 +3,8 @@
 config.toml        the resolved configuration           metrics.jsonl   one line per arm, round and client
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
 manifest.json      which images each client has         model-*.safetensors  the final model of each arm
-samples.*       a few images of every client            events.*        for TensorBoard, where it is installed
+private/           what is each client's own                samples.*       a few images of every client
+events.*        for TensorBoard, where it is installed
 plots/, report.md, report.html  what a person looks at
 """
 
@@ -311,7 +312,7 @@ class _Run:
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
-        arm = Arm(name, workspace, seeds, engine, teacher, self.observer.notice)
+        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice)
         return arm, workspace
 
     def _finish(self, index: int, arm: Arm, workspace: Workspace, events: report.EventWriter | None) -> None:
@@ -331,7 +332,9 @@ class _Run:
                     events.round(arm.name, records[0]["round"], records)
             tensors, state = arm.state()
             plain = {"arm": index, "seconds": self.seconds, "rejected": self.rejected, "metrics_bytes": self.metrics.stat().st_size}
+            arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
+            arm.files.sweep(arm.named_files())
         saved.save(self.out / f"model-{arm.name}.safetensors", self.cfg, arm.name, self.federation, arm.networks(workspace))
 
     def _summary(self) -> dict[str, Any]:

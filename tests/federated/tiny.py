@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ KEYS: dict[str, Any] = {
     "model": {"width": 4, "hidden": 16},
     "training": {"rounds": [2, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2},
 }
+_FOLDER = TemporaryDirectory()
+"""private states of all arms: a file is named after its content, and nobody removes one"""
 CODEBOOK = {"codewords": 4, "segments": 4, "gamma": 0.0, "stop_when_certain": False}
 
 
@@ -85,10 +89,11 @@ def arm(
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
     fed = fed or federation(test_is_holdout=published)
     room, notices = workspace(cfg, fed, algorithm), []
-    engine = wrap(LocalEngine(Clients((*fed.silos, *fed.unseen), torch.device("cpu")).handlers(room)))
+    engine = wrap(LocalEngine(dict(Clients((*fed.silos, *fed.unseen), torch.device("cpu")).handlers(room))))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
-    return Arm("arm", room, seeds, engine, Teacher.of(room.algorithm.server_data(fed), room), notices.append), room, notices
+    teacher = Teacher.of(room.algorithm.server_data(fed), room)
+    return Arm("arm", room, seeds, engine, Path(_FOLDER.name) / "private", teacher, notices.append), room, notices
 
 
 def finish(arm: Arm, limit: int = 50) -> list[dict[str, Any]]:

@@ -22,8 +22,9 @@ from __future__ import annotations
 import logging
 import statistics
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from uefl_kernels import metrics
 
 from ..data.federation import LabeledData, SetData, Silo, Split
 from ..engines.base import Message, Reply, number, split
+from ..lazy import Lazy
 from ..seeds import derive
 from ..uncertainty import Prediction, ensemble
 from . import evaluation
@@ -45,10 +47,13 @@ if TYPE_CHECKING:
 
 _PACKAGE = __name__.partition(".")[0]
 _LOGGER = logging.getLogger(_PACKAGE)
+_KEPT = 1000
 
 
 class Clients:
     """The data of all clients on one device, read when a client has its first turn and kept for every arm.
+
+    Those of the first 1000 clients that have a turn are kept; with more, the others are read for each turn anew.
 
     Args:
         silos: those that are trained on, and those that are measured only.
@@ -61,13 +66,16 @@ class Clients:
 
     def data(self, name: str) -> LabeledData | SetData:
         """One client's data, on the device."""
-        if name not in self._data:
-            self._data[name] = on_device(self._silos[name].load(), self._device)
-        return self._data[name]
+        found = self._data.get(name)
+        if found is None:
+            found = on_device(self._silos[name].load(), self._device)
+            if len(self._data) < _KEPT:
+                self._data[name] = found
+        return found
 
-    def handlers(self, workspace: Workspace) -> dict[str, Callable[[Message], Reply]]:
+    def handlers(self, workspace: Workspace) -> Mapping[str, Callable[[Message], Reply]]:
         """The work of every client in one arm, by name."""
-        return {name: Client(name, lambda name=name: self.data(name), workspace) for name in self._silos}  # type: ignore[misc]
+        return Lazy(self._silos, lambda name: Client(name, partial(self.data, name), workspace))
 
 
 class Client:

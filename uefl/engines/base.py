@@ -77,7 +77,7 @@ class Engine(Protocol):
         """Send one message to each named client and yield one reply for each, by name.
 
         Args:
-            messages: by client name.
+            messages: by client name. A message may be made when it is looked up: in the caller's thread, and not kept longer than needed.
             deadline: seconds after which a client that has not answered is given up, with an error in its reply.
         """
         ...

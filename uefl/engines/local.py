@@ -19,7 +19,7 @@ class LocalEngine:
     """
 
     def __init__(self, clients: Mapping[str, Callable[[Message], Reply]], started: Callable[[str], None] = lambda name: None) -> None:
-        self._clients = dict(clients)
+        self._clients = clients
         self._started = started
 
     def clients(self) -> list[str]:
@@ -34,8 +34,9 @@ class LocalEngine:
                 yield Reply(name, error="deadline passed")
                 continue
             self._started(name)
+            message = messages[name]
             try:
-                reply = self._clients[name](messages[name])
+                reply = self._clients[name](message)
             except RuntimeError as error:  # out of memory, values that are not finite: an error of this client, not of the run
                 lines = str(error).splitlines()
                 reply = Reply(name, error=lines[0] if lines else type(error).__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from .. import checkpoint
 from ..algorithms.base import Algorithm, ModelSpec, find
 from ..config import Config, Model
 from ..data.federation import Federation
-from ..engines.base import member, number
+from ..engines.base import member
 from ..errors import UserError
 from ..fields import parse
 from .normalization import normalization
@@ -134,7 +134,7 @@ class SavedModel:
         return pixels
 
 
-def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Sequence[tuple[Tensors, dict[str, Tensors]]]) -> None:
+def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> None:
     """Write weights by parameter name and ``TENSOR.CLIENT``, with the rest in the file's metadata.
 
     Args:
@@ -142,7 +142,8 @@ def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Se
         cfg: of the run.
         arm: the arm whose model it is.
         federation: for classes, image shape and normalisation.
-        networks: of each member, its weights and what belongs to each client; names of an ensemble's begin with the number of the member.
+        networks: of each member, its weights and what belongs to each client, of which one at a time is looked at; names of an ensemble's
+            begin with the number of the member.
     """
     own = {client: sorted(tensors) for client, tensors in networks[0][1].items() if tensors}
     about = {
@@ -158,12 +159,21 @@ def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Se
         "mean": federation.mean,
         "std": federation.std,
     }
-    parts = [
-        weights | {f"{name}.{client}": tensors[name] for client, tensors in clients.items() for name in tensors}
-        for weights, clients in networks
-    ]
-    # one entry, because safetensors writes several in any order, and the same run shall give the same file
-    checkpoint.save_tensors(path, number(parts) if len(parts) > 1 else parts[0], {_FORMAT: json.dumps(about)})
+    checkpoint.save_parts(path, _Parts(networks), {_FORMAT: json.dumps(about)})
+
+
+class _Parts(Iterable[Tensors]):
+    """The weights of every network, then what belongs to each client, by the names that they have in the file."""
+
+    def __init__(self, networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> None:
+        self._networks = networks
+
+    def __iter__(self) -> Iterator[Tensors]:
+        for i, (weights, clients) in enumerate(self._networks):
+            prefix = f"{i}." if len(self._networks) > 1 else ""
+            yield {f"{prefix}{name}": tensor for name, tensor in weights.items()}
+            for client, tensors in clients.items():
+                yield {f"{prefix}{name}.{client}": tensor for name, tensor in tensors.items()}
 
 
 def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> SavedModel:

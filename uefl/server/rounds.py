@@ -16,9 +16,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +30,10 @@ from ..algorithms.base import Algorithm, Record, State
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
 from ..errors import RunError
+from ..lazy import Lazy
 from ..seeds import seeded
 from .participants import Participants
+from .private import PrivateStates, StateFiles, Tensors
 from .teacher import Teacher
 from .turn import Turn
 
@@ -45,6 +49,7 @@ class Arm:
         workspace: has the algorithm, and makes the weights that each member begins with.
         seeds: of the members of an ensemble; one for a run without.
         engine: where the clients are, also those that are measured only.
+        folder: where the private states of the clients are kept; nothing else is in it.
         teacher: the server's images; None: there are none.
         notice: called with a line for the user when something worth knowing happens.
     """
@@ -55,6 +60,7 @@ class Arm:
         workspace: Workspace,
         seeds: list[int],
         engine: Engine,
+        folder: Path,
         teacher: Teacher | None = None,
         notice: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -63,12 +69,11 @@ class Arm:
         self.run = workspace.context.run
         self.members: list[Algorithm] = []
         self.states: list[State] = []
-        self.private: list[dict[str, dict[str, torch.Tensor]]] = []
+        self.files = StateFiles(folder)
+        self.private: list[PrivateStates] = []
         """of each member, the private state of each client"""
-        self._start: list[dict[str, torch.Tensor]] = []
-        """of each member, the private parts of the network that every client begins with"""
-        self.have_trained: list[str] = []
-        """clients of which an update was taken, sorted"""
+        self._known = frozenset(self.context.clients)
+        self._have_trained: set[str] = set()
         self.iteration = 0
         self.trained = 0
         """rounds of this iteration that have been trained"""
@@ -80,8 +85,7 @@ class Arm:
                 state = algorithm.server_state(shared["values"], shared["buffers"], workspace.net)
             state.tensors = {name: tensor.to(self._device) for name, tensor in state.tensors.items()}
             self.states.append(_written(state))
-            self._start.append(rest)
-            self.private.append({client: rest | self._fresh(algorithm, client) for client in self.context.clients})
+            self.private.append(PrivateStates(self.files, self.context.clients, rest, partial(self._fresh, algorithm), self._device))
         self._participants = Participants(self.context.clients, self.run.participation, self.context.seed)
         self.round = 0
         """rounds of the run that have been trained"""
@@ -94,6 +98,15 @@ class Arm:
         """bytes of this turn's messages to each client, and of its replies"""
         self._asked = 0
         """exchanges of this turn that the algorithm began itself"""
+
+    @property
+    def have_trained(self) -> list[str]:
+        """Clients of which an update was taken, sorted."""
+        return sorted(self._have_trained)
+
+    @have_trained.setter
+    def have_trained(self, clients: Iterable[str]) -> None:
+        self._have_trained = set(clients)
 
     # --- turns -----------------------------------------------------------------------------------------------------
 
@@ -131,23 +144,24 @@ class Arm:
             with self._seeded(algorithm, "prepare"):
                 algorithm.prepare(state, turn)
         messages = self._messages(each, measure, participants)
-        self._sent.update({name: message.bytes for name, message in messages.items()})
+        training = frozenset(participants)
         averages = [algorithm.averages(state) for algorithm, state, _ in each]
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
         refused: list[str] = []
         for reply in self.engine.round(messages, self.run.deadline or None):
             name, message = reply.client, messages[reply.client]
+            self._sent[name] += message.bytes
             self._received[name] += reply.bytes
             error = reply.error or _not_finite(reply.metrics)
             if measure and error is None:
                 records.append(self._record(reply, each))
-            reason = self._refused(reply, message) if error is None and name in participants else error
+            reason = self._refused(reply, message) if error is None and name in training else error
             if reason is not None:
                 self.rejected += 1
                 refused.append(f"{name}: {reason}")
                 self.notice(f"round {self.round + train}: left out {name}: {reason}")
-            elif name in participants:
+            elif name in training:
                 self._add(reply, averages)
                 trained[name] = dict(reply.training)
         if measure:
@@ -161,7 +175,7 @@ class Arm:
         if train:
             recorded = {record["client"] for record in records} - {*participants}
             self.last = {name: self._moved(name) | trained.get(name, {}) for name in self._sent if name not in recorded}
-            self.have_trained = sorted({*self.have_trained, *trained})
+            self._have_trained.update(trained)
             for algorithm, state, turn in each:
                 with self._seeded(algorithm, "end_round"):
                     algorithm.end_round(state, turn, self.teacher)
@@ -177,49 +191,40 @@ class Arm:
 
             yield algorithm, state, Turn(self.iteration, self.trained, self.round, measure, train, participants, notice, ask)
 
-    def _messages(self, each: list[tuple[Algorithm, State, Turn]], measure: bool, participants: tuple[str, ...]) -> dict[str, Message]:
-        asked = self.engine.clients() if measure else list(participants)
-        references = self._references() if measure else [{} for _ in each]
-        messages = {}
-        for client in asked:
+    def _messages(self, each: list[tuple[Algorithm, State, Turn]], measure: bool, participants: tuple[str, ...]) -> Lazy[Message]:
+        """A message for every client that is asked, made when the engine or a check looks at it: it has the client's private state."""
+        references: list[Tensors] = [{} for _ in each]
+        if measure:
+            references = [
+                states.reference(algorithm, self.have_trained) for (algorithm, *_), states in zip(each, self.private, strict=True)
+            ]
+        training = frozenset(participants)
+
+        def make(client: str) -> Message:
             parts = []
             for i, (algorithm, state, turn) in enumerate(each):
-                train, reference = client in participants, references[i]
+                train, reference = client in training, references[i]
                 with self._seeded(algorithm, "broadcast", client):
                     message = algorithm.broadcast(state, client, replace(turn, train=train))
                 message.options |= self._options(i, measure, train, turn)
                 message.private = self._private(i, client, reference)
-                if reference and client in self.context.clients:
+                if reference and client in self._known:
                     message.reference = self._fresh(algorithm, client) | reference
-                    if client not in self.have_trained:
+                    if client not in self._have_trained:
                         message.options["newcomer"] = True
                 parts.append(message)
-            messages[client] = join(parts)
-        return messages
+            return join(parts)
+
+        return Lazy(self.engine.clients() if measure else participants, make)
 
     def _options(self, i: int, measure: bool, train: bool, turn: Turn) -> dict[str, Any]:
         options = {"seed": self.members[i].context.seed, "round": self.round, "evaluate": measure, "last": not turn.train, "train": train}
         return options | ({"personalised": True} if train and self.run.personalised else {})
 
-    def _references(self) -> list[dict[str, torch.Tensor]]:
-        """Of each member, private state for measuring a global model, and for clients that have none of their own.
-
-        The private parts of the network are the mean over the clients that have trained; before any has, they are those that all begin
-        with. The algorithm makes the other tensors, by its method ``reference``.
-        """
-        found = []
-        for algorithm, states, start in zip(self.members, self.private, self._start, strict=True):
-            trained = {client: states[client] for client in self.have_trained}
-            others = {client: {k: t for k, t in state.items() if k not in start} for client, state in trained.items()}
-            of_network = {name: _mean(first, name, trained) for name, first in start.items()}
-            own = algorithm.reference(others) if others else {}
-            found.append(of_network | {name: tensor for name, tensor in own.items() if name in algorithm.private_predicts})
-        return found
-
     def _private(self, i: int, client: str, reference: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A client's own state; for a client that is only measured, a new state with the reference in it."""
-        own = self.private[i].get(client)
-        return self._fresh(self.members[i], client) | (reference or self._start[i]) if own is None else own
+        states = self.private[i]
+        return states[client] if client in self._known else states.fresh(client) | (reference or states.start)
 
     def _fresh(self, algorithm: Algorithm, client: str) -> dict[str, torch.Tensor]:
         with self._seeded(algorithm, "client_state", client, start=True):
@@ -234,12 +239,12 @@ class Arm:
         """An exchange that an algorithm begins itself; its bytes count with those of the round."""
         self._asked += 1
         place = f"{self.iteration}/{self.trained}/{self._asked}"
-        for client, message in messages.items():
+        for message in messages.values():
             message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": place}
-            message.private = self._private(i, client, {})
         self._sent.update({name: message.bytes for name, message in messages.items()})
-        for reply in self.engine.round(messages, self.run.deadline or None):
-            message = messages[reply.client]
+        whole = Lazy(messages, lambda client: replace(messages[client], private=self._private(i, client, {})))
+        for reply in self.engine.round(whole, self.run.deadline or None):
+            message = whole[reply.client]
             self._received[reply.client] += reply.bytes
             reason = refusal(reply, message, 0.0)
             if reason is not None:
@@ -247,11 +252,11 @@ class Arm:
                 self.notice(f"round {self.round + 1}: left out the answer of {reply.client}: {reason}")
                 yield Reply(reply.client, error=reason)
                 continue
-            if reply.client in self.private[i]:
+            if reply.client in self._known:
                 before = self.private[i][reply.client]
-                after = self.private[i][reply.client] = _copied(reply.private)
-                if any(name not in before or not torch.equal(before[name], tensor) for name, tensor in after.items()):
-                    self.have_trained = sorted({*self.have_trained, reply.client})  # what it is measured with is its own now
+                self.private[i].put(reply.client, reply.private)
+                if any(name not in before or not torch.equal(before[name], tensor) for name, tensor in reply.private.items()):
+                    self._have_trained.add(reply.client)  # what it is measured with is its own now
             yield replace(reply, private={})
 
     # --- replies ---------------------------------------------------------------------------------------------------
@@ -277,7 +282,7 @@ class Arm:
     def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
         for i, part in enumerate(self._parts(reply)):
             self.members[i].add(self.states[i], averages[i], replace(part, private={}))
-            self.private[i][reply.client] = _copied(part.private)
+            self.private[i].put(reply.client, part.private)
 
     def _moved(self, client: str) -> dict[str, int]:
         """Bytes of this turn's messages to a client, and of its replies."""
@@ -292,7 +297,7 @@ class Arm:
         left = {"train_loss": None, "bytes_sent": 0, "bytes_received": 0} | self.last.get(reply.client, {})
         if reply.client not in turn.participants:
             left |= {name: left[name] + moved for name, moved in self._moved(reply.client).items()}
-        known = reply.client in self.context.clients
+        known = reply.client in self._known
         place = {"arm": self.name, "iteration": self.iteration, "round": self.round - 1, "client": reply.client}
         return {
             **place,
@@ -331,31 +336,34 @@ class Arm:
 
     # --- the result ------------------------------------------------------------------------------------------------
 
-    def networks(self, workspace: Workspace) -> list[tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]]:
+    def networks(self, workspace: Workspace) -> list[tuple[Tensors, Lazy[Tensors]]]:
         """The weights of each member by name, private ones as the mean of the clients', and what belongs to each client."""
         names, networks = workspace.private_names(), []
-        for algorithm, state, private, reference in zip(self.members, self.states, self.private, self._references(), strict=True):
+        for i, (algorithm, state, private) in enumerate(zip(self.members, self.states, self.private, strict=True)):
             model = {name: state.tensors[name] for name in ("values", "buffers")}
-            own = {}
-            for client in self.context.clients:
-                parts = private[client] if client in self.have_trained else private[client] | reference
-                weights = workspace.named(model, parts) if names else {}
-                mine = {name: tensor for name, tensor in parts.items() if name in algorithm.private_predicts}
-                own[client] = mine | {name: weights[name] for name in names} | algorithm.client_tensors(state, client)
+            reference = private.reference(algorithm, self.have_trained)
+            own = Lazy(self.context.clients, partial(self._own, i, workspace, names, model, reference))
             networks.append((workspace.named(model, reference), own))
         return networks
+
+    def _own(self, i: int, workspace: Workspace, names: list[str], model: Tensors, reference: Tensors, client: str) -> Tensors:
+        """What belongs to one client in the saved model of a member."""
+        algorithm, parts = self.members[i], self.private[i][client]
+        if client not in self._have_trained:
+            parts = parts | reference
+        weights = workspace.named(model, parts) if names else {}
+        mine = {name: tensor for name, tensor in parts.items() if name in algorithm.private_predicts}
+        return mine | {name: weights[name] for name in names} | algorithm.client_tensors(self.states[i], client)
 
     # --- the state between two turns -------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors and plain values; with the configuration, all that is needed to go on."""
+        """Tensors and plain values; with the configuration and the files of the private states, all that is needed to go on."""
         tensors: dict[str, torch.Tensor] = {}
         members = []
         for i, (state, private) in enumerate(zip(self.states, self.private, strict=True)):
             tensors |= {f"{i}.state.{name}": tensor for name, tensor in state.tensors.items()}
-            tensors |= {f"{i}.private.{c}.{name}": tensor for c, own in private.items() for name, tensor in own.items()}
-            kept = {client: sorted(own) for client, own in private.items() if own}
-            members.append({"tensors": sorted(state.tensors), "plain": state.plain, "private": kept})
+            members.append({"tensors": sorted(state.tensors), "plain": state.plain, "private": dict(private.named)})
         return tensors, {key: getattr(self, key) for key in _PLAIN} | {"members": members}
 
     def restore(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
@@ -366,8 +374,11 @@ class Arm:
         for i, own in enumerate(plain["members"]):
             self.states[i].tensors = {name: tensors[f"{i}.state.{name}"].to(device) for name in own["tensors"]}
             self.states[i].plain = own["plain"]
-            for client, names in own["private"].items():
-                self.private[i][client] = {name: tensors[f"{i}.private.{client}.{name}"].to(device) for name in names}
+            self.private[i].named = dict(own["private"])
+
+    def named_files(self) -> set[str]:
+        """The files of private states that :meth:`state` names."""
+        return {name for states in self.private for name in states.named.values()}
 
 
 def _not_finite(values: Mapping[str, Any]) -> str | None:
@@ -382,20 +393,6 @@ def _not_finite(values: Mapping[str, Any]) -> str | None:
 def _seen(records: list[Record]) -> list[Record]:
     """Without the clients that are measured only."""
     return [record for record in records if not record.get("unseen")]
-
-
-def _mean(start: torch.Tensor, name: str, states: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    """The mean of one tensor over clients, added in their order; without clients, ``start``."""
-    if not states:
-        return start
-    total = torch.zeros_like(start, dtype=torch.float64)
-    for state in states.values():
-        total += state[name]
-    return (total / len(states)).to(start.dtype)
-
-
-def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _written(state: State) -> State:

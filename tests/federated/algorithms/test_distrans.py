@@ -138,7 +138,9 @@ def test_it_resumes_with_an_ensemble_few_participants_and_unseen_clients(where):
 def test_clients_that_never_trained_take_the_mean_of_the_offsets():
     one, _, _ = arm(settings("distrans"))
     one.turn()
-    assert torch.allclose(one._references()[0]["net.buffers"], torch.stack(offsets(one)).mean(0), atol=1e-6)
+    assert torch.allclose(
+        one.private[0].reference(one.members[0], one.have_trained)["net.buffers"], torch.stack(offsets(one)).mean(0), atol=1e-6
+    )
     assert len(state(one).tensors["buffers"]) > 0
     assert len(values(one)) > 0
 

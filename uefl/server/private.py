@@ -1,0 +1,160 @@
+"""The private state of the clients: a file each in the run folder, read when a message is made and dropped behind it.
+
+A file is named after its content and its client, so a changed state is another file, and one that a checkpoint names never changes. In
+the order *write, sync, checkpoint, sweep* a run that is killed at any moment has every file that its checkpoint names; what else lies
+in the folder is removed after the next checkpoint. A client whose state is the one that it begins with has no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load, save
+
+from ..errors import UserError
+from ..lazy import Lazy
+
+if TYPE_CHECKING:
+    from ..algorithms.base import Algorithm
+
+Tensors = dict[str, torch.Tensor]
+
+
+class StateFiles:
+    """Files of tensors, named after their content.
+
+    Args:
+        folder: is made with the first file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._unsynced: set[str] = set()
+        self._replaced: set[str] | None = None
+        """files that were current after the last sweep and may be no longer; None: there was no sweep yet"""
+
+    def write(self, tensors: Mapping[str, torch.Tensor], owner: str, before: str | None) -> str:
+        """Write a file whole or not at all, unless it is the one of ``before``; returns its name."""
+        # safetensors refuses tensors that share memory
+        data = save({name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()})
+        name = _name(data, owner)
+        if name == before:
+            return name
+        if not self._folder.exists():
+            self._folder.mkdir()
+            _fsync(self._folder.parent)
+        temporary = self._folder / "new"
+        temporary.write_bytes(data)
+        os.replace(temporary, self._path(name))
+        self._unsynced.add(name)
+        if before is not None and self._replaced is not None:
+            self._replaced.add(before)
+        return name
+
+    def read(self, name: str, owner: str) -> Tensors:
+        """The tensors of a file, on the CPU; nothing else shares their memory.
+
+        Raises:
+            UserError: it is missing, truncated or altered.
+        """
+        path = self._path(name)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise UserError(f"{path}, the private state of {owner}, is missing; restore it, or start again in another folder") from None
+        if _name(data, owner) != name:
+            raise UserError(f"{path}, the private state of {owner}, is truncated or altered; start again in another folder")
+        return load(data)
+
+    def sync(self, named: Iterable[str]) -> None:
+        """Return when the files that a checkpoint is about to name are on disk, those written since the last call."""
+        for name in sorted(self._unsynced.intersection(named)):
+            _fsync(self._path(name))
+        if self._unsynced:
+            _fsync(self._folder)
+        self._unsynced.clear()
+
+    def sweep(self, named: Iterable[str]) -> None:
+        """Remove the files that the checkpoint just written does not name: the first time by looking at all of the folder."""
+        old = self._replaced
+        if old is None:
+            old = {path.stem for path in self._folder.glob("*.safetensors")}
+        for name in old.difference(named):
+            self._path(name).unlink(missing_ok=True)
+        self._replaced = set()
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.safetensors"
+
+
+class PrivateStates(Mapping[str, Tensors]):
+    """The state of every client in one member of an arm, by the client's name; each look-up reads it anew.
+
+    Args:
+        files: where they are kept.
+        clients: names of those that are trained on, sorted.
+        start: the private parts of the network that every client begins with, on the device of the network.
+        fresh: makes the other tensors that a client begins with.
+    """
+
+    def __init__(self, files: StateFiles, clients: Iterable[str], start: Tensors, fresh: Callable[[str], Tensors], device: torch.device):
+        self._files, self._clients, self._device = files, dict.fromkeys(clients), device
+        self.start, self.fresh = start, fresh
+        self.named: dict[str, str] = {}
+        """by client, the file of its state; for those that have one"""
+
+    def __getitem__(self, client: str) -> Tensors:
+        """On the device of the network."""
+        if client not in self._clients:
+            raise KeyError(client)
+        if client not in self.named:
+            return self.start | self.fresh(client)
+        return {name: tensor.to(self._device) for name, tensor in self._files.read(self.named[client], client).items()}
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of all clients."""
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        """How many clients there are."""
+        return len(self._clients)
+
+    def put(self, client: str, tensors: Tensors) -> None:
+        """Keep the state of a client in the place of the one before."""
+        if tensors:
+            self.named[client] = self._files.write(tensors, client, self.named.get(client))
+
+    def reference(self, algorithm: Algorithm, trained: Sequence[str]) -> Tensors:
+        """A state for measuring a global model, and for clients that have none of their own.
+
+        The private parts of the network are the mean over the clients that have trained, added in their order; before any has, they are
+        those that all begin with. The algorithm makes the other tensors, by its method ``reference``.
+        """
+        if not trained:
+            return dict(self.start)
+        totals = {name: torch.zeros_like(first, dtype=torch.float64) for name, first in self.start.items()}
+        for client in trained if totals else ():
+            state = self[client]
+            for name, total in totals.items():
+                total += state[name]
+        own = algorithm.reference(Lazy(trained, lambda client: {k: t for k, t in self[client].items() if k not in self.start}))
+        mean = {name: (total / len(trained)).to(self.start[name].dtype) for name, total in totals.items()}
+        return mean | {name: tensor for name, tensor in own.items() if name in algorithm.private_predicts}
+
+
+def _name(data: bytes, owner: str) -> str:
+    """Of a file: clients do not share one, so that it is known whose it is when it is damaged."""
+    return hashlib.sha256(owner.encode() + b"\0" + data).hexdigest()[:32]
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
