@@ -24,8 +24,13 @@ class Run(Section):
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="`auto`: bfloat16 autocast where the hardware multiplies it fast; `bf16`; `fp32`"
     )
-    participation: float = Field(
-        1.0, gt=0, le=1, description="share of the clients that train in a round, drawn anew for every round; all of them are measured"
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients that train in a round, drawn anew for every round")
+    evaluation: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the clients that measure the model of a round, drawn anew for every round; means, decisions and the quorum "
+        "are over these",
     )
     quorum: float = Field(
         1.0, gt=0, le=1, description="share of the clients asked that must return a sound update, or the run ends with an error"

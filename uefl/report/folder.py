@@ -125,10 +125,10 @@ def read_run(path: Path) -> Run:
             advice = f"it is a folder of runs: uefl report {path}/*" if holds_runs else "expected a run folder, as `uefl train` writes it"
             raise UserError(f"{path} has no {name}; {advice}")
     finished = (path / "summary.json").is_file()
-    records = _read_records(path / "metrics.jsonl", finished)
+    config = configuration.load_whole(path / "config.toml")
+    records = _read_records(path / "metrics.jsonl", finished, config.run.evaluation)
     if not records:
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet; continue with `uefl train --resume {path}`")
-    config = configuration.load_whole(path / "config.toml")
     arms = _read_summary(path / "summary.json") if finished else summarize(records, config.run.target_accuracy, own_columns(config))
     return Run(path, config, records, arms, finished, _read_manifest(path / "manifest.json"))
 
@@ -205,7 +205,7 @@ def _grouped(records: list[Record], key: str) -> list[tuple[Any, list[Record]]]:
     return [(value, list(lines)) for value, lines in groupby(records, key=lambda r: r[key])]
 
 
-def _read_records(path: Path, finished: bool) -> list[Record]:
+def _read_records(path: Path, finished: bool, evaluation: float) -> list[Record]:
     lines = _text(path).splitlines(keepends=True)
     if lines and not finished and not lines[-1].endswith("\n"):
         lines.pop()
@@ -218,7 +218,7 @@ def _read_records(path: Path, finished: bool) -> list[Record]:
         if not isinstance(record, dict) or not record.keys() >= _KEYS:
             raise UserError(f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train anew")
         records.append(record)
-    if finished:
+    if finished or evaluation < 1:  # where not all clients measure, rounds have more records or fewer
         return records
     rounds = [chunk for _, arm in _grouped(records, "arm") for _, chunk in _grouped(arm, "round")]
     if rounds and len(rounds[-1]) < len(rounds[0]):

@@ -16,10 +16,9 @@ def count(number: int, noun: str) -> str:
 
 
 def means(records: list[dict[str, Any]]) -> str:
-    """Accuracy and entropy of a round, as far as all clients measured them: means over those that are trained on."""
-    seen = [r for r in records if not r.get("unseen")]
-    keys = [key for key in ("accuracy", "entropy") if all(r[key] is not None for r in seen)]
-    return "  ".join(f"{key} {statistics.fmean(r[key] for r in seen):.3f}" for key in keys)
+    """Accuracy and entropy of a round: means over the clients that measured them and are trained on."""
+    found = {key: [r[key] for r in records if not r.get("unseen") and r[key] is not None] for key in ("accuracy", "entropy")}
+    return "  ".join(f"{key} {statistics.fmean(values):.3f}" for key, values in found.items() if values)
 
 
 def label(name: str) -> str:

@@ -87,6 +87,7 @@ class Arm:
             self.states.append(_written(state))
             self.private.append(PrivateStates(self.files, self.context.clients, rest, partial(self._fresh, algorithm), self._device))
         self._participants = Participants(self.context.clients, self.run.participation, self.context.seed)
+        self._evaluators = Participants(self.context.clients, self.run.evaluation, self.context.seed, "evaluators")
         self.round = 0
         """rounds of the run that have been trained"""
         self.rejected = 0
@@ -119,11 +120,12 @@ class Arm:
         measure = self.trained > 0
         last = self.trained == self.members[0].rounds(self.iteration)
         records = self.exchange(measure=measure, train=not last)
+        measured = frozenset(self._evaluators.of(self.round))
         if last:
             ended = []
             for algorithm, state, turn in self._each(measure, False, ()):
                 with self._seeded(algorithm, "end_iteration"):
-                    ended.append(algorithm.end_iteration(state, _seen(records), turn))
+                    ended.append(algorithm.end_iteration(state, [r for r in records if r["client"] in measured], turn))
             self.iteration += 1
             self.trained = 0
             self.finished = ended[0] or self.members[0].rounds(self.iteration) is None
@@ -135,16 +137,22 @@ class Arm:
         return records
 
     def exchange(self, *, measure: bool, train: bool) -> list[Record]:
-        """Ask every client, average what they trained, return what they measured."""
+        """Ask those that measure and those that train, average what they trained, return what they measured.
+
+        A client that trained in the round before and does not measure its model has a record too, without measurements.
+        """
         participants = self._participants.of(self.round) if train and self.members[0].trains_clients else ()
+        evaluators = self._evaluators.of(self.round) if measure else ()
         each = list(self._each(measure, train, participants))
         self._sent, self._received, self._asked = Counter(), Counter(), 0
         for algorithm, state, turn in each:
             state.scratch.clear()
             with self._seeded(algorithm, "prepare"):
                 algorithm.prepare(state, turn)
-        messages = self._messages(each, measure, participants)
-        training = frozenset(participants)
+        training, measuring = frozenset(participants), frozenset(evaluators)
+        if measure:
+            measuring |= {name for name in self.engine.clients() if name not in self._known}
+        messages = self._messages(each, measuring, training)
         averages = [algorithm.averages(state) for algorithm, state, _ in each]
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
@@ -154,7 +162,7 @@ class Arm:
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
             error = reply.error or _not_finite(reply.metrics)
-            if measure and error is None:
+            if name in measuring and error is None:
                 records.append(self._record(reply, each))
             reason = self._refused(reply, message) if error is None and name in training else error
             if reason is not None:
@@ -165,7 +173,9 @@ class Arm:
                 self._add(reply, averages)
                 trained[name] = dict(reply.training)
         if measure:
-            self._check_quorum(len(_seen(records)), len(self.context.clients), "measured the model", refused)
+            self._check_quorum(len(self._known.intersection(r["client"] for r in records)), len(evaluators), "measured the model", refused)
+            others = {*self.last, *(() if train else self._sent)} - measuring
+            records = sorted([*records, *(self._record(Reply(name), each) for name in others)], key=lambda record: record["client"])
             self._check_course(records)
         if participants:
             self._check_quorum(len(trained), len(participants), "sent a sound update", refused)
@@ -191,19 +201,18 @@ class Arm:
 
             yield algorithm, state, Turn(self.iteration, self.trained, self.round, measure, train, participants, notice, ask)
 
-    def _messages(self, each: list[tuple[Algorithm, State, Turn]], measure: bool, participants: tuple[str, ...]) -> Lazy[Message]:
+    def _messages(self, each: list[tuple[Algorithm, State, Turn]], measuring: frozenset[str], training: frozenset[str]) -> Lazy[Message]:
         """A message for every client that is asked, made when the engine or a check looks at it: it has the client's private state."""
         references: list[Tensors] = [{} for _ in each]
-        if measure:
+        if measuring:
             references = [
                 states.reference(algorithm, self.have_trained) for (algorithm, *_), states in zip(each, self.private, strict=True)
             ]
-        training = frozenset(participants)
 
         def make(client: str) -> Message:
-            parts = []
+            parts, train, measure = [], client in training, client in measuring
             for i, (algorithm, state, turn) in enumerate(each):
-                train, reference = client in training, references[i]
+                reference = references[i] if measure else {}
                 with self._seeded(algorithm, "broadcast", client):
                     message = algorithm.broadcast(state, client, replace(turn, train=train))
                 message.options |= self._options(i, measure, train, turn)
@@ -215,7 +224,7 @@ class Arm:
                 parts.append(message)
             return join(parts)
 
-        return Lazy(self.engine.clients() if measure else participants, make)
+        return Lazy(sorted(measuring | training), make)
 
     def _options(self, i: int, measure: bool, train: bool, turn: Turn) -> dict[str, Any]:
         options = {"seed": self.members[i].context.seed, "round": self.round, "evaluate": measure, "last": not turn.train, "train": train}
@@ -305,6 +314,7 @@ class Arm:
             "nll": None,
             "ece": None,
             **reply.metrics,
+            "entropy": reply.metrics.get("entropy"),
             **left,
             **({} if known else {"unseen": True}),
             **algorithm.record(state, reply.client, turn),
@@ -388,11 +398,6 @@ def _not_finite(values: Mapping[str, Any]) -> str | None:
             if isinstance(number, float) and not math.isfinite(number):
                 return f"its {key} is {number}; if the model has diverged, lower lr"
     return None
-
-
-def _seen(records: list[Record]) -> list[Record]:
-    """Without the clients that are measured only."""
-    return [record for record in records if not record.get("unseen")]
 
 
 def _written(state: State) -> State:

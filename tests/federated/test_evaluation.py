@@ -1,0 +1,98 @@
+"""A share of the clients measures the model of a round: who does, what is recorded of the others, and that nothing is lost with them."""
+
+import json
+
+import pytest
+
+import uefl
+from uefl.errors import RunError
+from uefl.server.participants import Participants
+
+from . import tiny
+from .interrupted import KEYS, run_twice
+
+KEYS_OF_MANY = {"evaluation": 0.3, "participation": 0.5}
+
+
+def many(algorithm="fedavg", clients=6, **keys):
+    cfg = tiny.settings(algorithm, clients=clients, rounds=[3], **KEYS_OF_MANY, **keys)
+    return cfg, tiny.federation((24,) * clients, (0.1,) * clients, unseen=1)
+
+
+def test_so_many_clients_measure_in_every_round_and_who_does_is_drawn_by_the_seed():
+    asked = []
+
+    class Spy:
+        def __init__(self, inner):
+            self.clients, self.inner = inner.clients, inner
+
+        def round(self, messages, deadline=None):
+            asked.append({name: messages[name].options for name in messages})
+            return self.inner.round(messages, deadline)
+
+    cfg, federation = many()
+    one = tiny.arm(cfg, federation, Spy)[0]
+    records = tiny.finish(one)
+    for turn, options in enumerate(asked):
+        measuring = {name for name, of in options.items() if of["evaluate"]}
+        known = measuring - {"unseen-0"}
+        assert len(known) == (2 if turn else 0)  # 0.3 of 6, rounded up
+        assert known == (set(Participants(one.context.clients, 0.3, 0, "evaluators").of(turn)) if turn else set())
+        assert {name for name in options if not options[name]["evaluate"]} <= {name for name in options if options[name]["train"]}
+        assert {r["client"] for r in records if r["round"] == turn - 1 and r["accuracy"] is not None} == measuring
+    assert tiny.finish(tiny.arm(cfg, federation)[0]) == records
+    assert tiny.again(cfg, federation) == records
+
+
+def test_every_training_and_every_byte_is_recorded_once():
+    cfg, federation = many()
+    whole = tiny.finish(tiny.arm(tiny.settings("fedavg", clients=6, rounds=[3], participation=0.5), federation)[0])
+    records = tiny.finish(tiny.arm(cfg, federation)[0])
+    trained = {(r["round"], r["client"]): r["train_loss"] for r in records if r["train_loss"] is not None}
+    assert trained == {(r["round"], r["client"]): r["train_loss"] for r in whole if r["train_loss"] is not None}
+    assert sum(r["bytes_received"] for r in records) == sum(r["bytes_received"] for r in whole)
+    model = max(r["bytes_sent"] for r in whole if r["train_loss"] is None)
+    only_measured = [r for r in records if r["train_loss"] is None]
+    assert all(r["bytes_sent"] in (0, model) for r in only_measured)
+    assert [r["client"] for r in records if r["round"] == 0] == sorted(r["client"] for r in records if r["round"] == 0)
+
+
+def test_the_quorum_is_of_those_that_measure():
+    cfg, federation = many(quorum=1.0)
+
+    class Refuses:
+        """The first client that only measures fails."""
+
+        def __init__(self, inner):
+            self.clients, self.inner = inner.clients, inner
+
+        def round(self, messages, deadline=None):
+            for reply in self.inner.round(messages, deadline):
+                if reply.metrics and not reply.training and not reply.client.startswith("unseen"):
+                    reply.error, reply.metrics = "lost", {}
+                yield reply
+
+    with pytest.raises(RunError, match=r"[01] of 2 clients measured the model, the quorum is 2"):
+        tiny.finish(tiny.arm(cfg, federation, Refuses)[0])
+
+
+def test_decisions_are_of_those_that_measure():
+    cfg = tiny.settings("uefl", rounds=[2, 2], evaluation=0.5, gamma=0.0)
+    one = tiny.arm(cfg, tiny.federation((24,) * 6, (0.1, 0.1, 0.1, 0.9, 0.9, 0.9)))[0]
+    records = tiny.finish(one)
+    decided = [r for r in records if "deciding_entropy" in r]
+    assert len([r for r in decided if r["round"] == 1]) == 3
+    uncertain = {r["client"] for r in decided if r["round"] == 1 and r["deciding_entropy"] > r["threshold"]}
+    assert {r["client"] for r in records if r.get("extended")} == uncertain
+
+
+def test_a_report_is_of_those_that_measured_and_an_interrupted_run_ends_alike(tmp_path):
+    data = KEYS["data"] | {"clients": 5, "train_per_client": 24}
+    run = run_twice(tmp_path, {"uefl": {}, "fedper": {}}, data=data, evaluation=0.4, participation=0.6, seed=1)
+    assert len([r for r in run.summary["uefl"]["clients"].values() if r["accuracy"] is not None]) == 2
+    text = (run.path / "report.md").read_text()
+    assert "nan" not in text
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert run.summary["uefl"]["bytes_sent"] == sum(r["bytes_sent"] for r in lines if r["arm"] == "uefl")
+    (run.path / "summary.json").unlink()  # read as an unfinished one, rounds with fewer records than the first stay
+    assert uefl.load(run.path).summary["fedper"]["rounds"] == run.summary["fedper"]["rounds"]
