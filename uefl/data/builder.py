@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ..errors import UserError
-from . import labeled, unlabeled
+from . import generated, labeled, unlabeled
 from .federation import Federation, Kind
 from .partitions.base import Deal, Scheme
 from .partitions.natural import Natural
@@ -39,6 +39,14 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
     root = data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
     _check_kind(data, kind)
     path = data.path
+    if data.source == generated.NAME:
+        if kind == "sets":
+            raise UserError(
+                f"key 'source': {generated.NAME!r} makes labeled images; these arms need {_OF_KIND[kind]}, choose another source"
+            )
+        for key in ("partition", "first_classes", "image_size"):
+            _refuse(data, key, f"{generated.NAME!r} makes the images of each client")
+        return generated.federate(data, seed)
     if kind == "sets" and path is not None and path.is_dir():
         for key in _DEALT:
             _refuse(data, key, "a folder of sets brings its own")

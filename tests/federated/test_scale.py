@@ -1,0 +1,70 @@
+"""Many clients: the memory of a run does not follow their number, nor does what the clients do."""
+
+import pytest
+import torch
+
+from benchmarks import scale
+from uefl import config
+from uefl.client import client
+from uefl.data import build, generated
+from uefl.errors import UserError
+
+from . import tiny
+
+MOST = 16  # MiB for 9,000 more clients: 1.8 KB each, for names, a place in the list of silos, and a name of a file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["fedavg", "local"])
+def test_memory_does_not_follow_the_number_of_clients(arm):
+    """Of ``local`` the whole network is private: 9 KB of each client, 80 MiB of the 9,000."""
+    few, many = (scale.measured(clients, arm, asked=50, rounds=2) for clients in (1000, 10_000))
+    assert many["mib"] - few["mib"] < MOST
+    assert many["mib_whole"] - few["mib_whole"] < 3 * MOST  # the header of the saved model names every client
+    assert (few["private_bytes"] > 0) == (arm == "local")
+
+
+def test_generated_clients_are_made_anew_alike():
+    cfg = config.load("many-clients", clients=40)
+    federation, again = (build(cfg.data, kind="labeled", seed=3) for _ in range(2))
+    assert federation.digest == again.digest != build(cfg.data, kind="labeled", seed=4).digest
+    assert [silo.name for silo in federation.silos[:2]] == ["client-00", "client-01"]
+    for silo, other in zip(federation.silos, again.silos, strict=True):
+        first, second = silo.load(), other.load()
+        assert [len(part) for part in (first.train, first.holdout, first.test)] == [silo.sizes.train, silo.sizes.holdout, silo.sizes.test]
+        assert all(torch.equal(a.images, b.images) for a, b in zip(vars(first).values(), vars(second).values(), strict=True))
+    assert not torch.equal(federation.silos[0].load().train.images, federation.silos[1].load().train.images)
+    assert 0.3 < federation.mean[0] < 0.7
+    legacy = config.load("many-clients", clients=2, legacy_holdout=True)
+    data = build(legacy.data, kind="labeled", seed=0).silos[0].load()
+    assert data.holdout is data.test
+
+
+def test_generated_images_are_not_dealt():
+    for keys, message in (({"image_size": 8}, "image_size"), ({"partition": {"scheme": "rotations"}}, "partition")):
+        with pytest.raises(UserError, match=f"key '{message}'"):
+            build(config.load("many-clients", data=keys).data, kind="labeled", seed=0)
+    with pytest.raises(UserError, match="key 'clients'"):
+        build(
+            config.load("demo").data.model_copy(update={"source": generated.NAME, "partition": None, "clients": None}),
+            kind="labeled",
+            seed=0,
+        )
+    with pytest.raises(UserError, match="makes labeled images"):
+        build(config.load("fedul-demo").data.model_copy(update={"source": generated.NAME}), kind="sets", seed=0)
+
+
+def test_clients_without_a_place_in_memory_are_read_for_every_turn(monkeypatch):
+    monkeypatch.setattr(client, "_KEPT", 1)
+    read = []
+
+    def counted(data, device):
+        read.append(data)
+        return data
+
+    monkeypatch.setattr(client, "on_device", counted)
+    one = tiny.arm(tiny.settings("fedavg", rounds=[1]))[0]
+    records = tiny.finish(one)
+    assert len(read) > 3
+    monkeypatch.undo()
+    assert tiny.finish(tiny.arm(tiny.settings("fedavg", rounds=[1]))[0]) == records

@@ -1,0 +1,80 @@
+"""A federation of any number of clients with images that are made when they are read: none of them takes memory or disk.
+
+An image is the pattern of its class, half as much of a pattern of its client, and noise. The patterns of the classes are the same in every
+run; all else follows from the seed of the run and the name of the client. So many clients with little data are a federation of devices, to
+try what happens at that size; the numbers say nothing of real images.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..seeds import derive
+from . import manifest as record
+from .federation import Federation, LabeledData, Silo, Sizes, Split
+from .partitions.base import client_names, wanted_clients
+from .prepare import PixelCounts
+from .table import numbers
+
+if TYPE_CHECKING:
+    from .settings import Data
+
+NAME = "generated"
+_SHAPE = (1, 8, 8)
+_CLASSES = 10
+_CLIENT, _NOISE = 0.5, 0.5  # of the patterns of a class
+_COUNTED = 32  # clients whose pixels give the mean and the deviation for all
+
+
+def federate(data: Data, seed: int) -> Federation:
+    """Clients ``client-0 ...`` with labeled images ``1 x 8 x 8`` of ten classes.
+
+    Args:
+        data: how many clients, and images of each; holdout.
+        seed: of the run.
+
+    Raises:
+        UserError: the number of clients is missing.
+    """
+    names = client_names("client", wanted_clients(data))
+    held = 0 if data.legacy_holdout else max(1, round(data.holdout * data.train_per_client))
+    sizes = Sizes(data.train_per_client - held, held or data.test_per_client, data.test_per_client)
+    silos = tuple(Silo(name, sizes, partial(_load, data, held, seed, name)) for name in names)
+    pixels = PixelCounts(_SHAPE[0])
+    for silo in silos[:_COUNTED]:
+        pixels.add(_load(data, held, seed, silo.name).train.images)
+    mean, std = pixels.mean_and_std()
+    classes = numbers(_CLASSES)
+    manifest = {
+        "schema": record.SCHEMA,
+        "kind": "labeled",
+        "source": {"name": NAME, "path": "", "images": {}},
+        "partition": {"scheme": NAME},
+        "seed": seed,
+        "clients": len(names),
+        "images_per_client": [sizes.train, sizes.holdout, sizes.test],
+        "legacy_holdout": data.legacy_holdout,
+        "classes": list(classes),
+        "silos": {},
+        "unseen": {},
+        "server": {},
+    }
+    return Federation("labeled", silos, classes, _SHAPE, mean, std, manifest=manifest, digest=record.digest(manifest))
+
+
+def _load(data: Data, held: int, seed: int, name: str) -> LabeledData:
+    generator = torch.Generator().manual_seed(derive(seed, NAME, name))
+    classes = torch.rand(_CLASSES, *_SHAPE, generator=torch.Generator().manual_seed(0))
+    client = torch.rand(_SHAPE, generator=generator)
+
+    def split(count: int) -> Split:
+        labels = torch.randint(_CLASSES, (count,), generator=generator)
+        noise = torch.rand(count, *_SHAPE, generator=generator)
+        images = (classes[labels] + _CLIENT * client + _NOISE * noise) / (1 + _CLIENT + _NOISE)
+        return Split((255 * images).to(torch.uint8), labels)
+
+    train, holdout, test = split(data.train_per_client - held), split(held), split(data.test_per_client)
+    return LabeledData(train, holdout if held else test, test)
