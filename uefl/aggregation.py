@@ -1,13 +1,21 @@
-"""Averages of what clients send back, as running sums: memory does not grow with the number of clients."""
+"""Averages of what clients send back: running sums, whose memory does not grow with the number of clients, or robust rules, which keep
+every update of a round: clients x parameters, in float32."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
+from scipy.stats import trim_mean
 
 from .engines.base import Message, Reply
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from .config import Run
 
 
 class Mean(Protocol):
@@ -29,7 +37,7 @@ class WeightedMean:
     """
 
     def __init__(self, old: torch.Tensor) -> None:
-        self._old = old
+        self.old = old
         self._sum = torch.zeros_like(old, dtype=torch.float32)
         self._weight = 0.0
 
@@ -40,7 +48,121 @@ class WeightedMean:
 
     def result(self) -> torch.Tensor:
         """The mean, float32."""
-        return self._sum / self._weight if self._weight > 0 else self._old
+        return self._sum / self._weight if self._weight > 0 else self.old
+
+
+class Updates:
+    """All updates of one tensor, and the rule that makes one of them. They count alike, as a client that lies may claim any weight.
+
+    ``median`` and ``trimmed_mean`` take each element by itself: the middle one over the clients, or the mean without the ``attackers``
+    smallest and largest. Of ``krum`` see :func:`choose`, without which one update alone is its own result.
+
+    Args:
+        old: the tensor before the round, which stays where nothing is added.
+        rule: ``median``, ``trimmed_mean`` or ``krum``.
+        attackers: clients that may send anything.
+
+    Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definitions 1 and 2.
+    """
+
+    def __init__(self, old: torch.Tensor, rule: str, attackers: int) -> None:
+        self._old, self._rule, self._attackers = old, rule, attackers
+        self.tensors: list[torch.Tensor] = []
+        """in the order in which they were added"""
+        self.chosen = 0
+        """the number of the update that ``krum`` takes"""
+
+    def add(self, x: torch.Tensor, weight: float) -> None:
+        """Add one client's tensor, which may be overwritten afterwards; its weight has no meaning."""
+        self.tensors.append(x.detach().clone())
+
+    def result(self) -> torch.Tensor:
+        """What the rule makes of the updates, float32."""
+        if not self.tensors:
+            return self._old
+        if len(self.tensors) == 1 or self._rule == "krum":
+            return self.tensors[self.chosen].float()
+        all_of_them = torch.stack(self.tensors).cpu().numpy()
+        if self._rule == "median":
+            found = np.median(all_of_them, axis=0)
+        else:  # half a client more, so that rounding cuts off no fewer
+            found = trim_mean(all_of_them, (self._attackers + 0.5) / len(all_of_them), axis=0)
+        return torch.as_tensor(found, dtype=torch.float32).to(self._old.device)
+
+
+def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str, Mean]:
+    """A robust rule in the place of every weighted mean; ``mean`` leaves them as they are.
+
+    Args:
+        averages: of an algorithm, by tensor name.
+        rule: ``mean``, ``median``, ``trimmed_mean`` or ``krum``.
+        attackers: clients that may send anything.
+
+    Raises:
+        TypeError: an average that is no plain weighted mean.
+    """
+    if rule == "mean":
+        return dict(averages)
+    found: dict[str, Mean] = {}
+    for name, mean in averages.items():
+        if not isinstance(mean, WeightedMean):
+            raise TypeError(
+                f"the average of {name} is no weighted mean, so {rule} cannot replace it; the algorithm must say plain_means = False"
+            )
+        found[name] = Updates(mean.old, rule, attackers)
+    return found
+
+
+def check_rule(run: Run, arm: str, plain_means: bool, clients: int) -> None:
+    """Refuse a robust rule that would protect nothing.
+
+    Args:
+        run: the section of the configuration.
+        arm: its name, for the message.
+        plain_means: whether the algorithm takes nothing else from several clients.
+        clients: that are trained on.
+
+    Raises:
+        UserError: the algorithm takes other things too, or too few clients may be there.
+    """
+    if run.aggregation == "mean":
+        return
+    if not plain_means:
+        raise UserError(
+            f"key 'run.aggregation': {run.aggregation} does not protect arm {arm!r}, which takes more than weighted means; "
+            "set 'mean', or see docs/security.md for what goes with it"
+        )
+    needed = {"median": 3, "trimmed_mean": 2 * run.attackers + 1, "krum": 2 * run.attackers + 3}[run.aggregation]
+    fewest = math.ceil(run.quorum * math.ceil(run.participation * clients - 1e-9) - 1e-9)
+    if fewest < needed:
+        raise UserError(
+            f"key 'run.aggregation': {run.aggregation} against {run.attackers or 1} of them needs {needed} updates in every round, "
+            f"and quorum and participation let {fewest} of {clients} clients be enough; raise them, or lower 'run.attackers'"
+        )
+
+
+def choose(averages: Mapping[str, Mean], attackers: int) -> None:
+    """Krum: have all tensors take the update of one client, the one that is nearest to its n - attackers - 2 nearest others.
+
+    Distances are over all tensors that every client of the round has sent; one that belongs to a client alone stays its own.
+
+    Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent".
+    """
+    stacks = [mean for mean in averages.values() if isinstance(mean, Updates)]
+    count = max((len(stack.tensors) for stack in stacks), default=0)
+    whole = [stack for stack in stacks if len(stack.tensors) == count]
+    if count < 2:
+        return
+    squares = torch.zeros(count, count, dtype=torch.float64)
+    for stack in whole:
+        for i, one in enumerate(stack.tensors):
+            for j in range(i):
+                squares[i, j] += float((one.double() - stack.tensors[j].double()).square().sum())
+    squares = squares + squares.T
+    near = squares.sort(1).values[:, 1 : count - attackers - 1]  # the first is its own
+    chosen = int(near.sum(1).argmin())
+    for stack in whole:
+        stack.chosen = chosen
 
 
 def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:

@@ -26,6 +26,7 @@ from torch import nn
 from uefl_kernels import _library as kernels
 
 from . import checkpoint, config, report
+from .aggregation import check_rule
 from .algorithms.base import Algorithm, Context, Record, find
 from .client.client import Clients
 from .client.workspace import Workspace
@@ -202,6 +203,7 @@ def _prepare(
         if network is not None:
             given.check(workspace.net, workspace.normalize, federation)
         workspace.algorithm.check(federation, name, workspace.net)
+        check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos))
     return run
 
 

@@ -80,6 +80,12 @@ class Algorithm:
 
     context: Context
 
+    @property
+    def plain_means(self) -> bool:
+        """Whether all that changes the state comes from the clients by weighted means of :meth:`averages`: then a robust rule may replace
+        them. An algorithm with another :meth:`add`, or one that asks its clients for tensors in :meth:`prepare`, says so itself."""
+        return type(self).add is Algorithm.add and type(self).prepare is Algorithm.prepare and self.trains_clients
+
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
         self.parameters: Any = parse(self.Parameters, type(self).__name__, keys) if parameters is None else parameters
 

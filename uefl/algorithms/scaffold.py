@@ -32,6 +32,11 @@ class Scaffold(Algorithm):
 
     # --- the server's half -----------------------------------------------------------------------------------------
 
+    @property
+    def plain_means(self) -> bool:
+        """The changes of the c_k are averaged as the model is."""
+        return True
+
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
         """The state of FedAvg, and c, which begins with zero."""
         state = super().server_state(values, buffers, net)

@@ -169,6 +169,8 @@ def _check(config: Config) -> None:
     from ..algorithms.base import find
 
     run, model, training, kind = config.run, config.model, config.training, config.kind
+    if run.aggregation in ("mean", "median"):
+        _unused("run", run, "attackers", "it is for aggregation = 'trimmed_mean' or 'krum'")
     if run.uncertainty == "ensemble":
         _unused("run", run, "passes", "an ensemble has members, not passes")
     else:

@@ -43,6 +43,15 @@ class Run(Section):
     max_update_norm: float = Field(
         0.0, ge=0, description="refuse an update further than this from what was sent (L2 over all tensors that come back); 0: no bound"
     )
+    aggregation: Literal["mean", "median", "trimmed_mean", "krum"] = Field(
+        "mean",
+        description="of updates: the `mean`, or a rule that bears clients which lie: `median` and `trimmed_mean` of each element, "
+        "`krum`, the update nearest to the others; with these clients count alike, and the server keeps every update of a round: memory is "
+        "clients times parameters",
+    )
+    attackers: int = Field(
+        0, ge=0, le=1_000_000, description="clients that may send anything, for `trimmed_mean` (needs more than 2 a) and `krum` (2 a + 3)"
+    )
     uncertainty: Literal["mc_dropout", "ensemble"] = Field(
         "mc_dropout",
         description="`mc_dropout`: the entropy over passes with dropout on; `ensemble`: over models that are trained apart, dropout off",

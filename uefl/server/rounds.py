@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from ..aggregation import refusal
+from ..aggregation import choose, refusal, robust
 from ..algorithms.base import Algorithm, Record, State
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
@@ -153,7 +153,8 @@ class Arm:
         if measure:
             measuring |= {name for name in self.engine.clients() if name not in self._known}
         messages = self._messages(each, measuring, training)
-        averages = [algorithm.averages(state) for algorithm, state, _ in each]
+        rule, attackers = self.run.aggregation, self.run.attackers
+        averages = [robust(algorithm.averages(state), rule, attackers) for algorithm, state, _ in each]
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
         refused: list[str] = []
@@ -180,6 +181,8 @@ class Arm:
         if participants:
             self._check_quorum(len(trained), len(participants), "sent a sound update", refused)
             for (algorithm, state, _), sums in zip(each, averages, strict=True):
+                if rule == "krum":
+                    choose(sums, attackers)
                 with self._seeded(algorithm, "aggregate"):
                     algorithm.aggregate(state, sums)
         if train:

@@ -191,6 +191,13 @@ class UEFL(Quantised):
             state.scratch["growing"].append(update.client)
             state.plain["pending"].remove(update.client)
 
+    @property
+    def plain_means(self) -> bool:
+        """Where every block is of all clients or of one, its codewords count alike, and no k-means pools what clients send."""
+        p = self.parameters
+        pooled = p.codebook_after or p.reinit or p.ext_share == "group"
+        return not (p.usage_aware or p.ema_decay or p.revive_below or pooled)
+
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
         """Blocks whose every member was refused stay as they are."""
         super().aggregate(state, averages)
