@@ -195,3 +195,18 @@ def test_one_whose_labels_are_turned_round_spoils_no_robust_rule(rule):
     silos = (*fed.silos[:4], Silo.of("silo-4", replace(liar, train=train)))
     records = finish(arm(settings("fedavg", **LEARNS, aggregation=rule, **RULES[rule]), replace(fed, silos=silos))[0])
     assert min(r["accuracy"] for r in records if r["round"] == records[-1]["round"]) > 0.9
+
+
+@pytest.mark.parametrize("name", registry())
+def test_every_algorithm_says_the_truth_of_its_means(name):
+    """One that says it takes means trains with a rule; any other is refused."""
+    make, fed = (tiny_sets.arm, None) if registry()[name].kind == "sets" else (arm, federation(**FIVE))
+    cfg = (tiny_sets.settings if fed is None else settings)(name, aggregation="median")
+    one = make(cfg, fed)[0]
+    if one.members[0].plain_means:
+        for _ in range(2):
+            one.turn()
+        assert all(bool(torch.isfinite(t).all()) for t in one.states[0].tensors.values())
+    else:
+        with pytest.raises(UserError, match="does not protect"):
+            check_rule(cfg.run, "arm", one.members[0].plain_means, 9)

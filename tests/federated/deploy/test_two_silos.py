@@ -1,6 +1,7 @@
 """docs/deploy.md as a test: a server and two silos, each a machine of its own as far as the network goes, with certificates and keys."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,21 @@ def train(out, *options):
     return ("train", "mine.toml", "--engine", "flower", "--superlink", PLACE, "--silos", "2", "--device", "cpu", "--out", out, *options)
 
 
+def told(folder, secrets):
+    """Where a secret stands that should be in its own file alone: in a command line of any process here, a log, or a run folder."""
+    places = {path: _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+    places |= {path: path.read_bytes() for path in [*folder.glob("*.log"), *folder.glob("runs/**/*")] if path.is_file()}
+    assert any(b"--secret" in content for content in places.values())
+    return [(str(path), name) for path, content in places.items() for name, secret in secrets.items() if secret in content]
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # that process has just ended
+        return b""
+
+
 TRUST = ("--root-certificates", "ca.crt")
 
 
@@ -85,6 +101,9 @@ def test_two_machines_with_certificates_and_keys(folder, machines):
     stranger = silo(machines, "ulm", *TRUST, "--key", "stranger.key", "--name", "stranger", "--wait", "5")
     run = machines.start("server", "uefl", *train("runs/flower", *TRUST, "--secret", "secret"))
     wait_for(lambda: "arm fedavg" in silos["ulm"].log.read_text() or run.poll() is not None, 300)
+    secrets = {name: (folder / name).read_bytes() for name in ("secret", "server.key", "ca.key", "ulm.key", "bonn.key")}
+    bodies = {name: text[:32] if name == "secret" else text.splitlines()[2] for name, text in secrets.items()}
+    assert told(folder, bodies) == []
     silos["ulm"].kill()  # at work: its message has to come again, to the same node
     silo(machines, "ulm", *TRUST, "--key", "ulm.key")
     assert run.wait(300) == 0, run.log.read_text()
@@ -93,6 +112,8 @@ def test_two_machines_with_certificates_and_keys(folder, machines):
     code, _, err = uefl("train", "mine.toml", "--out", "runs/local", "--device", "cpu", cwd=folder)
     assert code == 0, err
     assert (folder / "runs/flower/metrics.jsonl").read_bytes() == (folder / "runs/local/metrics.jsonl").read_bytes()
+    logs = b"".join(path.read_bytes() for path in [*folder.glob("*.log"), *(folder / "runs").rglob("*.*")])
+    assert not [name for name, body in bodies.items() if body in logs]
     assert not (folder / "runs/flower/samples.safetensors").exists()
     assert ".png" not in (folder / "runs/flower/manifest.json").read_text()
 
