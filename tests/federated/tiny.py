@@ -158,7 +158,7 @@ def smallest(cfg: Config) -> Iterator[Config]:
     ensemble = cfg.run.uncertainty == "ensemble"
     for name, of_arm in cfg.table()["arms"].items():
         draws = cfg.kind == "labeled" and find(of_arm["algorithm"]).draws and not ensemble
-        keys["run"] = {"precision": "fp32"} | ({"passes": 2} if draws else {}) | ({"members": 2} if ensemble else {})
+        keys["run"] = {"precision": "fp32", "evaluation": 1.0} | ({"passes": 2} if draws else {}) | ({"members": 2} if ensemble else {})
         smaller = {"codewords": 4, "codebook_after": min(1, of_arm.get("codebook_after", 0)), "samples": 2, "head_epochs": 1}
         table = cfg.table() | {"arms": {name: of_arm | {key: value for key, value in smaller.items() if key in of_arm}}}
         yield config.load(table, **keys)

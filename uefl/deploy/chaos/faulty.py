@@ -22,10 +22,7 @@ from ...engines.base import Message, Reply
 from ...engines.flower.codec import Header, pack_reply, unpack, unpack_reply
 from .. import silo
 from ..silo import SiloProgram
-
-SECRET = "patient 7"
-"""stands for what an exception may tell of the data"""
-
+from .stage import SECRET
 
 def _raises(message: Message) -> Reply:
     raise RuntimeError(SECRET)

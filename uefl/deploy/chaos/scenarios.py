@@ -17,9 +17,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-from .faulty import SECRET
 from .keys import certificates, node_key
-from .stage import LINES, SILOS, check, staged
+from .stage import LINES, SECRET, SILOS, check, staged
 
 
 def _left_out(reason: str, fault: str, **keys: float) -> Callable[[Path], str]:

@@ -42,6 +42,7 @@ gamma = 0.0
 stop_when_certain = false
 """
 LINES = 9  # of metrics.jsonl: rounds x silos
+SECRET = "patient 7"  # stands for what an exception may tell of the data
 _SECONDS = 240.0  # for anything to happen
 
 
