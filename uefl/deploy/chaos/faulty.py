@@ -24,6 +24,7 @@ from .. import silo
 from ..silo import SiloProgram
 from .stage import SECRET
 
+
 def _raises(message: Message) -> Reply:
     raise RuntimeError(SECRET)
 
