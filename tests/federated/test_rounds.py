@@ -236,6 +236,12 @@ def test_bf16_autocast_is_used_where_asked():
     assert dtypes == {("fp32", torch.float32), ("bf16", torch.bfloat16)}
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_auto_takes_bf16_where_the_cpu_multiplies_it(has, monkeypatch):
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has)
+    assert workspace(settings("fedavg", precision="auto")).autocast == has
+
+
 def test_the_number_of_rejected_updates_survives_a_checkpoint():
     algorithm, _, _ = arm(settings("fedavg", quorum=0.6), wrap=lambda e: Meddler(e, broken))
     algorithm.turn()
