@@ -63,10 +63,10 @@ def _whatever_ran_before():
 
 @pytest.fixture(scope="session")
 def published_wheel(tmp_path_factory):
-    """The wheel as ``make wheel`` has it, with CUDA kernels where nvcc is installed; built once, for slow tests."""
+    """The wheel as ``make wheel`` has it, where nvcc is installed with CUDA kernels, of one generation; built once, for slow tests."""
     pytest.importorskip("auditwheel")
     folder = tmp_path_factory.mktemp("wheel")
-    environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO"}
+    environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=80-real"}
     subprocess.run([sys.executable, Path(__file__).parents[1] / "tools" / "wheel.py", "build", folder], check=True, env=environment)
     return next(folder.glob("*.whl"))
 
