@@ -146,6 +146,7 @@ def _measured(job: Job) -> int:
         with (job.folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             whole = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
-        return int(json.loads(whole[-1])["round"]) + 1 if whole else 0
+        lines = (json.loads(line) for line in reversed(whole))
+        return next((int(line["round"]) + 1 for line in lines if "left_out" not in line), 0)
     except (OSError, ValueError):
         return 0
