@@ -109,12 +109,11 @@ def silo(
     _check_installed()
     from flwr.supercore.app_utils import start_parent_process_monitor
 
-    from ..data.notes import check_names
     from ..engines.flower.address import Unreachable
     from ..engines.flower.node import read_key, serve
     from ..run import chosen_device
     from .silo import SiloProgram
-    from .sources import Dealt, OwnFolder, Source
+    from .sources import Dealt, Source, own
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
@@ -133,9 +132,7 @@ def silo(
         source = Dealt(simulate, data_root)
     else:
         assert data is not None
-        name = name or data.resolve().name
-        check_names("silo", [name])
-        source = OwnFolder(data, name)
+        source = own(data, name)
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
         serve(address, SiloProgram(source, where), None if key is None else read_key(key), patience=wait)
