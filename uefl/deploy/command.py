@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from ..report.tables import Table
     from .deployment import Deployment
 
-_ABOUT_FAULTS = """# What faults do to a deployed run
+ABOUT_FAULTS = """# What faults do to a deployed run
 
 `uefl chaos --table docs/faults.md` writes this page. Each row was played with real processes on one machine: a SuperLink,
 three silos and a run of three rounds. The table holds no times and no numbers of a machine: it says what was broken, what is
-wanted, what was found, and the exit code.
+wanted, what was found, and the exit code. An answer that is left out stands in metrics.jsonl and in the report, with its
+round and the reason; no text of an exception does. What is played "bit for bit" has the metrics of the run in one process.
 
 """
 
@@ -173,7 +174,7 @@ def play_all(names: list[str], file: Path | None, progress: Callable[[str], None
         rows.append([name, scenario.fault, scenario.wanted, found, right])
     table = Table("faults", ["name", "fault", "wanted", "found", "as wanted"], rows, numeric=False)
     if file is not None:
-        file.write_text(_ABOUT_FAULTS + table.markdown(), encoding="utf-8")
+        file.write_text(ABOUT_FAULTS + table.markdown(), encoding="utf-8")
     return table, failed
 
 
