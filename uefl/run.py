@@ -29,7 +29,7 @@ from . import checkpoint, config, report
 from .aggregation import check_rule
 from .algorithms.base import Algorithm, Context, Record, find
 from .client.client import Clients
-from .client.workspace import Workspace
+from .client.workspace import Workspace, uses_bf16
 from .config import Config
 from .data import build
 from .data.federation import Federation
@@ -104,6 +104,8 @@ def train(
     """
     where = chosen_device(device)
     cfg = cfg.absolute()
+    if deployment is None:  # clients in other processes choose for the machine that they are on
+        cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, where) else "fp32")
     _check_free(out)
     run = _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
     try:

@@ -238,6 +238,12 @@ def test_bf16_autocast_is_used_where_asked():
     assert dtypes == {("fp32", torch.float32), ("bf16", torch.bfloat16)}
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_auto_takes_bf16_where_the_cpu_multiplies_it(has, monkeypatch):
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has)
+    assert workspace(settings("fedavg", precision="auto")).autocast == has
+
+
 @pytest.mark.parametrize("name", ["left_out", "unseen", "round"])
 def test_a_client_cannot_say_which_line_its_metrics_are(name):
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=measures(**{name: 1}))

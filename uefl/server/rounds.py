@@ -26,6 +26,7 @@ import torch
 
 from ..aggregation import choose, refusal, robust
 from ..algorithms.base import Algorithm, Record, State
+from ..client.work import recorded
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
 from ..lazy import Lazy
@@ -242,7 +243,11 @@ class Arm:
 
     def _fresh(self, algorithm: Algorithm, client: str) -> dict[str, torch.Tensor]:
         with self._seeded(algorithm, "client_state", client, start=True):
-            return {name: tensor.to(self._device) for name, tensor in algorithm.client_state(client).items()}
+            state = algorithm.client_state(client)
+        for name, tensor in state.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"{type(algorithm).__name__}.client_state: {name!r} is of type {type(tensor).__name__}; expected a tensor")
+        return {name: tensor.to(self._device) for name, tensor in state.items()}
 
     def _seeded(self, algorithm: Algorithm, *place: str, start: bool = False) -> AbstractContextManager[None]:
         """Seed torch's generator for a method of the server's half, by its place in the run; with ``start`` the same in every turn."""
@@ -327,8 +332,7 @@ class Arm:
             "entropy": reply.metrics.get("entropy"),
             **left,
             **({} if known else {"unseen": True}),
-            **algorithm.record(state, reply.client, turn),
-            **place,
+            **recorded(algorithm.record(state, reply.client, turn), f"{type(algorithm).__name__}.record"),
         }
 
     # --- the result ------------------------------------------------------------------------------------------------
@@ -380,7 +384,10 @@ class Arm:
 
 def _written(state: State) -> State:
     """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint."""
-    state.plain = json.loads(json.dumps(state.plain))
+    try:
+        state.plain = json.loads(json.dumps(state.plain))
+    except TypeError as error:
+        raise TypeError(f"state.plain: {error}; it holds values of JSON alone, tensors belong to state.tensors") from None
     return state
 
 

@@ -101,8 +101,10 @@ def _check(job: Job) -> None:
     """A folder that holds a run holds this one."""
     if not (job.folder / "config.toml").is_file():
         return
-    there, wanted = (cfg.with_run(threads=0).to_toml() for cfg in (config.load_whole(job.folder / "config.toml"), job.config))
-    if there != wanted:
+    there, wanted = (cfg.with_run(threads=0) for cfg in (config.load_whole(job.folder / "config.toml"), job.config))
+    if wanted.run.precision == "auto":  # the run has made its choice
+        wanted = wanted.with_run(precision=there.run.precision)
+    if there.to_toml() != wanted.to_toml():
         raise UserError(f"{job.folder} holds a run with another configuration; remove it, or choose another folder with --out")
 
 
