@@ -104,11 +104,11 @@ def test_a_job_has_one_arm_and_one_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("measures = 3", "key 'bad.against': Field required"),
+        ("measures = 3", "key 'bad.against' is missing; give it a value"),
         (TINY + "[cases.more]\nmodel.widht = 3", "case 'more': unknown key 'widht' in [model] (did you mean 'width'?)"),
         (TINY + "[cases.more]\ncolour = 3", "unknown key 'colour'"),
         ("= 3", "is not valid TOML"),
-        ("", "key 'bad.against': Field required"),
+        ("", "key 'bad.against' is missing; give it a value"),
         (TINY.replace('against = "fedavg"', 'against = "fedvag"'), "key 'against': no case has an arm 'fedvag'; there are fedavg, uefl"),
         (TINY + '[cases."../away"]', "key 'cases': '../away' names a folder; expected up to 40 letters"),
         (TINY + '[cases.more]\narms = ["fedvag"]', "case 'more': key 'arms.fedvag': no algorithm 'fedvag'"),
