@@ -25,6 +25,7 @@ RESERVED = frozenset(
         "round",
         "client",
         "unseen",
+        "left_out",
         "accuracy",
         "nll",
         "ece",
@@ -47,7 +48,7 @@ RESERVED = frozenset(
         "bytes_received",
     )
 )
-"""names of metrics.jsonl that the frame fills"""
+"""names of metrics.jsonl that the frame fills, in the lines of clients and in those of answers that were left out"""
 
 
 def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
