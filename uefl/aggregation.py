@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Mean(Protocol):
-    """A running average."""
+    """A running average of tensors of one shape, of any floating type."""
 
     def add(self, x: torch.Tensor, weight: Any) -> None:
         """Add one client's tensor; it may be overwritten afterwards."""
 
     def result(self) -> torch.Tensor:
-        """The average; where nothing was added, what was there before the round."""
+        """The average, of that shape, in float32; where nothing was added, what was there before the round."""
         ...
 
 

@@ -135,8 +135,11 @@ def resume(
 ) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
-    The result is the same, bit for bit, as without the interruption, given the same device and number of threads. Arguments as of
-    :func:`train`.
+    The result is the same, bit for bit, as without the interruption, given the same device and number of threads. The arguments are those
+    of :func:`train`.
+
+    Raises:
+        UserError: no run to go on with, another version's, or other data than before. RunError: the run cannot go on honestly.
     """
     where = chosen_device(device)
     if not (out / "config.toml").is_file():
@@ -362,7 +365,11 @@ class _Run:
 
 
 def chosen_device(name: str) -> torch.device:
-    """What ``--device`` names; UserError where it is not there."""
+    """The device that ``--device`` names.
+
+    Raises:
+        UserError: there is no such name, or no such device here.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {name!r} is not one of auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():

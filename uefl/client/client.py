@@ -103,15 +103,16 @@ class Client:
     def _log(self, error: Exception) -> None:
         """Where an algorithm or a network of the user's own raises, say which client and method it was.
 
-        A RuntimeError leaves the client out and the run goes on, so its traceback is shown here or nowhere.
+        A RuntimeError leaves the client out and the run goes on, so its traceback is shown here or nowhere. Those of the package's own
+        algorithms are for who works on them, who asks for the level ``DEBUG``.
         """
         algorithm = self._workspace.algorithm
-        if type(algorithm).__module__.partition(".")[0] == _PACKAGE and self._workspace.context.network is None:
-            return
+        ours = type(algorithm).__module__.partition(".")[0] == _PACKAGE and self._workspace.context.network is None
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         methods = (f".{frame.f_code.co_name}" for frame in frames if isinstance(frame.f_locals.get("self"), type(algorithm)))
         place = f"client {self.name}: {type(algorithm).__name__}{next(methods, '')} raised {type(error).__name__}"
-        _LOGGER.error(place, exc_info=error if isinstance(error, RuntimeError) else None)
+        level = logging.DEBUG if ours else logging.ERROR
+        _LOGGER.log(level, place, exc_info=error if isinstance(error, RuntimeError) else None)
 
     def _turn(self, members: list[Message], several: bool) -> Reply:
         works = [self._work(part) for part in members]

@@ -107,6 +107,7 @@ class Arm:
 
     @have_trained.setter
     def have_trained(self, clients: Iterable[str]) -> None:
+        """Set them, when a checkpoint is read."""
         self._have_trained = set(clients)
 
     # --- turns -----------------------------------------------------------------------------------------------------
