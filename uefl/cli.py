@@ -206,9 +206,9 @@ def _deployment(
 ) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
-    from .deploy.command import deployment
+    from .deploy.command import Flower
 
-    return deployment(**options, wait=wait, device=device, notice=notice)
+    return Flower(**options, wait=wait).deployment(device, notice)
 
 
 @app.command()

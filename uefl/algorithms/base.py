@@ -327,6 +327,12 @@ def registry() -> dict[str, type[Algorithm]]:
     return dict(sorted(_registered.items()))
 
 
+def known_elsewhere(name: str) -> bool:
+    """Whether another process finds this algorithm too: it is one of this package or of an installed one, not registered by hand."""
+    packaged = {entry.name for entry in importlib.metadata.entry_points(group=_GROUP)}
+    return name in packaged or find(name).__module__.startswith("uefl.algorithms.")
+
+
 def _loaded(entry: importlib.metadata.EntryPoint) -> Any:
     try:
         return entry.load()
