@@ -25,7 +25,7 @@ from torch import nn
 
 from uefl_kernels import _library as kernels
 
-from . import checkpoint, config, report
+from . import checkpoint, config, privacy, report
 from .aggregation import check_rule
 from .algorithms.base import Algorithm, Context, Record, find
 from .client.client import Clients
@@ -145,6 +145,7 @@ def resume(
         if (out / "summary.json").exists():
             if not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
+            (out / privacy.KEY).unlink(missing_ok=True)
             observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
             summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
             return summary
@@ -197,13 +198,14 @@ def _prepare(
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
     if federation.server is not None and any(silo.name == SERVER for silo in federation.silos):
         raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
-    run = _Run(cfg, preset, out, federation, where, observer, network, deployment)
+    run = _Run(cfg, preset, out, privacy.without_statistics(cfg, federation), where, observer, network, deployment)
     for name in cfg.arms:
         workspace = run.workspace(name)
         if network is not None:
             given.check(workspace.net, workspace.normalize, federation)
         workspace.algorithm.check(federation, name, workspace.net)
         check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos))
+        privacy.check(cfg, name, workspace)
     return run
 
 
@@ -220,6 +222,7 @@ class _Run:
         deployment: Deployment | None,
     ) -> None:
         self._deployment = deployment
+        self.privacy: privacy.Privacy | None = None
         self.cfg, self.preset, self.out, self.federation, self.device, self.observer = cfg, preset, out, federation, device, observer
         self.metrics = out / "metrics.jsonl"
         self.clients = Clients((*federation.silos, *federation.unseen), device)
@@ -246,9 +249,15 @@ class _Run:
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
         self.rejected: dict[str, int] = dict(plain["rejected"])
+        self.releases: dict[str, int] = dict(plain.get("releases", {}))
         self._cut_metrics(plain["metrics_bytes"])
+        if self.cfg.run.privacy != "none":
+            self.clients.key = privacy.key_of(self.out, begun="made_with" in plain)
+            self.privacy = privacy.Privacy(self.cfg.run, self.clients.key)
         self.observer.start(list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.silos))
         self.observer.notice(self.federation.describe())
+        if self.privacy is not None:
+            self.observer.notice(self.privacy.plan(sum(self.cfg.training.iterations())))
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
         if threads > cores:
             self.observer.notice(
@@ -273,6 +282,7 @@ class _Run:
                 self._finish(index, arm, workspace, events)
         summary = self._summary()
         checkpoint.write_json(self.out / "summary.json", summary)
+        (self.out / privacy.KEY).unlink(missing_ok=True)
         report.write_report(self.out)
         return summary
 
@@ -314,7 +324,7 @@ class _Run:
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
-        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice)
+        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice, self.privacy)
         return arm, workspace
 
     def _finish(self, index: int, arm: Arm, workspace: Workspace, events: report.EventWriter | None) -> None:
@@ -324,6 +334,8 @@ class _Run:
             records = arm.turn()
             self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun
             self.rejected[arm.name] = arm.rejected
+            if self.privacy is not None:
+                self.releases[arm.name] = self.privacy.releases(arm.participants, arm.round)
             if records:
                 with self.metrics.open("a") as file:
                     file.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
@@ -334,6 +346,8 @@ class _Run:
                     events.round(arm.name, records[0]["round"], records)
             tensors, state = arm.state()
             plain = {"arm": index, "seconds": self.seconds, "rejected": self.rejected, "metrics_bytes": self.metrics.stat().st_size}
+            if self.releases:
+                plain |= {"releases": self.releases}
             arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
             arm.files.sweep(arm.named_files())
@@ -344,7 +358,8 @@ class _Run:
         arms = report.summarize(records, self.cfg.run.target_accuracy, report.own_columns(self.cfg))
         for name, outcome in arms.items():
             outcome |= {"seconds": round(self.seconds[name], 3), "rejected": self.rejected[name]}
-        return {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
+        private = {} if self.privacy is None else {"privacy": self.privacy.summary(sum(self.releases.values()))}
+        return {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, **private, "arms": arms}
 
 
 def chosen_device(name: str) -> torch.device:

@@ -45,6 +45,7 @@ RESERVED = frozenset(
         "steps",
         "bytes_sent",
         "bytes_received",
+        "epsilon",
     )
 )
 """names of metrics.jsonl that the frame fills"""

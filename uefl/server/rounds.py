@@ -31,6 +31,7 @@ from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
 from ..errors import RunError
 from ..lazy import Lazy
+from ..privacy import Privacy
 from ..seeds import seeded
 from .participants import Participants
 from .private import PrivateStates, StateFiles, Tensors
@@ -52,6 +53,7 @@ class Arm:
         folder: where the private states of the clients are kept; nothing else is in it.
         teacher: the server's images; None: there are none.
         notice: called with a line for the user when something worth knowing happens.
+        privacy: what hides the clients; None: nothing does.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class Arm:
         folder: Path,
         teacher: Teacher | None = None,
         notice: Callable[[str], None] = lambda line: None,
+        privacy: Privacy | None = None,
     ) -> None:
-        self.name, self.engine, self.teacher, self.notice = name, engine, teacher, notice
+        self.name, self.engine, self.teacher, self.notice, self.privacy = name, engine, teacher, notice, privacy
         self.context, self._device = workspace.context, workspace.device
         self.run = workspace.context.run
         self.members: list[Algorithm] = []
@@ -86,7 +89,13 @@ class Arm:
             state.tensors = {name: tensor.to(self._device) for name, tensor in state.tensors.items()}
             self.states.append(_written(state))
             self.private.append(PrivateStates(self.files, self.context.clients, rest, partial(self._fresh, algorithm), self._device))
-        self._participants = Participants(self.context.clients, self.run.participation, self.context.seed)
+        self._noise = privacy if privacy is not None and privacy.central else None
+        """where the server adds it"""
+        self.participants = (
+            Participants(self.context.clients, self.run.participation, self.context.seed)
+            if self._noise is None
+            else self._noise.participants(self.context.clients, name)
+        )
         self._evaluators = Participants(self.context.clients, self.run.evaluation, self.context.seed, "evaluators")
         self.round = 0
         """rounds of the run that have been trained"""
@@ -95,6 +104,8 @@ class Arm:
         self.last: dict[str, dict[str, Any]] = {}
         """of the last round, by client: the metrics of its training, and bytes"""
         self.first_loss: float | None = None
+        self._epsilon: float | None = None
+        """what the model of this turn has spent"""
         self._sent, self._received = Counter[str](), Counter[str]()
         """bytes of this turn's messages to each client, and of its replies"""
         self._asked = 0
@@ -118,7 +129,11 @@ class Arm:
             RunError: fewer answers or sound updates than the quorum, or a model that has diverged.
         """
         measure = self.trained > 0
-        last = self.trained == self.members[0].rounds(self.iteration)
+        spent = False
+        if self.privacy is not None:
+            now, then = (self.privacy.releases(self.participants, rounds) for rounds in (self.round, self.round + 1))
+            self._epsilon, spent = self.privacy.epsilon(now), not self.privacy.affords(then)
+        last = spent or self.trained == self.members[0].rounds(self.iteration)
         records = self.exchange(measure=measure, train=not last)
         measured = frozenset(self._evaluators.of(self.round))
         if last:
@@ -129,6 +144,9 @@ class Arm:
             self.iteration += 1
             self.trained = 0
             self.finished = ended[0] or self.members[0].rounds(self.iteration) is None
+            if spent and not self.finished:
+                self.finished = True
+                self.notice(f"{self.name} ends after round {self.round}: one more would spend more than max_epsilon")
         else:
             self.trained += 1
             self.round += 1
@@ -141,7 +159,8 @@ class Arm:
 
         A client that trained in the round before and does not measure its model has a record too, without measurements.
         """
-        participants = self._participants.of(self.round) if train and self.members[0].trains_clients else ()
+        trains = train and self.members[0].trains_clients
+        participants = self.participants.of(self.round) if trains else ()
         evaluators = self._evaluators.of(self.round) if measure else ()
         each = list(self._each(measure, train, participants))
         self._sent, self._received, self._asked = Counter(), Counter(), 0
@@ -154,7 +173,9 @@ class Arm:
             measuring |= {name for name in self.engine.clients() if name not in self._known}
         messages = self._messages(each, measuring, training)
         rule, attackers = self.run.aggregation, self.run.attackers
-        averages = [robust(algorithm.averages(state), rule, attackers) for algorithm, state, _ in each]
+        averages: list[dict[str, Any]] = [robust(algorithm.averages(state), rule, attackers) for algorithm, state, _ in each]
+        if self._noise is not None:
+            averages = [dict(self._noise.means(sums, len(self.context.clients))) for sums in averages]
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
         refused: list[str] = []
@@ -178,11 +199,13 @@ class Arm:
             others = {*self.last, *(() if train else self._sent)} - measuring
             records = sorted([*records, *(self._record(Reply(name), each) for name in others)], key=lambda record: record["client"])
             self._check_course(records)
-        if participants:
+        if trains:
             self._check_quorum(len(trained), len(participants), "sent a sound update", refused)
             for (algorithm, state, _), sums in zip(each, averages, strict=True):
                 if rule == "krum":
                     choose(sums, attackers)
+                if self._noise is not None:
+                    self._noise.noise(sums, self.name, self.round)
                 with self._seeded(algorithm, "aggregate"):
                     algorithm.aggregate(state, sums)
         if train:
@@ -293,7 +316,10 @@ class Arm:
 
     def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
         for i, part in enumerate(self._parts(reply)):
-            self.members[i].add(self.states[i], averages[i], replace(part, private={}))
+            if self._noise is not None:
+                self._noise.add(averages[i], part.tensors)
+            else:
+                self.members[i].add(self.states[i], averages[i], replace(part, private={}))
             self.private[i].put(reply.client, part.private)
 
     def _moved(self, client: str) -> dict[str, int]:
@@ -320,6 +346,7 @@ class Arm:
             "entropy": reply.metrics.get("entropy"),
             **left,
             **({} if known else {"unseen": True}),
+            **({} if self._epsilon is None else {"epsilon": self._epsilon}),
             **algorithm.record(state, reply.client, turn),
             **place,
         }
