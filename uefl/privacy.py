@@ -32,14 +32,15 @@ import numpy.typing as npt
 import torch
 from scipy.special import ndtri
 
-from .aggregation import Mean, WeightedMean
+from .aggregation import WeightedMean
 from .errors import UserError
 
 if TYPE_CHECKING:
-    from .algorithms.base import Algorithm
+    from .algorithms.base import Algorithm, State
     from .client.workspace import Workspace
     from .config import Config, Run
     from .data.federation import Federation
+    from .engines.base import Reply
     from .server.participants import Participants
 
 KEY = "noise.key"
@@ -63,6 +64,7 @@ class Privacy:
     def __init__(self, run: Run, key: bytes) -> None:
         self.run, self._key = run, key
         self.central = run.privacy == "central"
+        self._recorded = 0, 0.0
 
     def releases(self, participants: Coins | Participants, rounds: int) -> int:
         """What is counted after so many rounds: with ``central`` the rounds; with ``local`` those that the client was asked in that was
@@ -92,6 +94,12 @@ class Privacy:
         run = self.run
         return _divergence(run.participation, run.noise_multiplier) if self.central else _divergence(1.0, run.noise_multiplier / 2)
 
+    def record(self, participants: Coins | Participants, rounds: int) -> dict[str, float]:
+        """What every line of metrics.jsonl says of the model after so many rounds."""
+        if rounds != self._recorded[0]:
+            self._recorded = rounds, self.epsilon(self.releases(participants, rounds))
+        return {"epsilon": self._recorded[1]}
+
     def affords(self, releases: int) -> bool:
         """Whether so many releases are within ``run.max_epsilon``."""
         return self.run.max_epsilon == 0 or self.epsilon(releases) <= self.run.max_epsilon
@@ -113,29 +121,29 @@ class Privacy:
         """Who takes part in each round of an arm."""
         return Coins(clients, self.run.participation, self._key, arm)
 
-    def means(self, averages: Mapping[str, Mean], clients: int) -> dict[str, NoisyMean]:
-        """In the place of the averages of an algorithm, over so many clients: of those that have elements.
+    def averages(self, algorithm: Algorithm, state: State) -> dict[str, Any]:
+        """As of :class:`uefl.aggregation.Rule`: noisy sums in the place of the averages that have elements.
 
         Raises:
             TypeError: an average that is no plain weighted mean.
         """
-        expected, found = self.run.participation * clients, {}
-        for name, mean in averages.items():
+        expected, found = self.run.participation * len(algorithm.context.clients), {}
+        for name, mean in algorithm.averages(state).items():
             if not isinstance(mean, WeightedMean):
                 raise TypeError(f"the average of {name} is no weighted mean; the algorithm must say only_the_model = False")
             if mean.old.numel():
                 found[name] = NoisyMean(mean.old, expected)
         return found
 
-    def add(self, means: Mapping[str, NoisyMean], update: Mapping[str, torch.Tensor]) -> None:
-        """Add the update of a client, all its tensors cut together."""
-        factor = clip_factor({name: (update[name], mean.old) for name, mean in means.items()}, self.run.clip_norm)
-        for name, mean in means.items():
-            mean.add(update[name], factor)
+    def add(self, algorithm: Algorithm, state: State, averages: dict[str, Any], update: Reply) -> None:
+        """Add the update of a client, all its tensors cut together; its weight has no meaning."""
+        factor = clip_factor({name: (update.tensors[name], mean.old) for name, mean in averages.items()}, self.run.clip_norm)
+        for name, mean in averages.items():
+            mean.add(update.tensors[name], factor)
 
-    def noise(self, means: Mapping[str, NoisyMean], *place: str | int) -> None:
-        """Add noise to every sum of a round, at its place in the run."""
-        for name, mean in means.items():
+    def finish(self, averages: dict[str, Any], *place: str | int) -> None:
+        """Add noise to every sum of a round."""
+        for name, mean in averages.items():
             mean.sum += gaussian(self._key, mean.sum, self.run.clip_norm * self.run.noise_multiplier, *place, name)
 
     def hidden(self, update: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor], *place: str | int) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ import io
 import math
 import stat
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from uefl import config, run
 from uefl.aggregation import WeightedMean
 from uefl.algorithms.base import registry
 from uefl.deploy.setting import Setting
+from uefl.engines.base import Reply
 from uefl.errors import UserError
 from uefl.models import saved
 from uefl.privacy import KEY, Coins, Privacy, check, clip_factor, gaussian
@@ -51,10 +53,21 @@ def updates(n, scale, seed=0):
 OLD = updates(1, 1.0, seed=9)[0]
 
 
+class Plain:
+    """An algorithm with some tensors to average."""
+
+    def __init__(self, averages):
+        self.context, self._averages = SimpleNamespace(clients=tuple("abc")), averages
+
+    def averages(self, state):
+        return self._averages
+
+
 def summed(mechanism, sent):
-    means = mechanism.means({name: WeightedMean(old) for name, old in OLD.items()}, 10)
+    algorithm = Plain({name: WeightedMean(old) for name, old in OLD.items()})
+    means = mechanism.averages(algorithm, None)
     for one in sent:
-        mechanism.add(means, one)
+        mechanism.add(algorithm, None, means, Reply("a", tensors=one))
     return means
 
 
@@ -301,7 +314,7 @@ def test_an_algorithm_that_lies_about_its_averages_is_found_out():
         old = torch.zeros(1)
 
     with pytest.raises(TypeError, match="must say only_the_model = False"):
-        privacy().means({"a": Other()}, 3)
+        privacy().averages(Plain({"a": Other()}), None)
 
 
 # --- the network -------------------------------------------------------------------------------------------------------

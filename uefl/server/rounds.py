@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from ..aggregation import choose, refusal, robust
+from ..aggregation import Rule, not_finite, refusal
 from ..algorithms.base import Algorithm, Record, State
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
@@ -89,13 +89,10 @@ class Arm:
             state.tensors = {name: tensor.to(self._device) for name, tensor in state.tensors.items()}
             self.states.append(_written(state))
             self.private.append(PrivateStates(self.files, self.context.clients, rest, partial(self._fresh, algorithm), self._device))
-        self._noise = privacy if privacy is not None and privacy.central else None
-        """where the server adds it"""
-        self.participants = (
-            Participants(self.context.clients, self.run.participation, self.context.seed)
-            if self._noise is None
-            else self._noise.participants(self.context.clients, name)
-        )
+        central = privacy if privacy is not None and privacy.central else None
+        self._rule = central or Rule(self.run.aggregation, self.run.attackers)
+        drawn = Participants(self.context.clients, self.run.participation, self.context.seed)
+        self.participants = drawn if central is None else central.participants(self.context.clients, name)
         self._evaluators = Participants(self.context.clients, self.run.evaluation, self.context.seed, "evaluators")
         self.round = 0
         """rounds of the run that have been trained"""
@@ -104,8 +101,6 @@ class Arm:
         self.last: dict[str, dict[str, Any]] = {}
         """of the last round, by client: the metrics of its training, and bytes"""
         self.first_loss: float | None = None
-        self._epsilon: float | None = None
-        """what the model of this turn has spent"""
         self._sent, self._received = Counter[str](), Counter[str]()
         """bytes of this turn's messages to each client, and of its replies"""
         self._asked = 0
@@ -129,10 +124,7 @@ class Arm:
             RunError: fewer answers or sound updates than the quorum, or a model that has diverged.
         """
         measure = self.trained > 0
-        spent = False
-        if self.privacy is not None:
-            now, then = (self.privacy.releases(self.participants, rounds) for rounds in (self.round, self.round + 1))
-            self._epsilon, spent = self.privacy.epsilon(now), not self.privacy.affords(then)
+        spent = self.privacy is not None and not self.privacy.affords(self.privacy.releases(self.participants, self.round + 1))
         last = spent or self.trained == self.members[0].rounds(self.iteration)
         records = self.exchange(measure=measure, train=not last)
         measured = frozenset(self._evaluators.of(self.round))
@@ -172,10 +164,7 @@ class Arm:
         if measure:
             measuring |= {name for name in self.engine.clients() if name not in self._known}
         messages = self._messages(each, measuring, training)
-        rule, attackers = self.run.aggregation, self.run.attackers
-        averages: list[dict[str, Any]] = [robust(algorithm.averages(state), rule, attackers) for algorithm, state, _ in each]
-        if self._noise is not None:
-            averages = [dict(self._noise.means(sums, len(self.context.clients))) for sums in averages]
+        averages = [self._rule.averages(algorithm, state) for algorithm, state, _ in each]
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
         refused: list[str] = []
@@ -183,7 +172,7 @@ class Arm:
             name, message = reply.client, messages[reply.client]
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
-            error = reply.error or _not_finite(reply.metrics)
+            error = reply.error or not_finite(reply.metrics)
             if name in measuring and error is None:
                 records.append(self._record(reply, each))
             reason = self._refused(reply, message) if error is None and name in training else error
@@ -202,10 +191,7 @@ class Arm:
         if trains:
             self._check_quorum(len(trained), len(participants), "sent a sound update", refused)
             for (algorithm, state, _), sums in zip(each, averages, strict=True):
-                if rule == "krum":
-                    choose(sums, attackers)
-                if self._noise is not None:
-                    self._noise.noise(sums, self.name, self.round)
+                self._rule.finish(sums, self.name, self.round)
                 with self._seeded(algorithm, "aggregate"):
                     algorithm.aggregate(state, sums)
         if train:
@@ -312,14 +298,11 @@ class Arm:
             reason = reason or algorithm.unsound(replace(asked, private={}, reference={}), replace(answer, private={}))
             if reason is not None:
                 return reason if len(self.members) == 1 else f"member {i}: {reason}"
-        return _not_finite(reply.training)
+        return not_finite(reply.training)
 
     def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
         for i, part in enumerate(self._parts(reply)):
-            if self._noise is not None:
-                self._noise.add(averages[i], part.tensors)
-            else:
-                self.members[i].add(self.states[i], averages[i], replace(part, private={}))
+            self._rule.add(self.members[i], self.states[i], averages[i], replace(part, private={}))
             self.private[i].put(reply.client, part.private)
 
     def _moved(self, client: str) -> dict[str, int]:
@@ -346,7 +329,7 @@ class Arm:
             "entropy": reply.metrics.get("entropy"),
             **left,
             **({} if known else {"unseen": True}),
-            **({} if self._epsilon is None else {"epsilon": self._epsilon}),
+            **({} if self.privacy is None else self.privacy.record(self.participants, self.round)),
             **algorithm.record(state, reply.client, turn),
             **place,
         }
@@ -362,7 +345,7 @@ class Arm:
     def _check_course(self, records: list[Record]) -> None:
         """A model that has left all bounds is no result, even where its numbers are finite."""
         for record in records:  # what clients measure is finite; what the algorithm's server half records may not be
-            error = _not_finite(record)
+            error = not_finite(record)
             if error is not None:
                 raise RunError(f"diverged after round {self.round}: {record['client']}: {error}")
         losses = [float(left["train_loss"]) for left in self.last.values() if "train_loss" in left]
@@ -419,15 +402,6 @@ class Arm:
     def named_files(self) -> set[str]:
         """The files of private states that :meth:`state` names."""
         return {name for states in self.private for name in states.named.values()}
-
-
-def _not_finite(values: Mapping[str, Any]) -> str | None:
-    """The first number that is NaN or infinite, in words; None: all are finite."""
-    for key, value in values.items():
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, float) and not math.isfinite(number):
-                return f"its {key} is {number}; if the model has diverged, lower lr"
-    return None
 
 
 def _written(state: State) -> State:
