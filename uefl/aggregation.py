@@ -232,12 +232,3 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
         if not bool(torch.isfinite(kept).all()):
             return f"its private {name} is not finite"
     return None
-
-
-def not_finite(values: Mapping[str, Any]) -> str | None:
-    """The first number that is NaN or infinite, in words; None: all are finite."""
-    for key, value in values.items():
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, float) and not math.isfinite(number):
-                return f"its {key} is {number}; if the model has diverged, lower lr"
-    return None

@@ -111,7 +111,7 @@ class Privacy:
         return f"{self.run.privacy} privacy: {spend} epsilon {self.epsilon(rounds):.3g} at delta {self.run.delta:g}{bound}"
 
     def summary(self, releases: int) -> dict[str, Any]:
-        """For summary.json: the guarantee for all arms of a run together, and what it is not for."""
+        """For summary.json: the guarantee after the releases of all arms together, and what it is not for."""
         keys = {key: getattr(self.run, key) for key in ("privacy", "clip_norm", "noise_multiplier", "participation", "delta")}
         return {**keys, "epsilon": self.epsilon(releases), "hides": _HIDES[self.run.privacy], "outside": _OUTSIDE}
 
