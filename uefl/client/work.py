@@ -46,6 +46,7 @@ RESERVED = frozenset(
         "steps",
         "bytes_sent",
         "bytes_received",
+        "epsilon",
     )
 )
 """names of metrics.jsonl that the frame fills, in the lines of clients and in those of answers that were left out"""

@@ -55,6 +55,11 @@ class OnSets(Algorithm):
                 "or set select = 'last'"
             )
 
+    @property
+    def only_the_model(self) -> bool:
+        """What ends an iteration looks at the server's own images alone."""
+        return self.plain_means
+
     def weight(self, update: Reply) -> float:
         """Clients count alike, or by their images."""
         return update.examples if self.parameters.client_weights == "examples" else 1.0
