@@ -219,7 +219,9 @@ def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
 
 def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
     """Table, numbers by seed and one picture; what is not there is said."""
-    result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}), missing={"few/uefl/seed-3": "no file in /some/where: why"})
+    result = replace(
+        _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}), missing={"few/uefl/seed-3": "no file in /some/where: why"}
+    )
     report.write(result, tmp_path / "out")
     spec = importlib.util.spec_from_file_location("results_tool", Path(__file__).parents[2] / "tools" / "results.py")
     tool = importlib.util.module_from_spec(spec)
