@@ -11,12 +11,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; threads tha
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # processes that share the cores: each has its part of them, also in what it starts
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))))
 
+import atexit
 import hashlib
 import pickle
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+# Inductor writes C++ without vectors, in every process: to find out which ones the CPU has takes it longer than most tests. Its answer
+# stays for the life of a process, and its cache does not tell code by it: a process that knows no vectors could find code that has them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # one for all processes of a run, which begins with nothing that another run has left
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="uefl-inductor-")
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 import numpy as np
 import pytest
@@ -42,6 +52,12 @@ if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/ke
 THREADS = torch.get_num_threads()  # before any test
 
 
+def pytest_collection_finish():
+    """Where a test forks processes off one that has not imported the package, that one starts before the first test."""
+    if "tests.fresh" in sys.modules:
+        sys.modules["tests.fresh"].start()
+
+
 @pytest.fixture(autouse=True)
 def _whatever_ran_before():
     """A draw without a seed of its own is the same alone, in any order and every time; threads that a run has set do not stay."""
@@ -53,10 +69,10 @@ def _whatever_ran_before():
 
 @pytest.fixture(scope="session")
 def published_wheel(tmp_path_factory):
-    """The wheel as ``make wheel`` has it, with CUDA kernels where nvcc is installed; built once, for slow tests."""
+    """The wheel as ``make wheel`` has it, where nvcc is installed with CUDA kernels, of one generation; built once, for slow tests."""
     pytest.importorskip("auditwheel")
     folder = tmp_path_factory.mktemp("wheel")
-    environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO"}
+    environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=80-real"}
     subprocess.run([sys.executable, Path(__file__).parents[1] / "tools" / "wheel.py", "build", folder], check=True, env=environment)
     return next(folder.glob("*.whl"))
 

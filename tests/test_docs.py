@@ -20,7 +20,7 @@ from uefl import config
 
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
-ELSEWHERE = ("algorithms", "configuration")  # the run of the first is in the tests of its algorithm; the second shows a call, no program
+ELSEWHERE = ("algorithms",)  # its run is in the tests of its algorithm
 GUIDES = [page for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("guides/*.md")]) if page.stem not in ELSEWHERE]
 PUBLIC = {f"uefl_kernels.{name}" for name in uefl_kernels.__all__} | {f"uefl_kernels.nn.{name}" for name in uefl_kernels.nn.__all__}
 

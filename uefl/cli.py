@@ -206,15 +206,17 @@ def _deployment(
 ) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
-    from .deploy.command import deployment
+    from .deploy.command import Flower
 
-    return deployment(**options, wait=wait, device=device, notice=notice)
+    return Flower(**options, wait=wait).deployment(device, notice)
 
 
 @app.command()
 def silo(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink to join.", show_default=False)],
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="This silo's images: DIR/CLASS/* or DIR/train|test/CLASS/*.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="This silo's images: DIR/CLASS/*, DIR/train|test/CLASS/*, or sets in DIR/clients.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Of this silo; default: the name of the folder.")] = None,
     key: Annotated[Path | None, typer.Option(help="Private key by which the SuperLink knows this silo.")] = None,
     root_certificates: _RootCertificates = None,

@@ -1,6 +1,6 @@
 """A run: its arms train one after the other on the same clients, and its folder holds all results.
 
-config.toml        the resolved configuration           metrics.jsonl   one line per arm, round and client
+config.toml        the resolved configuration           metrics.jsonl   a line per arm, round and client, and per answer left out
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
 manifest.json      which images each client has         model-*.safetensors  the final model of each arm
 private/           what is each client's own                samples.*       a few images of every client
@@ -25,11 +25,11 @@ from torch import nn
 
 from uefl_kernels import _library as kernels
 
-from . import checkpoint, config, report
+from . import checkpoint, config, privacy, report
 from .aggregation import check_rule
 from .algorithms.base import Algorithm, Context, Record, find
 from .client.client import Clients
-from .client.workspace import Workspace
+from .client.workspace import Workspace, uses_bf16
 from .config import Config
 from .data import build
 from .data.federation import Federation
@@ -38,6 +38,7 @@ from .engines.local import LocalEngine
 from .errors import UserError
 from .models import given, saved
 from .seeds import derive
+from .server.participants import Participants
 from .server.rounds import Arm
 from .server.teacher import SERVER, Teacher
 
@@ -106,6 +107,8 @@ def train(
     """
     where = chosen_device(device)
     cfg = cfg.absolute()
+    if deployment is None:  # clients in other processes choose for the machine that they are on
+        cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, where) else "fp32")
     _check_free(out)
     run = _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
     try:
@@ -133,8 +136,11 @@ def resume(
 ) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
-    The result is the same, bit for bit, as without the interruption, given the same device and number of threads. Arguments as of
-    :func:`train`.
+    The result is the same, bit for bit, as without the interruption, given the same device and number of threads. The arguments are those
+    of :func:`train`.
+
+    Raises:
+        UserError: no run to go on with, another version's, or other data than before. RunError: the run cannot go on honestly.
     """
     where = chosen_device(device)
     if not (out / "config.toml").is_file():
@@ -148,6 +154,7 @@ def resume(
         if (out / "summary.json").exists():
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
+            (out / privacy.KEY).unlink(missing_ok=True)
             observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
             summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
             return summary
@@ -170,7 +177,7 @@ def _check_free(out: Path) -> None:
         raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
 
 
-_START: dict[str, Any] = {"arm": 0, "seconds": {}, "rejected": {}, "metrics_bytes": 0}
+_START: dict[str, Any] = {"arm": 0, "seconds": {}, "metrics_bytes": 0}
 
 
 def _prepare(
@@ -200,13 +207,14 @@ def _prepare(
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
     if federation.server is not None and any(silo.name == SERVER for silo in federation.silos):
         raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
-    run = _Run(cfg, preset, out, federation, where, observer, network, deployment)
+    run = _Run(cfg, preset, out, privacy.without_statistics(cfg, federation), where, observer, network, deployment)
     for name in cfg.arms:
         workspace = run.workspace(name)
         if network is not None:
             given.check(workspace.net, workspace.normalize, federation)
         workspace.algorithm.check(federation, name, workspace.net)
         check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos))
+        privacy.check(cfg, name, workspace)
     return run
 
 
@@ -223,6 +231,7 @@ class _Run:
         deployment: Deployment | None,
     ) -> None:
         self._deployment = deployment
+        self.privacy: privacy.Privacy | None = None
         self.cfg, self.preset, self.out, self.federation, self.device, self.observer = cfg, preset, out, federation, device, observer
         self.metrics = out / "metrics.jsonl"
         self.clients = Clients((*federation.silos, *federation.unseen), device)
@@ -248,10 +257,14 @@ class _Run:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
-        self.rejected: dict[str, int] = dict(plain["rejected"])
         self._cut_metrics(plain["metrics_bytes"])
+        if self.cfg.run.privacy != "none":
+            self.clients.key = privacy.key_of(self.out, begun="made_with" in plain)
+            self.privacy = privacy.Privacy(self.cfg.run, self.clients.key)
         self.observer.start(list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.silos))
         self.observer.notice(self.federation.describe())
+        if self.privacy is not None:
+            self.observer.notice(self.privacy.plan(sum(self.cfg.training.iterations())))
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
         if threads > cores:
             self.observer.notice(
@@ -276,6 +289,7 @@ class _Run:
                 self._finish(index, arm, workspace, events)
         summary = self._summary()
         checkpoint.write_json(self.out / "summary.json", summary)
+        (self.out / privacy.KEY).unlink(missing_ok=True)
         if pages:
             report.write_report(self.out)
         return summary
@@ -318,41 +332,59 @@ class _Run:
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
-        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice)
+        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice, self.privacy)
         return arm, workspace
 
     def _finish(self, index: int, arm: Arm, workspace: Workspace, events: report.EventWriter | None) -> None:
         self.observer.arm(arm.name, arm.round)
         while not arm.finished:
             begun = time.monotonic()
-            records = arm.turn()
+            try:
+                records = arm.turn()
+            finally:  # also where so many were left out that the run ends here
+                self._write(arm.left_out)
+                arm.left_out.clear()
             self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun
-            self.rejected[arm.name] = arm.rejected
             if records:
-                with self.metrics.open("a") as file:
-                    file.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
-                    file.flush()
-                    os.fsync(file.fileno())  # the checkpoint after it counts on these bytes
+                self._write(records)
                 self.observer.round(arm.name, records[0]["round"], records)
                 if events is not None:
                     events.round(arm.name, records[0]["round"], records)
             tensors, state = arm.state()
-            plain = {"arm": index, "seconds": self.seconds, "rejected": self.rejected, "metrics_bytes": self.metrics.stat().st_size}
+            plain = {"arm": index, "seconds": self.seconds, "metrics_bytes": self.metrics.stat().st_size}
             arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
             arm.files.sweep(arm.named_files())
         saved.save(self.out / f"model-{arm.name}.safetensors", self.cfg, arm.name, self.federation, arm.networks(workspace))
 
+    def _write(self, lines: list[Record]) -> None:
+        """Add lines to the metrics."""
+        if not lines:
+            return
+        with self.metrics.open("a") as file:
+            file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())  # the checkpoint after it counts on these bytes
+
     def _summary(self) -> dict[str, Any]:
-        records = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        arms = report.summarize(records, self.cfg.run.target_accuracy, report.own_columns(self.cfg))
+        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        arms = report.summarize(lines, self.cfg.run.target_accuracy, report.own_columns(self.cfg))
         for name, outcome in arms.items():
-            outcome |= {"seconds": round(self.seconds[name], 3), "rejected": self.rejected[name]}
-        return {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
+            outcome["seconds"] = round(self.seconds[name], 3)
+        summary = {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
+        if self.privacy is not None:
+            drawn = Participants(self.context.clients, self.cfg.run.participation, self.cfg.run.seed)
+            releases = [self.privacy.releases(drawn, outcome["rounds"]) for outcome in arms.values()]
+            summary["privacy"] = self.privacy.summary(sum(releases))
+        return summary
 
 
 def chosen_device(name: str) -> torch.device:
-    """What ``--device`` names; UserError where it is not there."""
+    """The device that ``--device`` names.
+
+    Raises:
+        UserError: there is no such name, or no such device here.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {name!r} is not one of auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
@@ -383,7 +415,8 @@ def _lock(out: Path) -> Iterator[None]:
 @contextmanager
 def _events(out: Path, metrics: Path, columns: Iterable[str]) -> Iterator[report.EventWriter | None]:
     """A writer of events that begins with the metrics so far, because the events of a killed run may be ahead of them."""
-    writer = report.open_event_writer(out, [json.loads(line) for line in metrics.read_text().splitlines()], columns)
+    records, _ = report.parted(json.loads(line) for line in metrics.read_text().splitlines())
+    writer = report.open_event_writer(out, records, columns)
     try:
         yield writer
     finally:

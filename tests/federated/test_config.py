@@ -43,7 +43,7 @@ def test_a_document_without_a_generated_part_is_refused():
 
 def test_every_preset_loads_and_is_described_by_its_first_line():
     assert {"demo", "mnist-9", "mnist-5", "fashion-9", "mnist-9-published", "own-silos", "comparators"} <= set(config.presets())
-    assert sum(map(len, config.preset_groups().values())) == len(config.presets()) <= 17
+    assert sum(map(len, config.preset_groups().values())) == len(config.presets()) <= 18
     for name, description in config.presets().items():
         assert len(description) > 20
         config.load(name)
@@ -245,7 +245,10 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("rounds=[]", "key 'training.rounds': expected at least 1 item; got []"),
         ("source=", "key 'data.source': expected at least 1 character; got ''"),
         ("personalised=yes", "key 'run.personalised': expected true or false; got 'yes'"),
-        ("data.partition.scheme=leave_one_out", "key 'data.partition.domain': Field required"),
+        ("data.partition.scheme=leave_one_out", "key 'data.partition.domain' is missing; give it a value"),
+        ("data.partition=natural", "key 'data.partition': is a table; name its scheme, data.partition.scheme=natural"),
+        ("partition.scheme=natural", "unknown key 'partition.scheme' (did you mean 'data.partition.scheme'?)"),
+        ("trainin.lr=1", "unknown key 'trainin.lr' (did you mean 'training.lr'?)"),
         ("threads=3.5", "key 'run.threads': expected an integer; got 3.5"),
         ("seed=true", "key 'run.seed': expected an integer; got True"),
         (

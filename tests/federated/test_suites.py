@@ -74,10 +74,13 @@ def test_every_suite_is_a_list_of_runs(name: str, scale: suite.Scale) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", suite.suites())
-def test_every_arm_of_every_case_trains(name: str, every_source: Path) -> None:
-    """A round in each of two iterations, on small generated files."""
-    for cfg in suite.load(name).configs("cpu").values():
-        trains(cfg, every_source)
+def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
+    """A round in each of two iterations, on small generated files: each arm in the first case that has it, and another one in each case."""
+    trained: set[str] = set()
+    for number, cfg in enumerate(suite.load(name).configs("cpu").values()):
+        names = [arm for arm in cfg.arms if arm not in trained] or [list(cfg.arms)[number % len(cfg.arms)]]
+        trains(replace(cfg, arms={arm: cfg.arms[arm] for arm in names}), every_source)
+        trained.update(names)
 
 
 def test_the_small_scale_is_smaller() -> None:
@@ -116,11 +119,11 @@ def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("measures = 3", "key 'bad.against': Field required"),
+        ("measures = 3", "key 'bad.against' is missing; give it a value"),
         (TINY + "[cases.more]\nmodel.widht = 3", "case 'more': unknown key 'widht' in [model] (did you mean 'width'?)"),
         (TINY + "[cases.more]\ncolour = 3", "unknown key 'colour'"),
         ("= 3", "is not valid TOML"),
-        ("", "key 'bad.against': Field required"),
+        ("", "key 'bad.against' is missing; give it a value"),
         (TINY.replace('against = "fedavg"', 'against = "fedvag"'), "key 'against': no case has an arm 'fedvag'; there are fedavg, uefl"),
         (TINY + '[cases."../away"]', "key 'cases': '../away' names a folder; expected up to 40 letters"),
         (TINY + '[cases.more]\narms = ["fedvag"]', "case 'more': key 'arms.fedvag': no algorithm 'fedvag'"),
@@ -216,7 +219,9 @@ def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
 
 def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
     """Table, numbers by seed and one picture; what is not there is said."""
-    result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}), missing={"few/uefl/seed-3": "no file in /some/where: why"})
+    result = replace(
+        _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}), missing={"few/uefl/seed-3": "no file in /some/where: why"}
+    )
     report.write(result, tmp_path / "out")
     spec = importlib.util.spec_from_file_location("results_tool", Path(__file__).parents[2] / "tools" / "results.py")
     tool = importlib.util.module_from_spec(spec)
@@ -257,6 +262,16 @@ def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> 
     run_folder.write(job.folder, run_folder.records(("fedavg",)))
     with pytest.raises(UserError, match=r"seed-0 holds a run with another configuration; remove it, or choose another folder"):
         runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
+
+
+def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_path: Path) -> None:
+    (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
+    assert job.config.run.precision == "auto"
+    job.folder.mkdir(parents=True)
+    (job.folder / "config.toml").write_text(job.config.with_run(precision="bf16").to_toml())
+    runner._check(job)
+    with pytest.raises(UserError, match="another configuration"):
+        runner._check(replace(job, config=job.config.with_run(precision="fp32")))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -14,6 +14,7 @@ import torch._inductor.config
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import tests.fresh  # noqa: F401  the process to fork from is one for the whole run: it has imported what tests.fresh says
 from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
 from .conftest import normal
@@ -189,7 +190,6 @@ def work(rank, folder, world):
 def states(request, tmp_path_factory):
     """What every job left in each process; a group of them does all, because they take seconds to start."""
     folder = tmp_path_factory.mktemp("processes")
-    mp.set_forkserver_preload(["torch", "uefl_kernels.nn"])
     mp.start_processes(work, (str(folder), request.param), nprocs=request.param, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
 

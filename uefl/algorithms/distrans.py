@@ -71,7 +71,11 @@ class DisTrans(Algorithm):
         )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """The network of the configuration, on two mixtures."""
+        """The network of the configuration, on two mixtures.
+
+        Raises:
+            UserError: the network was given in Python.
+        """
         if spec.given is not None:
             raise UserError("DisTrans needs encoder = 'cnn', 'vgg16_bn' or 'resnet18', not a network that was given")
         return TwinNet(spec, self.parameters.alpha)

@@ -157,7 +157,7 @@ def repeated(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
-    """Mean over B images of KL(N(m, s^2) || N(mu, sigma^2)) in nats: the Gaussian of the class comes first.
+    """A scalar: the mean over B images of KL(N(m, s^2) || N(mu, sigma^2)) in nats. The Gaussian of the class comes first.
 
     Equivalent to::
 

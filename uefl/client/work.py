@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,7 @@ RESERVED = frozenset(
         "round",
         "client",
         "unseen",
+        "left_out",
         "accuracy",
         "nll",
         "ece",
@@ -45,9 +46,30 @@ RESERVED = frozenset(
         "steps",
         "bytes_sent",
         "bytes_received",
+        "epsilon",
     )
 )
-"""names of metrics.jsonl that the frame fills"""
+"""names of metrics.jsonl that the frame fills, in the lines of clients and in those of answers that were left out"""
+
+
+def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Columns that an algorithm adds to the records of a client.
+
+    Args:
+        values: by name.
+        place: what gave them, for the message.
+
+    Raises:
+        ValueError: the frame itself fills a column of that name.
+        TypeError: a value that metrics.jsonl cannot hold.
+    """
+    taken = sorted(RESERVED & values.keys())
+    if taken:
+        raise ValueError(f"{place}: the frame itself records {taken[0]!r}; choose another name")
+    for name, value in values.items():
+        if not isinstance(value, (int, float, str, list, dict, type(None))):
+            raise TypeError(f"{place}: {name!r} is of type {type(value).__name__}; expected a number, a text, a list or a dict")
+    return dict(values)
 
 
 class Batch(NamedTuple):
@@ -148,12 +170,12 @@ class Work:
         return logits.float()
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean over a batch, in float32; ``train_accuracy`` of the round is noted beside it."""
+        """The mean over a batch in nats, a float32 scalar, of logits ``[b, classes]`` and labels ``[b]``; it notes ``train_accuracy``."""
         self.note("train_accuracy", (logits.argmax(1) == labels).float().mean(), len(labels))
         return nn.functional.cross_entropy(logits.float(), labels)
 
     def note(self, name: str, mean: torch.Tensor, images: int) -> None:
-        """Add the mean over a batch to a metric that is the mean over the images of the round; nothing waits for the device."""
+        """Add the mean over a batch, a scalar, to a metric that is the mean over the images of the round; nothing waits for the device."""
         total, count = self._noted.get(name, (torch.zeros_like(mean), 0))
         self._noted[name] = (total + images * mean.detach(), count + images)
 
@@ -166,6 +188,6 @@ class Work:
         return self.workspace.shared()
 
     def batch(self, positions: torch.Tensor) -> Batch:
-        """Training images at these positions, augmented and normalised."""
+        """Training images at these positions ``[b]``, augmented and normalised."""
         split = self.train
         return Batch(self.workspace.prepared(split.images[positions]), positions, split.labels[positions])

@@ -16,9 +16,21 @@ def count(number: int, noun: str) -> str:
 
 
 def means(records: list[dict[str, Any]]) -> str:
-    """Accuracy and entropy of a round: means over the clients that measured them and are trained on."""
-    found = {key: [r[key] for r in records if not r.get("unseen") and r[key] is not None] for key in ("accuracy", "entropy")}
+    """Accuracy and entropy of a round, means over the clients that measured them and are trained on, and epsilon, where it has one."""
+    keys = ("accuracy", "entropy", "epsilon")
+    found = {key: [r[key] for r in records if not r.get("unseen") and r.get(key) is not None] for key in keys}
     return "  ".join(f"{key} {statistics.fmean(values):.3f}" for key, values in found.items() if values)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """``1, 3-5`` for 1, 3, 4 and 5; one that is there twice counts once."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
 
 
 def label(name: str) -> str:

@@ -84,7 +84,7 @@ class Teacher:
         return outcome.loss
 
     def recalibrated(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """``buffers`` of a model with running statistics as the labeled images have them, in the mean over batches; the parameters stay.
+        """``buffers`` ``[Q]`` of a model, with the running statistics of the labeled images, a mean over batches; the parameters stay.
 
         A last batch of a single image is left out.
         """

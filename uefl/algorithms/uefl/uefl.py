@@ -70,12 +70,12 @@ class UEFL(Quantised):
         return state
 
     def extend(self, state: State, clients: list[str], block: torch.Tensor) -> None:
-        """Show clients a new block."""
+        """Show clients a new block of codewords, ``[..., v, d]``."""
         state.plain["members"].append(sorted(clients))
         self.put(state, len(state.plain["members"]) - 1, block)
 
     def put(self, state: State, i: int, block: torch.Tensor) -> None:
-        """Codewords in the place of a block's."""
+        """Put codewords ``[..., v, d]`` in the place of a block's."""
         state.tensors[f"block.{i}"] = block
         if self.parameters.ema_decay:
             state.tensors[f"moving.{i}"] = moving_start(block)
@@ -215,7 +215,13 @@ class UEFL(Quantised):
         state.plain["extended"] = state.scratch["growing"]
 
     def revive(self, state: State, i: int, usage: torch.Tensor) -> None:
-        """Put the codewords of a block that are in little use where others are in much; their moving averages begin anew."""
+        """Move the codewords of block ``i`` that are in little use to those in much use; their moving averages begin anew.
+
+        Args:
+            state: of the server.
+            i: number of the block.
+            usage: ``[..., v]``, how often each of its codewords was taken.
+        """
         before, averages = state.tensors[f"block.{i}"], state.tensors.get(f"moving.{i}")
         after = revived(before, usage, self.parameters.revive_below)
         self.put(state, i, after)

@@ -12,7 +12,7 @@ from .base import source
 
 @source(NAME)
 def generated(root: Path | None) -> Table:
-    """The name of the source is known; there is no list of images."""
+    """1x8x8 images of ten classes, made when a client is read: for runs with thousands of clients; no data root, no partition."""
     raise UserError(
         f"key 'source': {NAME!r} makes the images of each client and has no list of images to be dealt; leave out the partition"
     )

@@ -24,6 +24,7 @@ from .. import silo
 from ..silo import SiloProgram
 from .stage import SECRET
 
+
 def _raises(message: Message) -> Reply:
     raise RuntimeError(SECRET)
 
@@ -33,7 +34,7 @@ def _dies(reply: Reply) -> None:
 
 
 def _late(reply: Reply) -> None:
-    time.sleep(40)
+    time.sleep(20)  # of a deadline of 15
 
 
 def _changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Reply], None]:
