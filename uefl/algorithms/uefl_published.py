@@ -125,7 +125,7 @@ class PublishedUEFL(Quantised):
         return not uncertain and bool(self.parameters.stop_when_certain)
 
     def passes(self, work: Work) -> int:
-        """None: the published code measures with dropout off."""
+        """No passes: the published code measures with dropout off."""
         return 0
 
     def visible(self, state: State, client: str, turn: Turn) -> torch.Tensor:
