@@ -20,7 +20,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "csrc" / "ops" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")  # the one that takes longest
 NVCC = shutil.which("nvcc")
-SAME_PTX = {"86": "80", "89": "80", "120": "100"}  # whose code is made of the PTX for another, as a driver does for newer GPUs
+SAME_PTX = {"86": "80", "89": "80", "120": "100"}  # made of the PTX for another, as a driver does for a GPU that a wheel lacks
 _LOCKS: defaultdict[tuple[str, str], Lock] = defaultdict(Lock)
 _FOLDER = tempfile.TemporaryDirectory(prefix="uefl-cubin-")  # made here, not when first asked for: sources are compiled by several threads
 

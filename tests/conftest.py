@@ -52,6 +52,12 @@ if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/ke
 THREADS = torch.get_num_threads()  # before any test
 
 
+def pytest_collection_finish():
+    """Where a test forks processes off one that has not imported the package, that one starts before the first test."""
+    if "tests.fresh" in sys.modules:
+        sys.modules["tests.fresh"].start()
+
+
 @pytest.fixture(autouse=True)
 def _whatever_ran_before():
     """A draw without a seed of its own is the same alone, in any order and every time; threads that a run has set do not stay."""
