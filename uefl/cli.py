@@ -214,7 +214,9 @@ def _deployment(
 @app.command()
 def silo(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink to join.", show_default=False)],
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="This silo's images: DIR/CLASS/* or DIR/train|test/CLASS/*.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="This silo's images: DIR/CLASS/*, DIR/train|test/CLASS/*, or sets in DIR/clients.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Of this silo; default: the name of the folder.")] = None,
     key: Annotated[Path | None, typer.Option(help="Private key by which the SuperLink knows this silo.")] = None,
     root_certificates: _RootCertificates = None,

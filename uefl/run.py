@@ -85,6 +85,7 @@ def train(
     federation: Federation | None = None,
     network: Callable[[], nn.Module] | None = None,
     deployment: Deployment | None = None,
+    pages: bool = True,
 ) -> dict[str, Any]:
     """Run every arm of the configuration into a new folder and return the summary.
 
@@ -98,6 +99,7 @@ def train(
         federation: in the place of the data that the configuration names.
         network: makes a new network, where the configuration says that it is ``given``.
         deployment: where the clients are; None: in this process. Not together with ``federation`` or ``network``.
+        pages: write report and pictures at the end, which ``uefl report`` does later too.
 
     Raises:
         UserError: the folder is not free, or the clients cannot be built; nothing was written.
@@ -118,7 +120,7 @@ def train(
             raise UserError(f"{out} was taken by another process just now; choose another folder with --out")
         checkpoint.write_json(out / "manifest.json", run.federation.manifest)
         checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
-        return run.go({}, _START)
+        return run.go({}, _START, pages)
 
 
 def resume(
@@ -130,6 +132,7 @@ def resume(
     federation: Federation | None = None,
     network: Callable[[], nn.Module] | None = None,
     deployment: Deployment | None = None,
+    pages: bool = True,
 ) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
@@ -146,7 +149,7 @@ def resume(
         preset = (out / "config.toml").read_text().splitlines()[0].removeprefix("# ")
         tensors, plain = checkpoint.load(out) or ({}, _START)
         if (out / "summary.json").exists():
-            if not all((out / name).exists() for name in ("report.md", "report.html")):
+            if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
             (out / privacy.KEY).unlink(missing_ok=True)
             observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
@@ -154,7 +157,7 @@ def resume(
             return summary
         if "made_with" in plain:
             cfg = cfg.with_run(threads=plain["made_with"]["threads"])
-        return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(tensors, plain)
+        return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(tensors, plain, pages)
 
 
 def _check_free(out: Path) -> None:
@@ -247,7 +250,7 @@ class _Run:
         algorithm: Algorithm = find(arm.algorithm)(arm.parameters).bound(self.context)
         return Workspace(algorithm, self.cfg.data, self.federation, self.device)
 
-    def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> dict[str, Any]:
+    def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any], pages: bool) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
@@ -284,7 +287,8 @@ class _Run:
         summary = self._summary()
         checkpoint.write_json(self.out / "summary.json", summary)
         (self.out / privacy.KEY).unlink(missing_ok=True)
-        report.write_report(self.out)
+        if pages:
+            report.write_report(self.out)
         return summary
 
     def _check_origin(self, then: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import secrets
@@ -19,6 +20,7 @@ from ..client.workspace import Workspace
 from ..config import from_toml
 from ..data.federation import Federation, LabeledData, SetData
 from ..data.prepare import PixelCounts
+from ..data.unlabeled import Reach
 from ..engines.base import Message, Reply, split
 from ..engines.flower import faults
 from ..engines.flower.codec import Header, Unreadable, pack, pack_reply, unpack, unpack_message
@@ -82,8 +84,10 @@ class SiloProgram:
         (silo,) = (silo for silo in (*federation.silos, *federation.unseen) if silo.name == self._source.name)
         counts = PixelCounts(federation.image_shape[0])
         found = silo.load()
+        reach = None
         if isinstance(found, SetData):
             counts.add(found.images)
+            reach = Reach.of(found.priors.numpy(), found.sizes.numpy())._asdict()
         else:
             for split in (found.train,) if found.holdout is found.test else (found.train, found.holdout):
                 counts.add(split.images)
@@ -95,6 +99,7 @@ class SiloProgram:
             "image_shape": federation.image_shape,
             "sizes": asdict(silo.sizes),
             "content": _content(federation, silo.name),
+            "reach": reach,
             "federation": federation.digest,
             "torch": torch.__version__,
         }
@@ -123,8 +128,12 @@ class SiloProgram:
 
 
 def _content(federation: Federation, name: str) -> dict[str, dict[str, Any]]:
-    """Of each split, the hash of its images and how many there are of each class."""
+    """Of each split, the hash of its images and how many there are of each class; of sets a hash of what is in which, and of priors."""
     manifest = federation.manifest
     entry = manifest["silos"].get(name) or manifest["unseen"].get(name, {})
     kept = ("sha256", "images_of_class")
-    return {part: {key: split[key] for key in kept if key in split} for part, split in entry.items() if isinstance(split, dict)}
+    found = {part: {key: split[key] for key in kept if key in split} for part, split in entry.items() if isinstance(split, dict)}
+    if "sets" in entry.get("train", {}):
+        told = json.dumps([entry["train"]["sets"], entry["train"]["priors"]])
+        found["train"]["sets_sha256"] = hashlib.sha256(told.encode()).hexdigest()
+    return found
