@@ -184,6 +184,9 @@ def resume(
 
     The arguments are those of :func:`train`. What was given to it as an object is given again: the clients, the network, and, in a new
     process, the algorithms that no package registers. The run refuses clients and networks that are others than before.
+
+    Raises:
+        UserError: no run to go on with, another version's, or other objects than before. RunError: the run cannot go on honestly.
     """
     for name, arm in (arms or {}).items():
         if not isinstance(arm, Algorithm):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
@@ -50,6 +51,7 @@ class SiloProgram:
         self._source, self._device = source, device
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
+        self._key = secrets.token_bytes(32)
         self._setting = ""
         self._data: LabeledData | SetData | None = None
         self._arm: tuple[str, Client] | None = None
@@ -122,7 +124,7 @@ class SiloProgram:
         kind = "labeled" if isinstance(data, LabeledData) else "sets"
         federation = Federation(kind, (), setting.classes, setting.image_shape, setting.mean, setting.std)  # type: ignore[arg-type]
         workspace = Workspace(find(arm.algorithm)(arm.parameters).bound(setting.context()), cfg.data, federation, self._device)
-        return Client(self._source.name, lambda: data, workspace)
+        return Client(self._source.name, lambda: data, workspace, self._key)
 
 
 def _content(federation: Federation, name: str) -> dict[str, dict[str, Any]]:
