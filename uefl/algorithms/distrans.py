@@ -81,7 +81,7 @@ class DisTrans(Algorithm):
         return TwinNet(spec, self.parameters.alpha)
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """The offset."""
+        """The offset stays with its client, unless the offsets are averaged."""
         return name == "offset" and self.parameters.offsets == "local"
 
     def before_round(self, work: Work) -> None:
@@ -103,13 +103,13 @@ class DisTrans(Algorithm):
         offset.grad = None
 
     def after_round(self, work: Work) -> None:
-        """The offset is a buffer again."""
+        """Make the offset a buffer again."""
         offset = _offset(work)
         offset.requires_grad_(False)
         offset.grad = None
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """The model; and measure the way of the offset."""
+        """Return the model, and measure how far the offset has moved."""
         start = work.memory["start"]
         work.metrics["offset_moved"] = float((_offset(work) - start).norm() / start.norm())
         return super().update(work)

@@ -45,7 +45,7 @@ class Teacher:
 
     @classmethod
     def of(cls, server: ServerData | None, workspace: Workspace) -> Teacher | None:
-        """None where the server has no images."""
+        """The teacher of a server with images of its own; None where it has none."""
         return cls(server, workspace) if server is not None and (server.labeled or server.validation) else None
 
     def train(

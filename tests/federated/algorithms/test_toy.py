@@ -166,6 +166,8 @@ def test_names_are_taken_once_and_found_by_likeness():
         uefl.register("fedavg", Toy)
     with pytest.raises(TypeError, match=r"expected a subclass of uefl\.Algorithm"):
         uefl.register("other", object)
+    with pytest.raises(UserError, match=r"^unknown key 'betta' in \[Toy\] \(did you mean 'beta'\?\); it has beta$"):
+        Toy(betta=0.1)
     with pytest.raises(UserError, match=r"no algorithm 'toyy' \(did you mean 'toy'\?\)"):
         find("toyy")
 

@@ -44,7 +44,7 @@ class OnSets(Algorithm):
     kind = "sets"
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """A step needs two images."""
+        """Refuse a client with a single image, since a step needs two."""
         smallest = min(federation.silos, key=lambda silo: silo.sizes.train)
         if smallest.sizes.train < 2:
             raise UserError(f"client {smallest.name!r} has {smallest.sizes.train} image; batch norm needs two or more in a step")
@@ -61,7 +61,7 @@ class OnSets(Algorithm):
         return self.plain_means
 
     def weight(self, update: Reply) -> float:
-        """Clients count alike, or by their images."""
+        """Let clients count alike, or by their images."""
         return update.examples if self.parameters.client_weights == "examples" else 1.0
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
