@@ -13,7 +13,6 @@ The state between two turns is all there is to a checkpoint.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -32,7 +31,7 @@ from ..engines.base import Engine, Message, Reply, join, member, split
 from ..lazy import Lazy
 from ..privacy import Privacy
 from ..seeds import seeded
-from .checks import check_course, check_quorum, not_finite, printable, unsound
+from .checks import check_course, check_quorum, not_finite, printable, unsound, written
 from .participants import Participants
 from .private import PrivateStates, StateFiles, Tensors
 from .teacher import Teacher
@@ -86,7 +85,7 @@ class Arm:
             with self._seeded(algorithm, "server_state"):
                 state = algorithm.server_state(shared["values"], shared["buffers"], workspace.net)
             state.tensors = {name: tensor.to(self._device) for name, tensor in state.tensors.items()}
-            self.states.append(_written(state))
+            self.states.append(written(state))
             self.private.append(PrivateStates(self.files, self.context.clients, rest, partial(self._fresh, algorithm), self._device))
         central = privacy if privacy is not None and privacy.central else None
         self._rule = central or Rule(self.run.aggregation, self.run.attackers)
@@ -144,7 +143,7 @@ class Arm:
             self.trained += 1
             self.round += 1
         for state in self.states:
-            _written(state)
+            written(state)
         return records
 
     def exchange(self, *, measure: bool, train: bool) -> list[Record]:
@@ -391,15 +390,6 @@ class Arm:
     def named_files(self) -> set[str]:
         """The files of private states that :meth:`state` names."""
         return {name for states in self.private for name in states.named.values()}
-
-
-def _written(state: State) -> State:
-    """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint."""
-    try:
-        state.plain = json.loads(json.dumps(state.plain))
-    except TypeError as error:
-        raise TypeError(f"state.plain: {error}; it holds values of JSON alone, tensors belong to state.tensors") from None
-    return state
 
 
 def _silent(line: str) -> None:
