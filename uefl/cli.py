@@ -78,6 +78,7 @@ app = typer.Typer(
 
 class _Engine(str, Enum):
     local = "local"
+    distributed = "distributed"
     flower = "flower"
 
 
@@ -146,7 +147,10 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
     data_root: _DataRoot = None,
-    engine: Annotated[_Engine, typer.Option(help="Clients in this process, or each in one of its own, over Flower.")] = _Engine.local,
+    engine: Annotated[
+        _Engine, typer.Option(help="Clients in this process, dealt over workers (distributed), or each in one of its own, over Flower.")
+    ] = _Engine.local,
+    workers: Annotated[int | None, typer.Option(min=1, help="Distributed: how many; default: one for each GPU, or each core.")] = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Flower: join the silos at this SuperLink.")] = None,
     silos: Annotated[int | None, typer.Option(min=1, help="Flower: how many silos take part.")] = None,
     root_certificates: _RootCertificates = None,
@@ -172,16 +176,19 @@ def train(
     from .run import train as train_run
 
     options = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates, "secret": secret, "insecure": insecure}
-    if engine is _Engine.local and any(options.values()):
+    if engine is not _Engine.flower and any(options.values()):
         raise UserError("--superlink, --silos, --root-certificates, --secret and --insecure are for --engine flower")
+    if engine is not _Engine.distributed and workers is not None:
+        raise UserError("--workers is for --engine distributed")
     again = [f" --data-root {data_root}"] if data_root else []
     again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
-    again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
+    given = options | {"workers": workers}
+    again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in given.items() if value]
     go_on = f"uefl train --resume {folder}{''.join(again)}"
     console = _console()
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with watch(console) as observer, _deployment(engine, options, wait, device.value, observer.notice) as deployment:
+        with watch(console) as observer, _deployment(engine, workers, options, wait, device.value, observer.notice, go_on) as deployment:
             keys: dict[str, Any] = {"device": device.value, "data_root": data_root, "observer": observer, "deployment": deployment}
             if resume is not None:
                 resume_run(folder, **keys)
@@ -202,13 +209,21 @@ def train(
 
 
 def _deployment(
-    engine: _Engine, options: dict[str, Any], wait: float, device: str, notice: Callable[[str], None]
+    engine: _Engine,
+    workers: int | None,
+    options: dict[str, Any],
+    wait: float,
+    device: str,
+    notice: Callable[[str], None],
+    go_on: str,
 ) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
-    from .deploy.command import deployment
+    from .deploy.command import crew, deployment
 
-    return deployment(**options, wait=wait, device=device, notice=notice)
+    if engine is _Engine.distributed:
+        return crew(workers, device, notice, go_on)
+    return deployment(**options, wait=wait, device=device, notice=notice, go_on=go_on)
 
 
 @app.command()

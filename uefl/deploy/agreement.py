@@ -11,7 +11,7 @@ from ..data import manifest as record
 from ..data.federation import Federation, LabeledData, SetData, Silo, Sizes
 from ..data.notes import check_names
 from ..data.prepare import PixelCounts
-from ..engines.flower import faults
+from ..engines import faults
 from ..engines.flower.members import Report
 from ..errors import UserError
 

@@ -1,11 +1,12 @@
-"""What ``uefl train --engine flower`` and ``uefl silo`` do, and what they ask for before they do it."""
+"""What ``uefl train --engine ...`` and ``uefl silo`` do, and what they ask for before they do it."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ..engines.flower.address import Address
     from ..report.tables import Table
     from .deployment import Deployment
+    from .workers import Workers
 
 _ABOUT_FAULTS = """# What faults do to a deployed run
 
@@ -36,6 +38,7 @@ def deployment(
     wait: float,
     device: str,
     notice: Callable[[str], None],
+    go_on: str,
 ) -> Iterator[Deployment]:
     """Where ``uefl train`` finds its clients.
 
@@ -48,6 +51,7 @@ def deployment(
         wait: seconds.
         device: of clients that are started here.
         notice: called with a line for the user.
+        go_on: the command that goes on with the run.
 
     Raises:
         UserError: options that do not go together, or a missing one.
@@ -71,7 +75,32 @@ def deployment(
         with joined(address, silos, None if secret is None else _content(secret, "--secret"), wait, notice) as found:
             yield found
     except Unreachable as error:
-        raise RunError(f"{error}; go on with uefl train --resume") from None
+        raise RunError(f"{error}; go on with: {go_on}") from None
+
+
+def crew(workers: int | None, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Workers]:
+    """Workers on this machine, for ``uefl train --engine distributed``.
+
+    Args:
+        workers: how many; None: one for each GPU, or for each core where the work is done on the CPU.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        notice: called with a line for the user.
+        go_on: the command that goes on with the run.
+
+    Raises:
+        UserError: torch has no gloo here, or there is no such device.
+    """
+    import torch
+
+    from ..run import chosen_device
+
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        raise UserError("this torch was built without gloo, which --engine distributed needs; use --engine local")
+    from .workers import on_workers
+
+    where = chosen_device(device).type
+    count = torch.cuda.device_count() if where == "cuda" else len(os.sched_getaffinity(0))
+    return on_workers(workers or count, where, notice, go_on)
 
 
 def silo(
@@ -111,6 +140,7 @@ def silo(
 
     from ..data.notes import check_names
     from ..engines.flower.address import Unreachable
+    from ..engines.flower.codec import on_records
     from ..engines.flower.node import read_key, serve
     from ..run import chosen_device
     from .silo import SiloProgram
@@ -138,7 +168,7 @@ def silo(
         source = OwnFolder(data, name)
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
-        serve(address, SiloProgram(source, where), None if key is None else read_key(key), patience=wait)
+        serve(address, on_records(SiloProgram(source, where)), None if key is None else read_key(key), patience=wait)
     except (Unreachable, ValueError) as error:
         raise UserError(str(error)) from None
 

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from ..config import Config
 from ..data import build
 from ..data.federation import Federation
+from ..engines.flower import QUIET
 from ..engines.flower.address import Address, Unreachable
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import connect
@@ -61,7 +62,9 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
         device: of the clients.
         notice: called with a line for the user.
     """
-    processes = Processes()
+    processes = Processes("uefl-flower-")
+    processes.environment |= QUIET | {"FLWR_HOME": str(processes.folder / "flwr")}
+    processes.environment |= dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
 
     def stop() -> None:
         logs = processes.stop()

@@ -1,4 +1,4 @@
-"""What a silo process trains on: its own folder, or, where one machine stands for a federation, its share of a data set."""
+"""What a process with clients trains on: a folder of its own, or, where one machine stands for a federation, shares of a data set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ..data import build, labeled
-from ..data.federation import Federation, LabeledData, SetData, Split
+from ..data.federation import Federation, LabeledData, SetData, Silo, Split
 from ..data.partitions.natural import Natural
 from ..data.sources import own_folder
 from ..errors import UserError
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """The data of one client."""
+    """The data of one client, or of all."""
 
-    name: str
-    """of the client"""
+    name: str | None
+    """of the client; None: it has the data of every one"""
 
     def federation(self, cfg: Config) -> Federation:
         """A federation that has this client, with the classes and the shape that its own images have."""
         ...
 
-    def data(self, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
-        """The images of this client, with labels that count in ``classes``, and in as many channels."""
+    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
+        """The images of a client, with labels that count in ``classes``, and in as many channels."""
         ...
 
 
@@ -44,7 +44,7 @@ class OwnFolder:
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        self.name = name
+        self.name: str | None = name
         self._table = own_folder.read_one(path, name)
         self._read = cache(self._federation)
 
@@ -62,7 +62,7 @@ class OwnFolder:
         deal = Natural().deal(self._table, data, cfg.run.seed)
         return labeled.federate(self._table, deal, data, cfg.run.seed, partition={"scheme": Natural.name})
 
-    def data(self, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
+    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
         """The images of this silo."""
         federation = self.federation(cfg)
         found = federation.silos[0].load()
@@ -80,29 +80,29 @@ class OwnFolder:
 
 
 class Dealt:
-    """One client of the federation that the configuration describes, which this process builds again for itself.
+    """Clients of the federation that the configuration describes, which this process builds again for itself.
 
     Args:
-        name: of the client.
+        name: of the client; None: it stands for all of them.
         data_root: where the files of data sets lie; None: the environment variable UEFL_DATA.
     """
 
-    def __init__(self, name: str, data_root: Path | None = None) -> None:
+    def __init__(self, name: str | None, data_root: Path | None = None) -> None:
         self.name = name
         self._root = data_root
         self._built = cache(self._build)
 
     def federation(self, cfg: Config) -> Federation:
-        """All clients, of which this process looks at one."""
-        return self._built(cfg.to_toml())
+        """All clients; their images are read by :meth:`data`."""
+        return self._built(cfg.to_toml())[0]
 
-    def _build(self, text: str) -> Federation:
+    def _build(self, text: str) -> tuple[Federation, dict[str, Silo]]:
         from ..config import from_toml
 
         cfg = from_toml(text)
-        return build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
+        federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
+        return federation, {silo.name: silo for silo in (*federation.silos, *federation.unseen)}
 
-    def data(self, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
-        """The images of this client."""
-        federation = self.federation(cfg)
-        return next(silo for silo in (*federation.silos, *federation.unseen) if silo.name == self.name).load()
+    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
+        """The images of a client."""
+        return self._built(cfg.to_toml())[1][client].load()

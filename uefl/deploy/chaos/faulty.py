@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import RecordDict
 
 from ... import checkpoint
 from ...engines.base import Message, Reply
-from ...engines.flower.codec import Header, pack_reply, unpack, unpack_reply
+from ...engines.codec import Header, Packet, packed_reply, reply_of
 from .. import silo
 from ..silo import SiloProgram
 from .stage import SECRET
@@ -64,15 +63,17 @@ class Faulty(SiloProgram):
 
     fault = ""
 
-    def __call__(self, records: RecordDict) -> RecordDict:
+    def __call__(self, packet: Packet | None) -> Packet:
         """The answer, damaged."""
-        answer = super().__call__(records)
-        header, _ = unpack(records)
+        answer = super().__call__(packet)
+        if packet is None:
+            return answer
+        header = packet.header
         if header["ask"] != "work" or header["options"]["round"] != 1 or self.fault not in DAMAGE:
             return answer
-        reply = unpack_reply(answer)
+        reply = reply_of(answer)
         DAMAGE[self.fault](reply)
-        return pack_reply(reply)
+        return packed_reply(reply)
 
     def _client(self, header: Header) -> Callable[[Message], Reply]:
         return _raises if self.fault == "raises" and header["options"]["round"] == 1 else super()._client(header)

@@ -9,9 +9,10 @@ from flwr.app import Message as Sent
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from .. import faults
 from ..base import Message, Reply
-from . import faults
-from .codec import Header, Unreadable, pack_message, unpack_reply
+from ..codec import Header, Unreadable
+from .codec import pack_message, unpack_reply
 from .members import Members, push
 
 _PAUSES = (0.02, 0.5)  # seconds between two questions for replies: at first, and when nobody has answered for long

@@ -9,7 +9,8 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from .codec import Header, Tensors, Unreadable, pack, unpack
+from ..codec import Header, Tensors, Unreadable
+from .codec import pack, unpack
 
 _EVERY = 1.0  # seconds between two looks at the nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
