@@ -80,6 +80,7 @@ class _Engine(str, Enum):
     local = "local"
     distributed = "distributed"
     flower = "flower"
+    ray = "ray"
 
 
 class _Device(str, Enum):
@@ -148,9 +149,12 @@ def train(
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
     data_root: _DataRoot = None,
     engine: Annotated[
-        _Engine, typer.Option(help="Clients in this process, dealt over workers (distributed), or each in one of its own, over Flower.")
+        _Engine,
+        typer.Option(
+            help="Clients in this process; dealt over workers; each in a process of its own, over Flower; in Flower's simulation."
+        ),
     ] = _Engine.local,
-    workers: Annotated[int | None, typer.Option(min=1, help="Distributed: how many; default: one for each GPU, or each core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Distributed, ray: processes; default: one per GPU, or core.")] = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Flower: join the silos at this SuperLink.")] = None,
     silos: Annotated[int | None, typer.Option(min=1, help="Flower: how many silos take part.")] = None,
     root_certificates: _RootCertificates = None,
@@ -175,20 +179,22 @@ def train(
     from .run import resume as resume_run
     from .run import train as train_run
 
-    options = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates, "secret": secret, "insecure": insecure}
+    options: dict[str, Any] = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates}
+    options |= {"secret": secret, "insecure": insecure}
     if engine is not _Engine.flower and any(options.values()):
         raise UserError("--superlink, --silos, --root-certificates, --secret and --insecure are for --engine flower")
-    if engine is not _Engine.distributed and workers is not None:
-        raise UserError("--workers is for --engine distributed")
+    if engine in (_Engine.local, _Engine.flower) and workers is not None:
+        raise UserError("--workers is for --engine distributed and --engine ray")
+    options = options if engine is _Engine.flower else {"workers": workers}
     again = [f" --data-root {data_root}"] if data_root else []
     again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
-    given = options | {"workers": workers}
-    again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in given.items() if value]
+    again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
     go_on = f"uefl train --resume {folder}{''.join(again)}"
+    options |= {"device": device.value, "go_on": go_on} | ({"wait": wait} if engine is _Engine.flower else {})
     console = _console()
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with watch(console) as observer, _deployment(engine, workers, options, wait, device.value, observer.notice, go_on) as deployment:
+        with watch(console) as observer, _deployment(engine, **options, notice=observer.notice) as deployment:
             keys: dict[str, Any] = {"device": device.value, "data_root": data_root, "observer": observer, "deployment": deployment}
             if resume is not None:
                 resume_run(folder, **keys)
@@ -208,22 +214,14 @@ def train(
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
 
 
-def _deployment(
-    engine: _Engine,
-    workers: int | None,
-    options: dict[str, Any],
-    wait: float,
-    device: str,
-    notice: Callable[[str], None],
-    go_on: str,
-) -> AbstractContextManager[Deployment | None]:
+def _deployment(engine: _Engine, **options: Any) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
-    from .deploy.command import crew, deployment
+    from .deploy import command
 
-    if engine is _Engine.distributed:
-        return crew(workers, device, notice, go_on)
-    return deployment(**options, wait=wait, device=device, notice=notice, go_on=go_on)
+    makers: dict[_Engine, Callable[..., AbstractContextManager[Deployment]]]
+    makers = {_Engine.distributed: command.crew, _Engine.flower: command.deployment, _Engine.ray: command.simulation}
+    return makers[engine](**options)
 
 
 @app.command()

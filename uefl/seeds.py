@@ -21,3 +21,11 @@ def seeded(device: torch.device, seed: int, *place: str | int) -> Iterator[None]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derive(seed, *place))
         yield
+
+
+def make_repeatable(threads: int, device: torch.device) -> None:
+    """Set the CPU threads, and the deterministic kernels of a GPU, so that this process computes the same bits again."""
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -92,15 +92,35 @@ def crew(workers: int | None, device: str, notice: Callable[[str], None], go_on:
     """
     import torch
 
-    from ..run import chosen_device
-
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         raise UserError("this torch was built without gloo, which --engine distributed needs; use --engine local")
     from .workers import on_workers
 
+    return on_workers(*_processes(workers, device), notice, go_on)
+
+
+def simulation(workers: int | None, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Deployment]:
+    """Flower's simulation, for ``uefl train --engine ray``; arguments as of :func:`crew`.
+
+    Raises:
+        UserError: Flower or Ray is not installed, or there is no such device.
+    """
+    _check_installed()
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("Ray is not installed; install it with: pip install 'uefl[ray]'")
+    from .simulation import in_simulation
+
+    return in_simulation(*_processes(workers, device), notice, go_on)
+
+
+def _processes(workers: int | None, device: str) -> tuple[int, str]:
+    """How many processes do the work of all clients, and on what."""
+    import torch
+
+    from ..run import chosen_device
+
     where = chosen_device(device).type
-    count = torch.cuda.device_count() if where == "cuda" else len(os.sched_getaffinity(0))
-    return on_workers(workers or count, where, notice, go_on)
+    return workers or (torch.cuda.device_count() if where == "cuda" else len(os.sched_getaffinity(0))), where
 
 
 def silo(

@@ -18,7 +18,7 @@ from ..engines.flower import QUIET
 from ..engines.flower.address import Address, Unreachable
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import connect
-from ..engines.flower.members import Members, Report
+from ..engines.flower.members import Members, Report, Roster
 from ..errors import RunError, UserError
 from .agreement import agree, refused
 from .processes import Processes, free_port
@@ -36,7 +36,7 @@ class Deployment:
         threads: CPU threads of every client; 0: each decides.
     """
 
-    def __init__(self, join: Callable[[Config, Path | None], tuple[Federation, Grid, Members]], threads: Callable[[], int]) -> None:
+    def __init__(self, join: Callable[[Config, Path | None], tuple[Federation, Grid, Roster]], threads: Callable[[], int]) -> None:
         self._join, self._threads = join, threads
 
     def federation(self, cfg: Config, data_root: Path | None) -> Federation:

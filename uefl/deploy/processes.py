@@ -10,7 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 _GRACE = 5.0  # seconds between asking a process to end and ending it
 
@@ -70,6 +73,14 @@ class Processes:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
+
+
+def note_crowd(processes: int, device: str, notice: Callable[[str], None]) -> None:
+    """Say so where the threads of all processes are more than the cores."""
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    if device == "cpu" and threads > 1 and processes * threads > cores:
+        crowd = f"{processes} processes with {threads} threads each on {cores} cores slow each other down"
+        notice(f"note: {crowd}; set threads = {max(1, cores // processes)}")
 
 
 def free_port() -> int:

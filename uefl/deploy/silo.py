@@ -22,6 +22,7 @@ from ..engines import faults
 from ..engines.base import Message, Reply, split
 from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply
 from ..errors import UserError
+from ..seeds import make_repeatable
 from .setting import Setting, understood
 from .sources import Source
 
@@ -112,7 +113,7 @@ class SiloProgram:
 
     def _workspace(self, setting: Setting, name: str) -> Workspace:
         cfg = setting.cfg()
-        torch.set_num_threads(setting.threads or self._threads)
+        make_repeatable(setting.threads or self._threads, self._device)
         arm = cfg.arms[name]
         federation = Federation(cfg.kind, (), setting.classes, setting.image_shape, setting.mean, setting.std)  # type: ignore[arg-type]
         return Workspace(find(arm.algorithm)(arm.parameters).bound(setting.context()), cfg.data, federation, self._device)

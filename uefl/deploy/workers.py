@@ -17,7 +17,7 @@ from ..engines.codec import Packet
 from ..engines.distributed.engine import DistributedEngine
 from ..engines.distributed.group import Crew, Group, Lost
 from ..errors import RunError
-from .processes import Processes
+from .processes import Processes, note_crowd
 from .setting import Setting, greeting, task
 
 Notice = Callable[[str], None]
@@ -98,10 +98,7 @@ class Workers:
         return DistributedEngine(self._crew, self._names, task(self._setting, arm), started)
 
     def _start(self, data_root: Path | None) -> Crew:
-        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-        if self._device == "cpu" and self._count * threads > cores >= self._count:
-            many = f"{self._count} workers with {threads} threads each on {cores} cores slow each other down"
-            self._notice(f"note: {many}; set threads = {cores // self._count}")
+        note_crowd(self._count, self._device, self._notice)
         size, root = str(self._count + 1), [] if data_root is None else [str(data_root)]
         for rank in range(1, self._count + 1):
             place = (str(self._processes.folder), str(rank), size, self._device, str(os.getpid()))
