@@ -11,12 +11,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; threads tha
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # processes that share the cores: each has its part of them, also in what it starts
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))))
 
+import atexit
 import hashlib
 import pickle
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+# Inductor writes C++ without vectors, in every process: to find out which ones the CPU has takes it longer than most tests. Its answer
+# stays for the life of a process, and its cache does not tell code by it: a process that knows no vectors could find code that has them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # one for all processes of a run, which begins with nothing that another run has left
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="uefl-inductor-")
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 import numpy as np
 import pytest

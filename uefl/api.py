@@ -63,6 +63,13 @@ class Run:
 
         return pandas.DataFrame.from_records(self._read.records)
 
+    @property
+    def left_out(self) -> pandas.DataFrame:
+        """A row per answer of a client that was left out: ``arm``, ``iteration``, ``round``, ``client``, and why, ``left_out``."""
+        import pandas
+
+        return pandas.DataFrame(self._read.left_out, columns=["arm", "iteration", "round", "client", "left_out"])
+
     def model(self, arm: str | None = None) -> saved.SavedModel:
         """The trained model of an arm; without a name, of the only one.
 

@@ -1,6 +1,6 @@
 """A run: its arms train one after the other on the same clients, and its folder holds all results.
 
-config.toml        the resolved configuration           metrics.jsonl   one line per arm, round and client
+config.toml        the resolved configuration           metrics.jsonl   a line per arm, round and client, and per answer left out
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
 manifest.json      which images each client has         model-*.safetensors  the final model of each arm
 private/           what is each client's own                samples.*       a few images of every client
@@ -29,7 +29,7 @@ from . import checkpoint, config, report
 from .aggregation import check_rule
 from .algorithms.base import Algorithm, Context, Record, find
 from .client.client import Clients
-from .client.workspace import Workspace
+from .client.workspace import Workspace, uses_bf16
 from .config import Config
 from .data import build
 from .data.federation import Federation
@@ -104,6 +104,8 @@ def train(
     """
     where = chosen_device(device)
     cfg = cfg.absolute()
+    if deployment is None:  # clients in other processes choose for the machine that they are on
+        cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, where) else "fp32")
     _check_free(out)
     run = _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
     try:
@@ -167,7 +169,7 @@ def _check_free(out: Path) -> None:
         raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
 
 
-_START: dict[str, Any] = {"arm": 0, "seconds": {}, "rejected": {}, "metrics_bytes": 0}
+_START: dict[str, Any] = {"arm": 0, "seconds": {}, "metrics_bytes": 0}
 
 
 def _prepare(
@@ -245,7 +247,6 @@ class _Run:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
-        self.rejected: dict[str, int] = dict(plain["rejected"])
         self._cut_metrics(plain["metrics_bytes"])
         self.observer.start(list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.silos))
         self.observer.notice(self.federation.describe())
@@ -321,29 +322,38 @@ class _Run:
         self.observer.arm(arm.name, arm.round)
         while not arm.finished:
             begun = time.monotonic()
-            records = arm.turn()
+            try:
+                records = arm.turn()
+            finally:  # also where so many were left out that the run ends here
+                self._write(arm.left_out)
+                arm.left_out.clear()
             self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun
-            self.rejected[arm.name] = arm.rejected
             if records:
-                with self.metrics.open("a") as file:
-                    file.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
-                    file.flush()
-                    os.fsync(file.fileno())  # the checkpoint after it counts on these bytes
+                self._write(records)
                 self.observer.round(arm.name, records[0]["round"], records)
                 if events is not None:
                     events.round(arm.name, records[0]["round"], records)
             tensors, state = arm.state()
-            plain = {"arm": index, "seconds": self.seconds, "rejected": self.rejected, "metrics_bytes": self.metrics.stat().st_size}
+            plain = {"arm": index, "seconds": self.seconds, "metrics_bytes": self.metrics.stat().st_size}
             arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
             arm.files.sweep(arm.named_files())
         saved.save(self.out / f"model-{arm.name}.safetensors", self.cfg, arm.name, self.federation, arm.networks(workspace))
 
+    def _write(self, lines: list[Record]) -> None:
+        """Add lines to the metrics."""
+        if not lines:
+            return
+        with self.metrics.open("a") as file:
+            file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())  # the checkpoint after it counts on these bytes
+
     def _summary(self) -> dict[str, Any]:
-        records = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        arms = report.summarize(records, self.cfg.run.target_accuracy, report.own_columns(self.cfg))
+        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        arms = report.summarize(lines, self.cfg.run.target_accuracy, report.own_columns(self.cfg))
         for name, outcome in arms.items():
-            outcome |= {"seconds": round(self.seconds[name], 3), "rejected": self.rejected[name]}
+            outcome["seconds"] = round(self.seconds[name], 3)
         return {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
 
 
@@ -370,7 +380,8 @@ def _lock(out: Path) -> Iterator[None]:
 @contextmanager
 def _events(out: Path, metrics: Path, columns: Iterable[str]) -> Iterator[report.EventWriter | None]:
     """A writer of events that begins with the metrics so far, because the events of a killed run may be ahead of them."""
-    writer = report.open_event_writer(out, [json.loads(line) for line in metrics.read_text().splitlines()], columns)
+    records, _ = report.parted(json.loads(line) for line in metrics.read_text().splitlines())
+    writer = report.open_event_writer(out, records, columns)
     try:
         yield writer
     finally:

@@ -63,9 +63,7 @@ def table(arms: tuple[str, ...], **keys: Any) -> dict[str, Any]:
     return config.load({"training": plan, "arms": tables}, **keys).table()
 
 
-def write(
-    path: Path, lines: list[dict[str, Any]] | None = None, *, finished: bool = True, rejected: int = 0, classes: Any = CLASSES, **keys: Any
-) -> Path:
+def write(path: Path, lines: list[dict[str, Any]] | None = None, *, finished: bool = True, classes: Any = CLASSES, **keys: Any) -> Path:
     """A run folder of these records; ``keys`` go into its configuration."""
     lines = records() if lines is None else lines
     arms = tuple(dict.fromkeys(line["arm"] for line in lines))
@@ -77,6 +75,6 @@ def write(
     if finished:
         outcome = summarize(lines, columns=own_columns(cfg))
         for arm in outcome.values():
-            arm |= {"seconds": 1.5, "rejected": rejected}
+            arm["seconds"] = 1.5
         (path / "summary.json").write_text(json.dumps({"schema": 2, "preset": "demo", "seed": cfg.run.seed, "arms": outcome}))
     return path

@@ -113,7 +113,7 @@ def test_an_update_of_which_one_member_is_unsound_is_left_out_of_all():
     algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: Meddler(e, meddle))
     algorithm.turn()
     assert notices == ["round 1: left out silo-1: member 1: values is not finite"]
-    assert algorithm.rejected == 1
+    assert len(algorithm.left_out) == 1
     assert bool((algorithm.states[0].tensors["values"] == 3.0).all())
     assert all(bool(torch.isfinite(own.tensors["values"]).all()) for own in algorithm.states)
 

@@ -18,8 +18,6 @@ from .interrupted import KEYS, Killer, outcome
 from .whole_run import Watcher, killed
 from .whole_run import start as start_demo
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 def train(out, **overrides):
     keys = {"arms": {"fedper": {}, "fedbn": {}}, "data": KEYS["data"] | {"clients": 3}}

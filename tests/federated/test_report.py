@@ -13,6 +13,7 @@ from uefl.report import (
     arm_table,
     client_table,
     differing_keys,
+    left_out_table,
     open_event_writer,
     plots,
     read_run,
@@ -27,6 +28,11 @@ from uefl.report.tables import Table
 from . import run_folder
 
 PICTURES = ("arms", "accuracy", "entropy", "reliability", "classes", "confusion")
+
+
+def left_out(rounds):
+    place = {"arm": "uefl", "iteration": 0, "client": "silo-1"}
+    return [place | {"round": round, "left_out": "a | b [red]"} for round in rounds]
 
 
 def column(table: Table, name: str) -> list[str]:
@@ -223,9 +229,33 @@ def test_report_is_written_anew_and_repeats_itself(tmp_path):
 
 
 def test_rejected_updates_stand_before_the_numbers(tmp_path):
-    write_report(run_folder.write(tmp_path, rejected=3))
+    write_report(run_folder.write(tmp_path, [*left_out((0, 1, 3)), *run_folder.records()]))
     text = (tmp_path / "report.md").read_text()
-    assert text.index("uefl: 3 answers of clients left out") < text.index("| arm |")
+    assert text.index("uefl: 3 answers of clients left out; see the table below") < text.index("| arm |")
+    assert "| arm | client | rounds | times | why |" in text
+    assert r"| uefl | silo-1 | 1-2, 4 | 3 | a \| b \[red\] |" in text
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_answers_that_were_left_out_are_no_records_of_a_round(tmp_path, finished):
+    lines = run_folder.records()
+    plain = read_run(run_folder.write(tmp_path / "plain", lines, finished=finished))
+    run = read_run(run_folder.write(tmp_path / "run", [*lines[:3], *left_out((0, 1)), *lines[3:], *left_out((3,))], finished=finished))
+    assert run.records == plain.records
+    assert [line["round"] for line in run.left_out] == [0, 1, 3]
+    assert run.arms["uefl"] == plain.arms["uefl"] | {"rejected": 3, "left_out": {"a | b [red]": 3}}
+    assert run.arms["fedavg"] == plain.arms["fedavg"]
+    assert run.arms["fedavg"]["rejected"] == 0
+    assert left_out_table(plain) is None
+
+
+def test_of_very_many_answers_that_were_left_out_the_report_says_where_the_rest_is(tmp_path):
+    lines = [line | {"client": f"c{i}"} for i in range(60) for line in left_out((0,))]
+    write_report(run_folder.write(tmp_path, [*lines, *run_folder.records()]))
+    text = (tmp_path / "report.md").read_text()
+    assert "10 rows more: metrics.jsonl" in text
+    assert "| c49 |" in text
+    assert "| c50 |" not in text
 
 
 def test_a_silo_may_be_called_anything(tmp_path):

@@ -25,6 +25,16 @@ def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, call
     assert lost <= 3  # at most the one exchange that was under way
 
 
+def test_a_run_keeps_its_precision_where_the_cpu_is_another(finished, tmp_path, monkeypatch):
+    here = torch.cpu._is_avx512_bf16_supported()
+    interrupted(tmp_path / "run")
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: not here)
+    observer = Watcher()
+    go_on(tmp_path / "run", observer)
+    assert outcome(tmp_path / "run") == outcome(finished[0])
+    assert not [notice for notice in observer.notices if "bit for bit" in notice]
+
+
 def test_kill_9_loses_at_most_a_round(finished, tmp_path):
     killed(__name__, tmp_path / "run", "uefl", 1, "silo-1")
     assert not (tmp_path / "run" / "summary.json").exists()

@@ -10,6 +10,7 @@ from uefl.client.client import Clients
 from uefl.client.workspace import Workspace
 from uefl.engines.base import Reply
 from uefl.errors import RunError
+from uefl.server.checks import check_quorum
 
 
 class Meddler:
@@ -92,8 +93,9 @@ def test_an_update_that_is_not_finite_is_left_out_counted_and_said():
     algorithm, _, notices = arm(settings("fedavg", quorum=0.6), wrap=lambda e: Meddler(e, broken))
     algorithm.turn()
     assert bool(torch.isfinite(values(algorithm)).all())
-    assert algorithm.rejected == 1
     assert notices == ["round 1: left out silo-1: values is not finite"]
+    line = {"arm": "arm", "iteration": 0, "round": 0, "client": "silo-1", "left_out": "values is not finite"}
+    assert algorithm.left_out == [line]
 
 
 def test_below_the_quorum_the_run_ends_with_an_error():
@@ -125,15 +127,15 @@ def test_a_client_that_does_not_answer_counts_against_the_quorum():
     records = finish(lenient)
     assert {r["client"] for r in records} == {"silo-0", "silo-1"}
     assert notices[0] == "round 2: left out silo-2: gone"
-    assert lenient.rejected == len(notices) == 3
+    assert [line["round"] for line in lenient.left_out] == [1, 1, 2]
+    assert len(notices) == 3
 
 
 @pytest.mark.parametrize(("quorum", "clients", "needed"), [(0.07, 100, 7), (0.14, 50, 7), (0.5, 3, 2), (1.0, 9, 9), (0.01, 3, 1)])
 def test_the_quorum_is_rounded_up_but_not_by_floating_point_noise(quorum, clients, needed):
-    algorithm, _, _ = arm(settings("fedavg", quorum=quorum))
-    algorithm._check_quorum(needed, clients, "answered")
+    check_quorum(quorum, 1, needed, clients, "answered", [])
     with pytest.raises(RunError, match=f"the quorum is {needed};"):
-        algorithm._check_quorum(needed - 1, clients, "answered")
+        check_quorum(quorum, 1, needed - 1, clients, "answered", [])
 
 
 def test_the_deadline_of_a_round_reaches_the_engine():
@@ -183,7 +185,7 @@ def test_a_client_that_measures_no_number_is_left_out_as_with_a_bad_update_and_t
     (key, value), *_ = values.items()
     value = value[-1] if isinstance(value, list) else value
     assert notices[0] == f"round 2: left out silo-1: its {key} is {value}; if the model has diverged, lower lr"
-    assert algorithm.rejected == len(notices) == 3
+    assert len(algorithm.left_out) == len(notices) == 3
     assert bool(torch.isfinite(algorithm.states[0].tensors["values"]).all())
 
 
@@ -236,12 +238,32 @@ def test_bf16_autocast_is_used_where_asked():
     assert dtypes == {("fp32", torch.float32), ("bf16", torch.bfloat16)}
 
 
-def test_the_number_of_rejected_updates_survives_a_checkpoint():
-    algorithm, _, _ = arm(settings("fedavg", quorum=0.6), wrap=lambda e: Meddler(e, broken))
+@pytest.mark.parametrize("has", [True, False])
+def test_auto_takes_bf16_where_the_cpu_multiplies_it(has, monkeypatch):
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has)
+    assert workspace(settings("fedavg", precision="auto")).autocast == has
+
+
+@pytest.mark.parametrize("name", ["left_out", "unseen", "round"])
+def test_a_client_cannot_say_which_line_its_metrics_are(name):
+    algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=measures(**{name: 1}))
+    records = finish(algorithm)
+    assert {record["client"] for record in records} == {"silo-0", "silo-2"}
+    assert notices[0] == f"round 2: left out silo-1: it sends a metric called {name}"
+
+
+def test_what_a_client_calls_its_tensors_is_shown_in_one_short_line():
+    def colourful(reply):
+        if reply.client == "silo-1":
+            reply.tensors["\x1b[31m\n" + "x" * 1000] = torch.zeros(1)
+        return reply
+
+    algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, colourful))
     algorithm.turn()
-    again, _, _ = arm(settings("fedavg", quorum=0.6))
-    again.restore(*algorithm.state())
-    assert again.rejected == 1
+    (line,) = algorithm.left_out
+    assert line["left_out"].startswith("it sends ?[31m?xxx")
+    assert len(line["left_out"]) < 210
+    assert line["left_out"] in notices[0]
 
 
 def test_a_round_copies_no_model():

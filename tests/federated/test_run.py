@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from uefl import config, run
+from uefl.client.workspace import uses_bf16
 from uefl.config.config import tomllib
 from uefl.data import build
 from uefl.errors import RunError, UserError
@@ -26,7 +27,8 @@ def test_the_folder_of_a_finished_run(finished):
     assert {"model-fedavg.safetensors", "model-uefl.safetensors"} <= names
     assert not [name for name in names if name.endswith((".tmp", ".new"))]
     assert summary == json.loads((out / "summary.json").read_text())
-    assert config.load_whole(out / "config.toml") == config.load("demo", KEYS)
+    precision = "bf16" if uses_bf16("auto", torch.device("cpu")) else "fp32"
+    assert config.load_whole(out / "config.toml") == config.load("demo", KEYS).with_run(precision=precision)
     assert observer.rounds == [(arm, r) for arm in ("fedavg", "uefl") for r in range(3)]
     assert observer.calls[0] == ("start", ["fedavg", "uefl"], 3, 3)
 

@@ -218,6 +218,16 @@ def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> 
         runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
 
 
+def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_path: Path) -> None:
+    (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
+    assert job.config.run.precision == "auto"
+    job.folder.mkdir(parents=True)
+    (job.folder / "config.toml").write_text(job.config.with_run(precision="bf16").to_toml())
+    runner._check(job)
+    with pytest.raises(UserError, match="another configuration"):
+        runner._check(replace(job, config=job.config.with_run(precision="fp32")))
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_as_many_runs_as_asked_share_the_one_device(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three at a time, also on a GPU: each is a process of its own, which is told the device."""

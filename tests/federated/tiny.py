@@ -128,7 +128,7 @@ def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
     each = list(one._each(False, True, clients))
     for algorithm, own, turn in each:
         algorithm.prepare(own, turn)
-    message = one._messages(each, False, clients)[clients[0]]
+    message = one._messages(each, frozenset(), frozenset(clients))[clients[0]]
     room.load(message)
     work: Work = one.engine._clients[clients[0]]._work(message)
     work.epochs = room.context.training.local_epochs

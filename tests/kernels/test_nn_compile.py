@@ -20,13 +20,6 @@ from .conftest import normal
 from .nn_layers import layer
 
 
-@pytest.fixture(autouse=True)
-def _plain_code():
-    """Inductor writes C++ without vectors: to find out which ones this machine has takes it longer than all these tests."""
-    with torch._inductor.config.patch({"cpp.vec_isa_ok": False}):
-        yield
-
-
 class Averaged(torch.nn.Module):
     """A user's own layer: the codebook is updated in place behind the op, with or without the clone that eager autograd asks for."""
 

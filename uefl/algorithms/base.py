@@ -165,8 +165,14 @@ class Algorithm:
         return {name: WeightedMean(state.tensors[name]) for name in ("values", "buffers")}
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add a sound update to the averages. Its tensors may be the engine's own buffers: copy what is to be kept."""
+        """Add a sound update to the averages. Its tensors may be the engine's own buffers: copy what is to be kept.
+
+        Raises:
+            ValueError: there is an average of a tensor that the clients do not send.
+        """
         for name, mean in averages.items():
+            if name not in update.tensors:
+                raise ValueError(f"{type(self).__name__}.averages: no update has {name!r}; let broadcast expect it and update return it")
             mean.add(update.tensors[name], self.weight(update))
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:

@@ -65,7 +65,7 @@ class FedIIR(Algorithm):
                 total += reply.tensors["sum"]
                 batches += int(reply.tensors["batches"])
             elif reply.error is None:
-                turn.notice(f"round {turn.round + 1}: {reply.client} sent a gradient of the head that is of no batch; it is left out")
+                turn.leave_out(reply.client, "its gradient of the head is of no batch")
         if batches:
             state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
 

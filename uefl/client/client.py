@@ -38,7 +38,7 @@ from ..seeds import derive
 from ..uncertainty import Prediction, ensemble
 from . import evaluation
 from .training import fit
-from .work import RESERVED, Work
+from .work import Work, recorded
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ class Client:
         if type(algorithm).__module__.partition(".")[0] == _PACKAGE and self._workspace.context.network is None:
             return
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-        methods = (frame.f_code.co_name for frame in frames if isinstance(frame.f_locals.get("self"), type(algorithm)))
-        place = f"client {self.name}: {type(algorithm).__name__}.{next(methods, '__init__')} raised {type(error).__name__}"
+        methods = (f".{frame.f_code.co_name}" for frame in frames if isinstance(frame.f_locals.get("self"), type(algorithm)))
+        place = f"client {self.name}: {type(algorithm).__name__}{next(methods, '')} raised {type(error).__name__}"
         _LOGGER.error(place, exc_info=error if isinstance(error, RuntimeError) else None)
 
     def _turn(self, members: list[Message], several: bool) -> Reply:
@@ -177,11 +177,8 @@ class Client:
             algorithm.after_round(work)
         result = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
         update, kept = algorithm.update(work), work.private | self._workspace.private()
-        work.metrics = work.noted() | work.metrics
-        taken = sorted(RESERVED & work.metrics.keys())
-        if taken:
-            raise ValueError(f"work.metrics: the frame itself records {taken[0]!r}; choose another name")
-        result |= {name: float(value) for name, value in work.metrics.items()}
+        work.metrics = {name: float(value) for name, value in (work.noted() | work.metrics).items()}
+        result |= recorded(work.metrics, "work.metrics")
         if work.message.options.get("personalised") and isinstance(work.test, Split):
             self._seed(work, "personalised")
             probs = evaluation.predict(algorithm, work, work.test.images).probs

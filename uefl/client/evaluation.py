@@ -11,6 +11,7 @@ from uefl_kernels import metrics
 
 from ..data.federation import LabeledData, Split
 from ..uncertainty import Prediction, ensemble, joined
+from .work import recorded
 
 if TYPE_CHECKING:
     from ..algorithms.base import Algorithm
@@ -43,12 +44,19 @@ def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
 
 @torch.no_grad()
 def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Prediction:
-    """Predictions of the loaded network for images ``[N, C, H, W]`` uint8."""
+    """Predictions of the loaded network for images ``[N, C, H, W]`` uint8.
+
+    Raises:
+        TypeError: the algorithm makes something else.
+    """
     work.net.eval()
     normalize = work.workspace.normalize
     # a saved model has no other private tensors: a prediction that needs one that was not declared fails here, not when it is used
     seen = replace(work, private={name: tensor for name, tensor in work.private.items() if name in algorithm.private_predicts})
-    return joined([algorithm.predict(seen, normalize(part)) for part in images.split(_BATCH)])
+    parts = [algorithm.predict(seen, normalize(part)) for part in images.split(_BATCH)]
+    if not isinstance(parts[0], Prediction):
+        raise TypeError(f"{type(algorithm).__name__}.predict: expected a Prediction of uefl.uncertainty, got {type(parts[0]).__name__}")
+    return joined(parts)
 
 
 @torch.no_grad()
@@ -79,7 +87,8 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
         values["mutual_info"] = prediction.mutual_info.double().mean()
     result: Metrics = dict(zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True))
     name = "test" if "test" in members[0] else "own"
-    return result | counts | algorithm.measure(work, [dict(said[name].extra) for said in members], last)
+    own = algorithm.measure(work, [dict(said[name].extra) for said in members], last)
+    return result | counts | recorded(own, f"{type(algorithm).__name__}.measure")
 
 
 def _counts(probs: torch.Tensor, labels: torch.Tensor) -> Metrics:

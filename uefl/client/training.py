@@ -42,7 +42,13 @@ def fit(
         loss: in the place of ``algorithm.loss``.
         epochs: passes, in the place of the budget of the configuration.
         moments: the state of Adam to go on with, as :func:`moments_of` returns it; None: a fresh optimizer.
+
+    Raises:
+        TypeError: a tensor of ``work.trained`` that cannot be trained, or a loss that is no scalar tensor.
     """
+    for name, tensor in work.trained.items():
+        if not (tensor.is_leaf and tensor.requires_grad):  # the optimizer would pass it over without a word
+            raise TypeError(f"work.trained: {name!r} is no leaf with a gradient; put there TENSOR.detach().clone().requires_grad_()")
     training, flat, device = work.training, work.workspace.flat, work.workspace.device
     gradient = flat.values.grad
     assert gradient is not None
@@ -64,6 +70,9 @@ def fit(
             for tensor in work.trained.values():
                 tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.zero_()
             value = measure(work, batch)
+            if not isinstance(value, torch.Tensor) or value.shape:
+                got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+                raise TypeError(f"{type(algorithm).__name__}.loss: expected the mean over the batch, a scalar tensor; got {got}")
             value.backward()  # type: ignore[no-untyped-call]
             algorithm.before_step(work, gradient)
             optimizer.step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,7 @@ RESERVED = frozenset(
         "round",
         "client",
         "unseen",
+        "left_out",
         "accuracy",
         "nll",
         "ece",
@@ -47,7 +48,27 @@ RESERVED = frozenset(
         "bytes_received",
     )
 )
-"""names of metrics.jsonl that the frame fills"""
+"""names of metrics.jsonl that the frame fills, in the lines of clients and in those of answers that were left out"""
+
+
+def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Columns that an algorithm adds to the records of a client.
+
+    Args:
+        values: by name.
+        place: what gave them, for the message.
+
+    Raises:
+        ValueError: the frame itself fills a column of that name.
+        TypeError: a value that metrics.jsonl cannot hold.
+    """
+    taken = sorted(RESERVED & values.keys())
+    if taken:
+        raise ValueError(f"{place}: the frame itself records {taken[0]!r}; choose another name")
+    for name, value in values.items():
+        if not isinstance(value, (int, float, str, list, dict, type(None))):
+            raise TypeError(f"{place}: {name!r} is of type {type(value).__name__}; expected a number, a text, a list or a dict")
+    return dict(values)
 
 
 class Batch(NamedTuple):

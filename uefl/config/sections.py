@@ -22,7 +22,9 @@ class Run(Section):
         0, ge=0, le=1024, description="CPU threads, 0: as many as torch finds; results repeat bit for bit for one number of threads"
     )
     precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto", description="`auto`: bfloat16 autocast where the hardware multiplies it fast; `bf16`; `fp32`"
+        "auto",
+        description="`bf16` (autocast), `fp32`, or `auto`: bfloat16 where the hardware multiplies it (AMX, AVX512_BF16, tensor cores); the "
+        "run folder names the choice, and a run that is resumed keeps it",
     )
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that train in a round, drawn anew for every round")
     evaluation: float = Field(

@@ -2,9 +2,9 @@
 
 from .compare import by_data, differing_keys, paired_table, repeated, spread_table
 from .events import EventWriter, open_event_writer
-from .folder import Run, own_columns, read_run, summarize
+from .folder import Run, own_columns, parted, read_run, summarize
 from .samples import write as write_samples
-from .tables import Table, arm_table, client_table, protocol_table, tables
+from .tables import Table, arm_table, client_table, left_out_table, protocol_table, tables
 from .words import count, means
 from .write import write_report
 
@@ -17,10 +17,12 @@ __all__ = [
     "client_table",
     "count",
     "differing_keys",
+    "left_out_table",
     "means",
     "open_event_writer",
     "own_columns",
     "paired_table",
+    "parted",
     "protocol_table",
     "read_run",
     "repeated",

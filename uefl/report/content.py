@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from . import plots
 from .folder import Run
 from .plots import Picture
-from .tables import Table, arm_table, client_table, protocol_table
+from .tables import Table, arm_table, client_table, left_out_table, protocol_table
 from .words import count
 
 Block = str | list[str] | Table | Picture
@@ -32,6 +32,9 @@ _PROTOCOL_LEGEND = (
     "without what is private to a client; personalised: after the client's own training; MB: tensors that the server sent, "
     "to train or only to measure, and got back, all rounds and clients."
 )
+
+
+_LEFT_OUT_LEGEND = "Answers of clients that count in no average and no measurement, by arm, client and reason; rounds count from 1."
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ def content(run: Run, pictures: list[Picture]) -> Content:
 
     sections = [
         Section("", [_facts(run), arm_table(run), _legend(run), protocol_table(run), _PROTOCOL_LEGEND, *shown("arms.png")]),
+        Section("Left out of the averages", _left_out(run)),
         Section("Clients over the rounds", shown("accuracy.png", "entropy.png")),
         *_findings(run, by_name),
         Section("Predictions", shown("reliability.png", "classes.png", "confusion.png")),
@@ -92,8 +96,15 @@ def _warnings(run: Run) -> list[str]:
         notes.append(f"Unfinished: the numbers are those of the rounds so far; `uefl train --resume {run.path}` continues.")
     for name, arm in run.arms.items():
         if arm.get("rejected"):
-            notes.append(f"{name}: {count(arm['rejected'], 'answer')} of clients left out: missing, not finite, or not what was asked for.")
+            notes.append(
+                f"{name}: {count(arm['rejected'], 'answer')} of clients left out{'; see the table below' if run.left_out else ''}."
+            )
     return notes + [f"{arm}: {warning}." for arm, findings in run.findings.items() for warning in findings.warnings]
+
+
+def _left_out(run: Run) -> list[Block]:
+    table = left_out_table(run)
+    return [] if table is None else [_LEFT_OUT_LEGEND, table, *([table.note] if table.note else [])]
 
 
 def _facts(run: Run) -> list[str]:

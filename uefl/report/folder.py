@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,9 +24,10 @@ from ..findings import Findings, History
 from .words import labels
 
 Record = dict[str, Any]
-"""One line of metrics.jsonl: an arm, a round and a client, and what was measured there."""
+"""One line of metrics.jsonl: an arm, a round and a client, and what was measured there, or why its answer was left out."""
 
-_KEYS = frozenset({"arm", "iteration", "round", "client", "accuracy", "entropy", "nll", "ece"})
+_PLACE = frozenset({"arm", "iteration", "round", "client"})
+_KEYS = _PLACE | {"accuracy", "entropy", "nll", "ece"}
 _SCHEMA = 2
 _WORST = 0.1  # share of the clients
 
@@ -39,10 +41,12 @@ class Run:
     records: list[Record]
     """of whole rounds, in the order they were written: by arm, round and client"""
     arms: dict[str, Record]
-    """per arm what summary.json says; of an unfinished run what its records say, without seconds and rejected updates"""
+    """per arm what summary.json says; of an unfinished run what its records say, without seconds"""
     finished: bool
     manifest: Record = field(default_factory=dict)
     """as in manifest.json; empty where there is none"""
+    left_out: list[Record] = field(default_factory=list)
+    """lines of the answers that were left out, each with its reason, in the order they were written"""
 
     @property
     def clients(self) -> list[str]:
@@ -126,11 +130,24 @@ def read_run(path: Path) -> Run:
             raise UserError(f"{path} has no {name}; {advice}")
     finished = (path / "summary.json").is_file()
     config = configuration.load_whole(path / "config.toml")
-    records = _read_records(path / "metrics.jsonl", finished, config.run.evaluation)
+    records, left_out = _read_lines(path / "metrics.jsonl", finished, config.run.evaluation)
     if not records:
-        raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet; continue with `uefl train --resume {path}`")
-    arms = _read_summary(path / "summary.json") if finished else summarize(records, config.run.target_accuracy, own_columns(config))
-    return Run(path, config, records, arms, finished, _read_manifest(path / "manifest.json"))
+        why = "".join(f", left out {line['client']} in round {line['round'] + 1}: {line['left_out']}" for line in left_out[-1:])
+        raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet{why}; continue with `uefl train --resume {path}`")
+    arms = (
+        _read_summary(path / "summary.json")
+        if finished
+        else summarize([*left_out, *records], config.run.target_accuracy, own_columns(config))
+    )
+    return Run(path, config, records, arms, finished, _read_manifest(path / "manifest.json"), left_out)
+
+
+def parted(lines: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+    """The lines of metrics.jsonl as records of what was measured, and those of answers that were left out."""
+    both: tuple[list[Record], list[Record]] = ([], [])
+    for line in lines:
+        both["left_out" in line].append(line)
+    return both
 
 
 def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
@@ -138,7 +155,7 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
     return {name: find(arm.algorithm).columns for name, arm in config.arms.items()}
 
 
-def summarize(records: list[Record], target: float = 0.0, columns: Mapping[str, Iterable[str]] = MappingProxyType({})) -> dict[str, Record]:
+def summarize(lines: list[Record], target: float = 0.0, columns: Mapping[str, Iterable[str]] = MappingProxyType({})) -> dict[str, Record]:
     """Per arm, over the clients that are trained on unless said otherwise:
 
     means at the last round, also of the ``columns`` that the algorithm of the arm adds (of one that only clients have that are measured
@@ -146,10 +163,13 @@ def summarize(records: list[Record], target: float = 0.0, columns: Mapping[str, 
     with the highest mean accuracy; ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
     ``global_accuracy`` and ``personalised_accuracy`` where they were measured; ``unseen_accuracy`` of the clients that are measured only;
     ``bytes_sent`` and ``bytes_received`` by the server over the run, for those clients too; ``rounds_to_target`` where a ``target`` is
-    given, null where it is not reached; and the clients themselves.
+    given, null where it is not reached; ``rejected``, answers that were left out, and ``left_out``, how many for which reason; and the
+    clients themselves.
     """
     arms = {}
+    records, left_out = parted(lines)
     for arm, lines in _grouped(records, "arm"):
+        reasons = Counter(line["left_out"] for line in left_out if line["arm"] == arm)
         rounds = [chunk for _, chunk in _grouped([r for r in lines if not r.get("unseen")], "round")]
         unseen = [r for r in lines if r.get("unseen") and r["round"] == rounds[-1][0]["round"]]
         last = rounds[-1]
@@ -167,6 +187,8 @@ def summarize(records: list[Record], target: float = 0.0, columns: Mapping[str, 
             **{key: sum(r.get(key, 0) for r in lines) for key in ("bytes_sent", "bytes_received")},
             **({"rounds_to_target": next((i + 1 for value, i in known if value >= target), None)} if target else {}),
             "rounds": len(rounds),
+            "rejected": reasons.total(),
+            "left_out": dict(reasons),
             **_selected(rounds),
             "clients": {r["client"]: {key: r[key] for key in ("accuracy", "entropy", *own) if key in r} for r in (*last, *unseen)},
         }
@@ -205,25 +227,27 @@ def _grouped(records: list[Record], key: str) -> list[tuple[Any, list[Record]]]:
     return [(value, list(lines)) for value, lines in groupby(records, key=lambda r: r[key])]
 
 
-def _read_records(path: Path, finished: bool, evaluation: float) -> list[Record]:
-    lines = _text(path).splitlines(keepends=True)
-    if lines and not finished and not lines[-1].endswith("\n"):
-        lines.pop()
-    records = []
-    for number, line in enumerate(lines, 1):
+def _read_lines(path: Path, finished: bool, evaluation: float) -> tuple[list[Record], list[Record]]:
+    """Records, and lines of answers that were left out."""
+    text = _text(path).splitlines(keepends=True)
+    if text and not finished and not text[-1].endswith("\n"):
+        text.pop()
+    lines = []
+    for number, line in enumerate(text, 1):
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
             record = None
-        if not isinstance(record, dict) or not record.keys() >= _KEYS:
+        if not isinstance(record, dict) or not record.keys() >= (_PLACE if "left_out" in record else _KEYS):
             raise UserError(f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train anew")
-        records.append(record)
+        lines.append(record)
+    records, left_out = parted(lines)
     if finished or evaluation < 1:  # where not all clients measure, rounds have more records or fewer
-        return records
+        return records, left_out
     rounds = [chunk for _, arm in _grouped(records, "arm") for _, chunk in _grouped(arm, "round")]
     if rounds and len(rounds[-1]) < len(rounds[0]):
         rounds.pop()
-    return [r for chunk in rounds for r in chunk]
+    return [r for chunk in rounds for r in chunk], left_out
 
 
 def _read_summary(path: Path) -> dict[str, Record]:

@@ -9,9 +9,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from .folder import Run
+from .words import label, spans
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+
+_MOST = 50  # rows on answers that were left out
 
 Columns = dict[str, Callable[[dict[str, Any]], str]]
 """header and cell of an arm"""
@@ -42,7 +45,9 @@ class Table:
         return f"<div class=scroll><table{' class=numbers' if self.numeric else ''}>\n<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
 
     def parts(self, width: int) -> list[Table]:
-        """The same table in as many as it takes to fit into ``width`` columns of a terminal with no number broken."""
+        """The same table in as many as it takes to fit into ``width`` columns of a terminal with no number broken; words are."""
+        if not self.numeric:
+            return [self]
         needed = [self._width(i) + 1 for i in range(len(self.header))]
         width -= 2  # the frame
         groups: list[list[int]] = [[]]
@@ -133,8 +138,12 @@ def last_rounds(*runs: Run) -> str:
 
 
 def tables(run: Run) -> list[Table]:
-    """Return the tables of a report: arms, and clients where they differ. On unlabeled sets all share one model and one test set."""
-    return [arm_table(run), protocol_table(run), *([] if run.on_sets else [client_table(run)])]
+    """Return the tables of a report: arms, clients where they differ, and answers left out where some were.
+
+    On unlabeled sets all clients share one model and one test set.
+    """
+    left_out = left_out_table(run)
+    return [arm_table(run), protocol_table(run), *([] if run.on_sets else [client_table(run)]), *([left_out] if left_out else [])]
 
 
 def client_table(run: Run) -> Table:
@@ -148,6 +157,21 @@ def client_table(run: Run) -> Table:
     columns |= {name: cells for name, cells in own.items() if len(set(cells)) > 1}
     rows = [[run.labels[client], *(cells[i] for cells in columns.values())] for i, client in enumerate(run.clients)]
     return Table("per client", ["client", *columns], rows)
+
+
+def left_out_table(run: Run) -> Table | None:
+    """One row per arm, client and reason: the rounds in which its answer was left out; None where none was."""
+    rounds: dict[tuple[str, str, str], list[int]] = {}
+    for line in run.left_out:
+        rounds.setdefault((line["arm"], line["client"], line["left_out"]), []).append(line["round"] + 1)
+    if not rounds:
+        return None
+    rows = [
+        [arm, run.labels.get(client) or label(client), spans(found), str(len(found)), reason]
+        for (arm, client, reason), found in rounds.items()
+    ]
+    more = f"{len(rows) - _MOST} rows more: metrics.jsonl" if len(rows) > _MOST else ""
+    return Table("left out of the averages", ["arm", "client", "rounds", "times", "why"], rows[:_MOST], numeric=False, note=more)
 
 
 def _cells(row: list[str]) -> str:

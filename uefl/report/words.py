@@ -21,6 +21,17 @@ def means(records: list[dict[str, Any]]) -> str:
     return "  ".join(f"{key} {statistics.fmean(values):.3f}" for key, values in found.items() if values)
 
 
+def spans(numbers: Iterable[int]) -> str:
+    """``1, 3-5`` for 1, 3, 4 and 5; one that is there twice counts once."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
 def label(name: str) -> str:
     """A name in one short line: control characters as spaces, the middle of a long one left out."""
     plain = " ".join("".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in name).split()) or repr(name)

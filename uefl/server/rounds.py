@@ -14,9 +14,8 @@ The state between two turns is all there is to a checkpoint.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -27,18 +26,18 @@ import torch
 
 from ..aggregation import choose, refusal, robust
 from ..algorithms.base import Algorithm, Record, State
+from ..client.work import recorded
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
-from ..errors import RunError
 from ..lazy import Lazy
 from ..seeds import seeded
+from .checks import check_course, check_quorum, not_finite, printable, unsound
 from .participants import Participants
 from .private import PrivateStates, StateFiles, Tensors
 from .teacher import Teacher
 from .turn import Turn
 
-_DIVERGED = 1e3  # times the first round's training loss: far beyond the swings of a run that learns
-_PLAIN = ("iteration", "trained", "round", "rejected", "finished", "last", "first_loss", "have_trained")
+_PLAIN = ("iteration", "trained", "round", "finished", "last", "first_loss", "have_trained")
 
 
 class Arm:
@@ -90,8 +89,9 @@ class Arm:
         self._evaluators = Participants(self.context.clients, self.run.evaluation, self.context.seed, "evaluators")
         self.round = 0
         """rounds of the run that have been trained"""
-        self.rejected = 0
         self.finished = False
+        self.left_out: list[Record] = []
+        """lines of metrics.jsonl, one for each answer that does not count; who writes them down empties the list"""
         self.last: dict[str, dict[str, Any]] = {}
         """of the last round, by client: the metrics of its training, and bytes"""
         self.first_loss: float | None = None
@@ -162,24 +162,24 @@ class Arm:
             name, message = reply.client, messages[reply.client]
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
-            error = reply.error or _not_finite(reply.metrics)
+            error = unsound(reply)
             if name in measuring and error is None:
                 records.append(self._record(reply, each))
             reason = self._refused(reply, message) if error is None and name in training else error
             if reason is not None:
-                self.rejected += 1
+                reason = self._leave_out(name, reason, self.round - (name not in training))
                 refused.append(f"{name}: {reason}")
-                self.notice(f"round {self.round + train}: left out {name}: {reason}")
             elif name in training:
                 self._add(reply, averages)
                 trained[name] = dict(reply.training)
         if measure:
-            self._check_quorum(len(self._known.intersection(r["client"] for r in records)), len(evaluators), "measured the model", refused)
+            known = self._known.intersection(record["client"] for record in records)
+            check_quorum(self.run.quorum, self.round + 1, len(known), len(evaluators), "measured the model", refused)
             others = {*self.last, *(() if train else self._sent)} - measuring
             records = sorted([*records, *(self._record(Reply(name), each) for name in others)], key=lambda record: record["client"])
-            self._check_course(records)
+            self.first_loss = check_course(records, self.last.values(), self.first_loss, self.round)
         if participants:
-            self._check_quorum(len(trained), len(participants), "sent a sound update", refused)
+            check_quorum(self.run.quorum, self.round + 1, len(trained), len(participants), "sent a sound update", refused)
             for (algorithm, state, _), sums in zip(each, averages, strict=True):
                 if rule == "krum":
                     choose(sums, attackers)
@@ -202,7 +202,10 @@ class Arm:
             def ask(messages: Mapping[str, Message], algorithm: Algorithm = algorithm, i: int = i) -> Iterator[Reply]:
                 return self._ask(messages, algorithm, i)
 
-            yield algorithm, state, Turn(self.iteration, self.trained, self.round, measure, train, participants, notice, ask)
+            def leave_out(client: str, reason: str) -> None:
+                self._leave_out(client, reason, self.round, "the answer of ")
+
+            yield algorithm, state, Turn(self.iteration, self.trained, self.round, measure, train, participants, notice, ask, leave_out)
 
     def _messages(self, each: list[tuple[Algorithm, State, Turn]], measuring: frozenset[str], training: frozenset[str]) -> Lazy[Message]:
         """A message for every client that is asked, made when the engine or a check looks at it: it has the client's private state."""
@@ -240,7 +243,11 @@ class Arm:
 
     def _fresh(self, algorithm: Algorithm, client: str) -> dict[str, torch.Tensor]:
         with self._seeded(algorithm, "client_state", client, start=True):
-            return {name: tensor.to(self._device) for name, tensor in algorithm.client_state(client).items()}
+            state = algorithm.client_state(client)
+        for name, tensor in state.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"{type(algorithm).__name__}.client_state: {name!r} is of type {type(tensor).__name__}; expected a tensor")
+        return {name: tensor.to(self._device) for name, tensor in state.items()}
 
     def _seeded(self, algorithm: Algorithm, *place: str, start: bool = False) -> AbstractContextManager[None]:
         """Seed torch's generator for a method of the server's half, by its place in the run; with ``start`` the same in every turn."""
@@ -260,9 +267,7 @@ class Arm:
             self._received[reply.client] += reply.bytes
             reason = refusal(reply, message, 0.0)
             if reason is not None:
-                self.rejected += 1
-                self.notice(f"round {self.round + 1}: left out the answer of {reply.client}: {reason}")
-                yield Reply(reply.client, error=reason)
+                yield Reply(reply.client, error=self._leave_out(reply.client, reason, self.round, "the answer of "))
                 continue
             if reply.client in self._known:
                 before = self.private[i][reply.client]
@@ -293,7 +298,14 @@ class Arm:
             reason = reason or algorithm.unsound(replace(asked, private={}, reference={}), replace(answer, private={}))
             if reason is not None:
                 return reason if len(self.members) == 1 else f"member {i}: {reason}"
-        return _not_finite(reply.training)
+        return not_finite(reply.training)
+
+    def _leave_out(self, client: str, reason: str, round: int, what: str = "") -> str:
+        """Count an answer that does not count, and tell the user; the reason as it can be shown."""
+        reason = printable(reason)
+        self.left_out.append({"arm": self.name, "iteration": self.iteration, "round": round, "client": client, "left_out": reason})
+        self.notice(f"round {round + 1}: left out {what}{client}: {reason}")
+        return reason
 
     def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
         for i, part in enumerate(self._parts(reply)):
@@ -324,32 +336,8 @@ class Arm:
             "entropy": reply.metrics.get("entropy"),
             **left,
             **({} if known else {"unseen": True}),
-            **algorithm.record(state, reply.client, turn),
-            **place,
+            **recorded(algorithm.record(state, reply.client, turn), f"{type(algorithm).__name__}.record"),
         }
-
-    # --- checks ----------------------------------------------------------------------------------------------------
-
-    def _check_quorum(self, answers: int, clients: int, what: str, refused: Sequence[str] = ()) -> None:
-        needed = math.ceil(self.run.quorum * clients - 1e-9)  # 0.07 * 100 is a little more than 7
-        if answers < needed:
-            why = f"{answers} of {clients} clients {what}, the quorum is {needed}; the run stops here"
-            raise RunError(f"round {self.round + 1}: {why}" + (f" ({refused[0]})" if refused else ""))
-
-    def _check_course(self, records: list[Record]) -> None:
-        """A model that has left all bounds is no result, even where its numbers are finite."""
-        for record in records:  # what clients measure is finite; what the algorithm's server half records may not be
-            error = _not_finite(record)
-            if error is not None:
-                raise RunError(f"diverged after round {self.round}: {record['client']}: {error}")
-        losses = [float(left["train_loss"]) for left in self.last.values() if "train_loss" in left]
-        losses = losses or [record["server_loss"] for record in records if record.get("server_loss") is not None]
-        if not losses:
-            return
-        loss = sum(losses) / len(losses)
-        self.first_loss = self.first_loss or loss
-        if loss > _DIVERGED * max(self.first_loss, 1.0):
-            raise RunError(f"diverged: the training loss is {loss:.3g} in round {self.round}, it began at {self.first_loss:.3g}; lower lr")
 
     # --- the result ------------------------------------------------------------------------------------------------
 
@@ -398,18 +386,12 @@ class Arm:
         return {name for states in self.private for name in states.named.values()}
 
 
-def _not_finite(values: Mapping[str, Any]) -> str | None:
-    """The first number that is NaN or infinite, in words; None: all are finite."""
-    for key, value in values.items():
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, float) and not math.isfinite(number):
-                return f"its {key} is {number}; if the model has diverged, lower lr"
-    return None
-
-
 def _written(state: State) -> State:
     """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint."""
-    state.plain = json.loads(json.dumps(state.plain))
+    try:
+        state.plain = json.loads(json.dumps(state.plain))
+    except TypeError as error:
+        raise TypeError(f"state.plain: {error}; it holds values of JSON alone, tensors belong to state.tensors") from None
     return state
 
 

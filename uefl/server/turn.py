@@ -25,11 +25,13 @@ class Turn:
     notice: Callable[[str], None]
     """takes a line for the user"""
     exchange: Callable[[Mapping[str, Message]], Iterator[Reply]]
+    leave_out: Callable[[str, str], None]
+    """takes a client and a reason, where an answer that fits its message is of no use: it is counted, recorded and told to the user"""
 
     def ask(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
         """One exchange of the algorithm's own: each named client's ``answer``, by name.
 
-        A reply whose tensors are not those that its message expects has an ``error``; it has been counted, and the user has been told.
+        A reply whose tensors are not those that its message expects has an ``error``; it is counted and recorded, and the user was told.
         """
         return self.exchange(messages)
 

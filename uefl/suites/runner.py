@@ -101,8 +101,10 @@ def _check(job: Job) -> None:
     """A folder that holds a run holds this one."""
     if not (job.folder / "config.toml").is_file():
         return
-    there, wanted = (cfg.with_run(threads=0).to_toml() for cfg in (config.load_whole(job.folder / "config.toml"), job.config))
-    if there != wanted:
+    there, wanted = (cfg.with_run(threads=0) for cfg in (config.load_whole(job.folder / "config.toml"), job.config))
+    if wanted.run.precision == "auto":  # the run has made its choice
+        wanted = wanted.with_run(precision=there.run.precision)
+    if there.to_toml() != wanted.to_toml():
         raise UserError(f"{job.folder} holds a run with another configuration; remove it, or choose another folder with --out")
 
 
@@ -144,6 +146,7 @@ def _measured(job: Job) -> int:
         with (job.folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             whole = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
-        return int(json.loads(whole[-1])["round"]) + 1 if whole else 0
+        lines = (json.loads(line) for line in reversed(whole))
+        return next((int(line["round"]) + 1 for line in lines if "left_out" not in line), 0)
     except (OSError, ValueError):
         return 0

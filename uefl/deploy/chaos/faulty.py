@@ -33,7 +33,7 @@ def _dies(reply: Reply) -> None:
 
 
 def _late(reply: Reply) -> None:
-    time.sleep(40)
+    time.sleep(14)
 
 
 def _changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Reply], None]:

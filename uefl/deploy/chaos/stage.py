@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -132,6 +134,21 @@ class Stage:
     def metrics(self, out: str = "run") -> str:
         """Its metrics, all of them."""
         return (self.folder / out / "metrics.jsonl").read_text()
+
+    def check_left_out(self, reason: str, rounds: set[int]) -> None:
+        """Silo-1 was left out in these rounds, counted from 0, and nobody else; metrics and report say why, and quote no exception."""
+        lines = [json.loads(line) for line in self.metrics().splitlines()]
+        found = [line for line in lines if "left_out" in line]
+        check({(line["client"], line["round"]) for line in found} == {("silo-1", round) for round in rounds}, f"it is recorded as {found}")
+        check(all(reason in line["left_out"] for line in found), f"expected {reason!r} in {found}")
+        said = self.folder / "report.log"
+        self.start("uefl", "report", "run", log=said.name).wait(_SECONDS)
+        page = self.folder / "run" / "report.md"
+        report = page.read_text() if page.exists() else said.read_text()  # which says it where no round was finished
+        check(all(re.sub(r"\W", "", line["left_out"]) in re.sub(r"\W", "", report) for line in found), "the report does not say it")
+        written = [path for path in (self.folder / "run").rglob("*") if path.is_file()]
+        told = [path.name for path in [*written, self.folder / "run.log"] if SECRET.encode() in path.read_bytes()]
+        check(not told, f"the text of the exception is in {told}")
 
     def undisturbed(self) -> str:
         """The metrics of the same run in one process."""

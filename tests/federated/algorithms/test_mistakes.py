@@ -1,0 +1,92 @@
+"""A mistake in an algorithm of one's own is named with the method that made it, and is never passed over."""
+
+import logging
+
+import pytest
+import torch
+
+from tests.federated.tiny import arm, settings
+from uefl.aggregation import WeightedMean
+from uefl.algorithms.base import Algorithm
+
+
+def turns(algorithm):
+    """Two turns: the first one trains, the second one measures."""
+    one = arm(settings("fedavg"), algorithm=algorithm)[0]
+    one.turn()
+    one.turn()
+
+
+class TwoMeans(Algorithm):
+    def averages(self, state):
+        return super().averages(state) | {"extra": WeightedMean(torch.zeros(2))}
+
+
+class NoTensor(Algorithm):
+    def client_state(self, client):
+        return {"turns": 0.5}
+
+
+class NoJson(Algorithm):
+    def server_state(self, values, buffers, net):
+        state = super().server_state(values, buffers, net)
+        state.plain["sum"] = torch.zeros(2)
+        return state
+
+
+class NotTrained(Algorithm):
+    def before_round(self, work):
+        work.trained["offset"] = torch.zeros(2)
+
+
+class NoMean(Algorithm):
+    def loss(self, work, batch):
+        return torch.nn.functional.cross_entropy(work.logits(batch.images), batch.labels, reduction="none")
+
+
+class NoReturn(Algorithm):
+    def loss(self, work, batch):
+        super().loss(work, batch)
+
+
+class NoPrediction(Algorithm):
+    def predict(self, work, images):
+        return work.logits(images).softmax(1)
+
+
+class NoNumber(Algorithm):
+    def record(self, state, client, turn):
+        return {"length": state.tensors["values"].norm()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (TwoMeans, "TwoMeans.averages: no update has 'extra'; let broadcast expect it and update return it"),
+        (NoTensor, "NoTensor.client_state: 'turns' is of type float; expected a tensor"),
+        (NoJson, "state.plain: Object of type Tensor is not JSON serializable; it holds values of JSON alone"),
+        (NotTrained, "work.trained: 'offset' is no leaf with a gradient"),
+        (NoMean, r"NoMean.loss: expected the mean over the batch, a scalar tensor; got \[16\]"),
+        (NoReturn, "NoReturn.loss: expected the mean over the batch, a scalar tensor; got NoneType"),
+        (NoPrediction, "NoPrediction.predict: expected a Prediction of uefl.uncertainty, got Tensor"),
+        (NoNumber, "NoNumber.record: 'length' is of type Tensor; expected a number"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_the_method_is_named(kind, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        turns(kind())
+
+
+@pytest.mark.parametrize("method", ["record", "measure"])
+@pytest.mark.parametrize("name", ["accuracy", "round"])
+def test_what_the_frame_measures_cannot_be_replaced(method, name):
+    algorithm = type("Better", (Algorithm,), {method: lambda *arguments: {name: 1.0}})()
+    with pytest.raises(ValueError, match=rf"Better\.{method}: the frame itself records '{name}'; choose another name"):
+        turns(algorithm)
+
+
+def test_an_error_outside_of_its_methods_names_none(caplog):
+    with pytest.raises(TypeError), caplog.at_level(logging.ERROR, "uefl"):
+        turns(NotTrained())
+    assert [record.getMessage() for record in caplog.records] == ["client silo-0: NotTrained raised TypeError"]

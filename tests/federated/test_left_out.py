@@ -1,0 +1,96 @@
+"""Every answer that is left out stands in metrics.jsonl with its reason: in a whole run, an interrupted one, and one that stops for it."""
+
+import json
+
+import pytest
+
+import uefl
+from tests.federated.interrupted import KEYS, Killer, outcome
+from tests.federated.tiny import arm, settings
+from uefl.algorithms.base import Algorithm
+from uefl.engines.base import Reply
+from uefl.errors import RunError, UserError
+from uefl.suites import runner
+from uefl.suites.suite import Job
+
+
+class Failing(Algorithm):
+    """silo-1 fails in the second round."""
+
+    def before_round(self, work):
+        if work.client == "silo-1" and work.round == 1:
+            raise RuntimeError("no memory left")
+
+
+LINE = {"arm": "failing", "iteration": 0, "round": 1, "client": "silo-1", "left_out": "no memory left"}
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def run(out, observer=None, quorum=0.5):
+    return uefl.train(KEYS, arms={"failing": Failing()}, quorum=quorum, out=out, observer=observer)
+
+
+def test_it_is_in_the_metrics_the_summary_and_the_report_whether_the_run_is_interrupted_or_not(tmp_path):
+    whole = run(tmp_path / "whole")
+    assert [line for line in lines(whole.path) if "left_out" in line] == [LINE]
+    assert whole.left_out.to_dict("records") == [LINE]
+    assert "left_out" not in whole.metrics.columns
+    assert whole.summary["failing"]["rejected"] == 1
+    assert whole.summary["failing"]["left_out"] == {"no memory left": 1}
+    assert "| failing | silo-1 | 2 | 1 | no memory left |" in (whole.path / "report.md").read_text()
+    for when in ((1, "silo-0"), (2, "silo-1")):  # in the exchange that it is left out of, and behind it
+        out = tmp_path / f"stopped-{when[0]}"
+        with pytest.raises(KeyboardInterrupt):
+            run(out, Killer(("failing", *when)))
+        assert outcome(uefl.resume(out, arms={"failing": Failing()}).path) == outcome(whole.path)
+
+
+def test_a_run_that_stops_for_it_says_so_too(tmp_path):
+    with pytest.raises(RunError, match=r"the quorum is 2; the run stops here \(silo-1: no memory left\)"):
+        run(tmp_path / "run", quorum=1.0)
+    assert lines(tmp_path / "run")[-1] == LINE
+    with pytest.raises(UserError, match="no finished round yet, left out silo-1 in round 2: no memory left; continue"):
+        uefl.load(tmp_path / "run")
+
+
+def test_the_progress_of_a_suite_counts_rounds_that_were_measured(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ({"round": 0}, LINE)))
+    assert runner._measured(Job("case", "arm", 0, None, tmp_path)) == 1
+
+
+def test_an_answer_of_no_use_is_left_out_as_the_algorithm_says():
+    """FedIIR: a client that says that it has gone through no batch."""
+    one, _, notices = arm(settings("fediir", rounds=[1], quorum=0.5))
+    honest = one.engine._clients["silo-1"]
+
+    def lazy(message):
+        reply = honest(message)
+        if "batches" in reply.tensors:
+            reply.tensors["batches"].zero_()
+        return reply
+
+    one.engine._clients["silo-1"] = lazy
+    one.turn()
+    assert [line["left_out"] for line in one.left_out] == ["its gradient of the head is of no batch"]
+    assert notices == ["round 1: left out the answer of silo-1: its gradient of the head is of no batch"]
+
+
+def test_a_client_that_only_measures_is_left_out_of_the_round_that_it_measures():
+    one, _, _ = arm(settings("fedavg", participation=0.6, quorum=0.3, rounds=[1]))
+    one.turn()
+    inner = one.engine
+
+    class Silent:
+        def clients(self):
+            return inner.clients()
+
+        def round(self, messages, deadline=None):
+            for reply in inner.round(messages, deadline):
+                yield Reply(reply.client, error="gone") if reply.client == "silo-1" else reply
+
+    one.engine = Silent()
+    one.turn()
+    assert [(line["client"], line["round"]) for line in one.left_out] == [("silo-1", 0)]

@@ -1,0 +1,89 @@
+"""What an answer must be to count, and what a round needs for the run to go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..algorithms.base import Record
+from ..engines.base import Reply
+from ..errors import RunError
+
+_DIVERGED = 1e3  # times the first round's training loss: far beyond the swings of a run that learns
+_LONGEST = 200  # characters of a reason, parts of which a client may have chosen
+_OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "left_out"))
+"""keys of metrics.jsonl that say which line this is, which no client may say"""
+
+
+def unsound(reply: Reply) -> str | None:
+    """Why nothing of a reply can be used, or None: it is an error, or its metrics are none."""
+    if reply.error is not None:
+        return reply.error
+    taken = sorted(_OWN & (reply.metrics.keys() | reply.training.keys()))
+    return f"it sends a metric called {taken[0]}" if taken else not_finite(reply.metrics)
+
+
+def not_finite(values: Mapping[str, Any]) -> str | None:
+    """The first number that is NaN or infinite, in words; None: all are finite."""
+    for key, value in values.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                return f"its {key} is {number}; if the model has diverged, lower lr"
+    return None
+
+
+def printable(reason: str) -> str:
+    """A reason in one short line that moves no terminal: the names in it may be those that a client has sent."""
+    line = "".join(character if character.isprintable() else "?" for character in reason)
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
+def check_quorum(share: float, round: int, answers: int, clients: int, what: str, refused: Sequence[str]) -> None:
+    """Stop where too few clients have done their part.
+
+    Args:
+        share: of the clients that is enough.
+        round: counts from 1, for the message.
+        answers: clients that did.
+        clients: that were asked.
+        what: they were to do, in the past tense.
+        refused: clients that were left out, each with the reason.
+
+    Raises:
+        RunError: fewer answers than the quorum.
+    """
+    needed = math.ceil(share * clients - 1e-9)  # 0.07 * 100 is a little more than 7
+    if answers < needed:
+        why = f"{answers} of {clients} clients {what}, the quorum is {needed}; the run stops here"
+        raise RunError(f"round {round}: {why}" + (f" ({refused[0]})" if refused else ""))
+
+
+def check_course(records: Sequence[Record], last: Iterable[Record], first: float | None, round: int) -> float | None:
+    """Stop a model that has left all bounds, which is no result even where its numbers are finite.
+
+    Args:
+        records: of the round.
+        last: of each client, what its training has left.
+        first: what this function returned for the round before.
+        round: rounds that have been trained.
+
+    Returns:
+        The mean loss of the first round that had any, with which the later ones are compared.
+
+    Raises:
+        RunError: a number that is not finite, or a mean loss far above the first.
+    """
+    for record in records:  # what clients measure is finite; what the algorithm's server half records may not be
+        error = not_finite(record)
+        if error is not None:
+            raise RunError(f"diverged after round {round}: {record['client']}: {error}")
+    losses = [float(left["train_loss"]) for left in last if "train_loss" in left]
+    losses = losses or [record["server_loss"] for record in records if record.get("server_loss") is not None]
+    if not losses:
+        return first
+    loss = sum(losses) / len(losses)
+    first = first or loss
+    if loss > _DIVERGED * max(first, 1.0):
+        raise RunError(f"diverged: the training loss is {loss:.3g} in round {round}, it began at {first:.3g}; lower lr")
+    return first
