@@ -1,5 +1,6 @@
 """Flower's simulation with Ray's actors: the numbers of the local engine, and what a client or an actor that fails costs."""
 
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -13,6 +14,7 @@ from tests.federated.deploy.runs import UEFL, config, uefl
 from tests.federated.engines import tiny_worker
 from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
 from uefl.deploy.setting import Setting, task
+from uefl.engines.flower import simulation
 from uefl.engines.flower.address import Unreachable
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.simulation import Placed, simulated
@@ -43,8 +45,9 @@ def test_a_client_that_raises_says_a_code_and_no_text(nodes):
     cfg = tiny.settings("fedavg", quorum=0.5, seed=tiny_worker.RAISES)
     arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: engine(nodes, cfg))
     arm.turn()
-    assert arm.rejected == 1
-    assert any("left out silo-1" in line and "computation" in line for line in notices)
+    (line,) = arm.left_out
+    assert line["client"] == "silo-1"
+    assert "computation" in line["left_out"]
     assert not any("patient" in line for line in notices)
 
 
@@ -55,14 +58,15 @@ def test_an_actor_that_dies_costs_its_reply(nodes):
     assert "no reply" in errors[1]
 
 
-def test_a_simulation_that_has_ended_is_said():
-    def wait():
-        with simulated(NAMES, tiny_worker.answer, 0) as (_, placed):
-            while True:
-                placed.look()
+def test_a_simulation_that_has_ended_is_said(monkeypatch):
+    def ends(**keys):
+        raise RuntimeError("no memory")
 
-    with pytest.raises(Unreachable, match="simulation has ended"):
-        wait()
+    monkeypatch.setattr(simulation, "start_vce", ends)
+    with simulated(NAMES, tiny_worker.answer, 2) as (_, placed):
+        time.sleep(0.2)
+        with pytest.raises(Unreachable, match="simulation has ended: no memory"):
+            placed.look()
 
 
 @pytest.mark.timeout(300)
