@@ -33,12 +33,13 @@ SOURCES := setup.py CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/*/*.*
 demo: setup
 	@if [ -f runs/demo/config.toml ]; then .venv/bin/uefl train --resume runs/demo; else .venv/bin/uefl train demo --out runs/demo; fi
 
-# Two processes halve the time: most tests keep one core busy. Slow tests compile, or start processes, on all cores themselves.
+# A process on each core: most tests keep one core busy. Slow tests that compile, or start processes, on all cores come after the others.
 test: setup
 	$(PY) -m pytest -n auto --maxprocesses 8 --dist loadfile --benchmark-disable -m 'not slow and not large'
 
 test-slow: setup
-	$(PY) -m pytest -m 'slow and not large'
+	$(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal --benchmark-disable -m 'slow and not large and not all_cores'
+	$(PY) -m pytest -m 'slow and all_cores'
 
 # Flower wants older versions of some packages: it stands before them on the path, for its own tests alone.
 test-flower: setup build/flower/.installed

@@ -10,14 +10,18 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import torch
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "csrc" / "ops" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")  # the one that takes longest
 NVCC = shutil.which("nvcc")
+SAME_PTX = {"86": "80", "89": "80", "120": "100"}  # made of the PTX for another, as a driver does for a GPU that a wheel lacks
+_LOCKS: defaultdict[tuple[str, str], Lock] = defaultdict(Lock)
 _FOLDER = tempfile.TemporaryDirectory(prefix="uefl-cubin-")  # made here, not when first asked for: sources are compiled by several threads
 
 
@@ -32,16 +36,29 @@ def disassembler() -> str | None:
 @cache
 def compiled(stem: str, architecture: str) -> tuple[Path, str]:
     """The machine code of a source for one architecture and what nvcc and ptxas said; once in a process. A warning is an error."""
-    assert NVCC is not None
-    flags = ["-cubin", f"-arch=sm_{architecture}", "-std=c++20", "-O3", "-Xptxas=-v", "-Werror=all-warnings"]
+    base = SAME_PTX.get(architecture, architecture)
+    with _LOCKS[stem, base]:  # the threads that want it for another architecture wait
+        ptx, said = _ptx(stem, base)
+    target = Path(_FOLDER.name) / f"{stem}_{architecture}.cubin"
+    return target, said + _nvcc("-cubin", f"-arch=sm_{architecture}", "-O3", "-Xptxas=-v", str(ptx), "-o", str(target))
+
+
+@cache
+def _ptx(stem: str, architecture: str) -> tuple[Path, str]:
+    """Two thirds of nvcc's work, whichever GPUs of the generation its result is for."""
     paths = [f"-I{ROOT / 'csrc'}", "-isystem", str(Path(torch.__file__).parent / "include")]
     defines = ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"]
-    target = Path(_FOLDER.name) / f"{stem}_{architecture}.cubin"
+    target = Path(_FOLDER.name) / f"{stem}_{architecture}.ptx"
     source = str(ROOT / "csrc" / "ops" / "cuda" / f"{stem}.cu")
-    done = subprocess.run([NVCC, *flags, *paths, *defines, source, "-o", str(target)], capture_output=True, text=True, check=False)
+    return target, _nvcc("-ptx", f"-arch=compute_{architecture}", "-std=c++20", "-O3", *paths, *defines, source, "-o", str(target))
+
+
+def _nvcc(*arguments: str) -> str:
+    assert NVCC is not None
+    done = subprocess.run([NVCC, "-Werror=all-warnings", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{stem}.cu for sm_{architecture}: {done.stderr[-3000:]}")
-    return target, done.stderr
+        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr[-3000:]}")
+    return done.stderr
 
 
 @cache

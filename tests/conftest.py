@@ -52,6 +52,12 @@ if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/ke
 THREADS = torch.get_num_threads()  # before any test
 
 
+def pytest_collection_finish():
+    """Where a test forks processes off one that has not imported the package, that one starts before the first test."""
+    if "tests.fresh" in sys.modules:
+        sys.modules["tests.fresh"].start()
+
+
 @pytest.fixture(autouse=True)
 def _whatever_ran_before():
     """A draw without a seed of its own is the same alone, in any order and every time; threads that a run has set do not stay."""
@@ -63,10 +69,10 @@ def _whatever_ran_before():
 
 @pytest.fixture(scope="session")
 def published_wheel(tmp_path_factory):
-    """The wheel as ``make wheel`` has it, with CUDA kernels where nvcc is installed; built once, for slow tests."""
+    """The wheel as ``make wheel`` has it, where nvcc is installed with CUDA kernels, of one generation; built once, for slow tests."""
     pytest.importorskip("auditwheel")
     folder = tmp_path_factory.mktemp("wheel")
-    environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO"}
+    environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=80-real"}
     subprocess.run([sys.executable, Path(__file__).parents[1] / "tools" / "wheel.py", "build", folder], check=True, env=environment)
     return next(folder.glob("*.whl"))
 

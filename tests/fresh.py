@@ -6,6 +6,7 @@ For tests of what happens while ``uefl_kernels`` is imported. What is in Python'
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import sys
 import tempfile
@@ -13,7 +14,12 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["pytest", "torch"])
+
+
+def start() -> None:
+    """Start the process to fork from. There is one for all; suites would start it with the package imported."""
+    _processes.set_forkserver_preload(["pytest", "torch"])
+    multiprocessing.forkserver.ensure_running()
 
 
 def python(code: str, *arguments: str, **environment: str) -> CompletedProcess[str]:

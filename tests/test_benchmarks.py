@@ -347,6 +347,7 @@ def test_the_model_follows_the_shape():
 
 
 @pytest.mark.slow
+@pytest.mark.all_cores
 @pytest.mark.skipif(sass.NVCC is None or sass.disassembler() is None, reason="nvcc or nvdisasm is not installed")
 def test_the_constants_of_the_model_are_those_of_the_machine_code():
     for name, counts in gpu_model.counted().items():

@@ -59,6 +59,7 @@ def test_the_hub_names_the_architectures_and_the_torch_of_the_build(hub):
 
 
 @pytest.mark.slow
+@pytest.mark.all_cores
 def test_a_variant_loads_from_its_path_by_another_name(hub, published_wheel, tmp_path):
     variant, _ = hub.lay_out(published_wheel, tmp_path)
     done = subprocess.run([sys.executable, "-c", _LOAD, variant], cwd=tmp_path, capture_output=True, text=True)

@@ -50,6 +50,7 @@ def use(site: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.all_cores
 def test_the_published_wheel_runs_without_a_compiler(published_wheel):
     """The README's snippet in a bare environment; size, names and manylinux tag."""
     done = subprocess.run([sys.executable, ROOT / "tools" / "wheel.py", "check", published_wheel], capture_output=True, text=True)
@@ -95,6 +96,15 @@ def test_workflows_and_continuous_integration_call_what_there_is():
     for script in {script for text in texts for script in re.findall(r"\b(?:tools|benchmarks)/\w+\.\w+", text)}:
         assert (ROOT / script).exists(), script
     assert texts[0].rstrip().endswith("make test")  # whose last line is pytest's
+
+
+def test_no_source_is_longer_than_400_lines():
+    """A file reads top to bottom; one that has grown is cut by meaning."""
+    folders = ("uefl", "uefl_kernels", "csrc", "tests", "benchmarks", "tools", "examples")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".h", ".cpp", ".cu")]
+    lengths = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in sources}
+    assert len(lengths) > 400
+    assert {path: lines for path, lines in lengths.items() if lines > 400} == {}
 
 
 def test_pinned_tools_are_those_of_pre_commit():

@@ -5,12 +5,10 @@ torch, and all that imports it, is imported inside the commands: help and mistak
 
 from __future__ import annotations
 
-import codecs
-import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import Enum
 from pathlib import Path
@@ -22,6 +20,7 @@ from typer.core import TyperGroup
 
 from . import config
 from .errors import RunError, UserError
+from .terminal import write_nearest_characters
 
 if TYPE_CHECKING:
     from .report.tables import Table
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 _GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
 _TERMINATED = 128 + signal.SIGTERM
 _NOBODY_READS = 128 + signal.SIGPIPE
-_PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
 
 
@@ -99,18 +97,8 @@ _Wait = Annotated[float, typer.Option(help="Flower: seconds to wait for the Supe
 
 def main() -> None:
     """The entry point ``uefl``."""
-    codecs.register_error("uefl", _nearest_character)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="uefl")
+    write_nearest_characters()
     app()
-
-
-def _nearest_character(error: UnicodeError) -> tuple[str, int]:
-    """What a terminal that lacks a character shows in its place."""
-    assert isinstance(error, UnicodeEncodeError)
-    lacking = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(character, "?") for character in lacking), error.end
 
 
 class _Pipe(Console):
@@ -217,17 +205,17 @@ def train(
 def _deployment(engine: _Engine, **options: Any) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
-    from .deploy import command
+    from .deploy.command import ENGINES
 
-    makers: dict[_Engine, Callable[..., AbstractContextManager[Deployment]]]
-    makers = {_Engine.distributed: command.crew, _Engine.flower: command.deployment, _Engine.ray: command.simulation}
-    return makers[engine](**options)
+    return ENGINES[engine.value](**options)
 
 
 @app.command()
 def silo(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink to join.", show_default=False)],
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="This silo's images: DIR/CLASS/* or DIR/train|test/CLASS/*.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="This silo's images: DIR/CLASS/*, DIR/train|test/CLASS/*, or sets in DIR/clients.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Of this silo; default: the name of the folder.")] = None,
     key: Annotated[Path | None, typer.Option(help="Private key by which the SuperLink knows this silo.")] = None,
     root_certificates: _RootCertificates = None,

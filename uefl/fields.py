@@ -56,6 +56,8 @@ def _refused(error: ValidationError, place: str, keys: Iterable[str], homes: Hom
     if found["type"] == "extra_forbidden":
         inner = len(where) > 1
         return unknown(where[-1], ".".join([place, *where[:-1]]), () if inner else keys, homes)
+    if found["type"] == "missing":
+        return UserError(f"key {key!r} is missing; give it a value, it has no default")
     message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     message = (
         message.partition(", unable to parse")[0]
@@ -66,7 +68,7 @@ def _refused(error: ValidationError, place: str, keys: Iterable[str], homes: Hom
         .replace("tuple", "list")
     )
     message = re.sub(r"^(?:Tuple|String) should have (.*?)(?: after validation.*)?$", r"expected \1", message)
-    got = "" if found["type"] in ("value_error", "missing") else f"; got {shown(found['input'])}"
+    got = "" if found["type"] == "value_error" else f"; got {shown(found['input'])}"
     return UserError(f"key {key!r}: {message}{got}")
 
 

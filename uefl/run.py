@@ -84,6 +84,7 @@ def train(
     federation: Federation | None = None,
     network: Callable[[], nn.Module] | None = None,
     deployment: Deployment | None = None,
+    pages: bool = True,
 ) -> dict[str, Any]:
     """Run every arm of the configuration into a new folder and return the summary.
 
@@ -97,6 +98,7 @@ def train(
         federation: in the place of the data that the configuration names.
         network: makes a new network, where the configuration says that it is ``given``.
         deployment: where the clients are; None: in this process. Not together with ``federation`` or ``network``.
+        pages: write report and pictures at the end, which ``uefl report`` does later too.
 
     Raises:
         UserError: the folder is not free, or the clients cannot be built; nothing was written.
@@ -117,7 +119,7 @@ def train(
             raise UserError(f"{out} was taken by another process just now; choose another folder with --out")
         checkpoint.write_json(out / "manifest.json", run.federation.manifest)
         checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
-        return run.go({}, _START)
+        return run.go({}, _START, pages)
 
 
 def resume(
@@ -129,6 +131,7 @@ def resume(
     federation: Federation | None = None,
     network: Callable[[], nn.Module] | None = None,
     deployment: Deployment | None = None,
+    pages: bool = True,
 ) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
@@ -145,14 +148,14 @@ def resume(
         preset = (out / "config.toml").read_text().splitlines()[0].removeprefix("# ")
         tensors, plain = checkpoint.load(out) or ({}, _START)
         if (out / "summary.json").exists():
-            if not all((out / name).exists() for name in ("report.md", "report.html")):
+            if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
             observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
             summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
             return summary
         if "made_with" in plain:
             cfg = cfg.with_run(threads=plain["made_with"]["threads"])
-        return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(tensors, plain)
+        return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(tensors, plain, pages)
 
 
 def _check_free(out: Path) -> None:
@@ -243,7 +246,7 @@ class _Run:
         algorithm: Algorithm = find(arm.algorithm)(arm.parameters).bound(self.context)
         return Workspace(algorithm, self.cfg.data, self.federation, self.device)
 
-    def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> dict[str, Any]:
+    def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any], pages: bool) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
@@ -274,7 +277,8 @@ class _Run:
                 self._finish(index, arm, workspace, events)
         summary = self._summary()
         checkpoint.write_json(self.out / "summary.json", summary)
-        report.write_report(self.out)
+        if pages:
+            report.write_report(self.out)
         return summary
 
     def _check_origin(self, then: dict[str, Any]) -> None:

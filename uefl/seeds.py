@@ -19,7 +19,7 @@ def derive(seed: int, *place: str | int) -> int:
 def seeded(device: torch.device, seed: int, *place: str | int) -> Iterator[None]:
     """Inside, torch's generators on the CPU and on ``device`` are seeded for one purpose; afterwards they go on as before."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(derive(seed, *place))
+        seed_torch(derive(seed, *place))
         yield
 
 
@@ -29,3 +29,13 @@ def make_repeatable(threads: int, device: torch.device) -> None:
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def seed_torch(number: int) -> None:
+    """Seed torch's generators on the CPU and, once there is one in use, on the GPU.
+
+    ``torch.manual_seed`` would format a stack trace at every call as long as no GPU is in use: a tenth of the time of a small network.
+    """
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)

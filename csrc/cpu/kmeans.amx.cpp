@@ -6,7 +6,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
-#include "cpu/kmeans_kernel.h"
+#include "cpu/kmeans_seeding_kernel.h"
 
 namespace uefl::cpu {
 namespace {

@@ -1,6 +1,7 @@
 #if defined(__x86_64__)
 #define UEFL_KERNEL_BODY
 #include "cpu/kmeans_kernel.h"
+#include "cpu/kmeans_seeding_kernel.h"
 
 namespace uefl::cpu {
 const KMeansKernel kmeans_avx2 = kKMeans;

@@ -1,12 +1,10 @@
-// The inner loops of k-means. Each kmeans.<isa>.cpp includes this body under the flags of its instruction set; no standard templates
-// and internal linkage throughout, for the reason given in strided_rows.h.
+// The inner loops of the steps of k-means; those of its seeding are in kmeans_seeding_kernel.h. Each kmeans.<isa>.cpp includes this body
+// under the flags of its instruction set; no standard templates and internal linkage throughout, for the reason given in strided_rows.h.
 #pragma once
 
 #include <cstdint>
 
 namespace uefl::cpu {
-
-constexpr int64_t kGroup = 8;  // candidates that are compared with a row at once
 
 // Rows [n, d] without gaps, float64 if wide and float32 if not.
 struct Dense {
@@ -48,23 +46,7 @@ struct KMeansKernel {
 
 constexpr int kRunLevels = 16;
 
-// Squared distances of rows of whole numbers, of magnitudes up to 32,639, to groups of candidates.
-struct SeedingKernel {
-  int64_t (*row_bytes)(int64_t d);    // memory of a row, of which there must be a multiple of 32
-  int64_t (*group_bytes)(int64_t d);  // and of a group
-  void (*store)(const int16_t* values, int64_t d, int64_t row, char* rows);
-  void (*load)(const char* rows, int64_t d, int64_t row, int16_t* values);
-  // Puts a row into its place in a group, which was zero.
-  void (*pack)(const int16_t* values, int64_t d, int64_t place, char* group);
-  // out[c][0 .. count): distances of the rows from `first` on, a multiple of 32, to the first candidates of a group, given the squared
-  // norms of the rows and of the group. run: elements, a power of two, whose squares add up to less than 2^31 in every row, from a multiple
-  // of run on.
-  void (*distances)(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run, const char* group,
-                    const int64_t* group_norms, int64_t candidates, int64_t* const* out);
-};
-
 extern const KMeansKernel kmeans_portable, kmeans_avx2, kmeans_avx512;
-extern const SeedingKernel seeding_portable, seeding_avx2, seeding_avx512, seeding_avx512vnni, seeding_amx;
 
 }  // namespace uefl::cpu
 
@@ -308,98 +290,7 @@ int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
   return all;
 }
 
-// Rows in panels, a lane to each: [pairs of elements][kPanel rows][2]. A group: [pairs][kGroup candidates][2].
-constexpr int kVectors = 2, kPanel = kVectors * kLanes;
-
-inline int64_t pairs_of_row(int64_t d) { return (d + 1) / 2; }
-int64_t row_bytes(int64_t d) { return pairs_of_row(d) * 4; }
-int64_t group_bytes(int64_t d) { return (pairs_of_row(d) * 4 * kGroup + 63) / 64 * 64; }
-
-inline int64_t place_of(int64_t row, int64_t d, int64_t j) {
-  return (row / kPanel * pairs_of_row(d) + j / 2) * 2 * kPanel + row % kPanel * 2 + j % 2;
-}
-
-void store(const int16_t* values, int64_t d, int64_t row, char* rows) {
-  int16_t* target = reinterpret_cast<int16_t*>(rows) + place_of(row, d, 0);
-  for (int64_t j = 0; j + 2 <= d; j += 2, target += 2 * kPanel) __builtin_memcpy(target, values + j, 4);
-  if (d % 2) target[0] = values[d - 1], target[1] = 0;
-}
-
-void load(const char* rows, int64_t d, int64_t row, int16_t* values) {
-  for (int64_t j = 0; j < d; ++j) values[j] = reinterpret_cast<const int16_t*>(rows)[place_of(row, d, j)];
-}
-
-void pack(const int16_t* values, int64_t d, int64_t place, char* group) {
-  int16_t* target = reinterpret_cast<int16_t*>(group) + 2 * place;
-  for (int64_t j = 0; j < d; ++j) target[j / 2 * 2 * kGroup + j % 2] = values[j];
-}
-
-// sums += the numbers of a vector of 32 bits
-UEFL_INLINE void add_wide(const Ints& numbers, SignedLongs (&sums)[2]) {
-  typedef int32_t Half __attribute__((vector_size(2 * kLanes)));
-  Half half[2];
-  __builtin_memcpy(half, &numbers, sizeof half);
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) sums[i] += __builtin_convertvector(half[i], SignedLongs);
-}
-
-// Products of kCount candidates with the rows of a panel: as far as sums of 32 bits go, then on in 64.
-template <int kCount>
-void multiply(const char* panel, const char* group, int64_t pairs, int64_t run, int64_t (*products)[kPanel]) {
-  SignedLongs wide[kCount][kVectors][2] = {};
-  const Ints* rows = reinterpret_cast<const Ints*>(panel);
-  for (int64_t start = 0; start < pairs; start += run) {
-    const int64_t end = start + run < pairs ? start + run : pairs;
-    Ints sum[kCount][kVectors];
-#pragma GCC unroll 8
-    for (int c = 0; c < kCount; ++c) sum[c][0] = sum[c][1] = Ints{};
-    for (int64_t j = start; j < end; ++j, rows += kVectors) {
-      const Ints first = rows[0], second = rows[1];
-#pragma GCC unroll 8
-      for (int c = 0; c < kCount; ++c) {
-        int32_t pair;
-        __builtin_memcpy(&pair, group + (j * kGroup + c) * 4, sizeof pair);
-        add_pair_products(broadcast(pair), first, sum[c][0]);
-        add_pair_products(broadcast(pair), second, sum[c][1]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int c = 0; c < kCount; ++c) {
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) add_wide(sum[c][v], wide[c][v]);
-    }
-  }
-  __builtin_memcpy(products, wide, sizeof wide);
-}
-
-template <int kCount>
-void distances_to(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run, const char* group,
-                  const int64_t* group_norms, int64_t* const* out) {
-  const int64_t pairs = pairs_of_row(d);
-  alignas(64) int64_t products[kCount][kPanel];
-  for (int64_t start = 0; start < count; start += kPanel) {
-    multiply<kCount>(rows + (first + start) * row_bytes(d), group, pairs, run < 2 ? 1 : run / 2, products);
-    const int64_t n = count - start < kPanel ? count - start : kPanel;
-    for (int c = 0; c < kCount; ++c) {
-      for (int64_t i = 0; i < n; ++i) out[c][start + i] = norms[first + start + i] + group_norms[c] - 2 * products[c][i];
-    }
-  }
-}
-
-void distances(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run, const char* group,
-               const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
-  constexpr int kMost = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 4;  // whose sums fit into the registers
-  while (candidates > 0) {
-    const int64_t passes = (candidates + kMost - 1) / kMost, now = (candidates + passes - 1) / passes;
-    decltype(&distances_to<1>) const functions[] = {distances_to<1>, distances_to<2>, distances_to<3>, distances_to<4>,
-                                                    distances_to<5>, distances_to<6>, distances_to<7>, distances_to<8>};
-    functions[now - 1](rows, norms, first, count, d, run, group, group_norms, out);
-    group += now * 4, group_norms += now, out += now, candidates -= now;
-  }
-}
-
 constexpr KMeansKernel kKMeans{range, quantise, move, distance, centre, products, possible, improve, squares};
-constexpr SeedingKernel kSeeding{row_bytes, group_bytes, store, load, pack, distances};
 
 }  // namespace
 }  // namespace uefl::cpu

@@ -9,6 +9,7 @@
 
 #include "cpu/kmeans.h"
 #include "cpu/kmeans_kernel.h"
+#include "cpu/kmeans_seeding_kernel.h"
 
 namespace uefl::cpu {
 

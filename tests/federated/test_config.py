@@ -245,7 +245,10 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("rounds=[]", "key 'training.rounds': expected at least 1 item; got []"),
         ("source=", "key 'data.source': expected at least 1 character; got ''"),
         ("personalised=yes", "key 'run.personalised': expected true or false; got 'yes'"),
-        ("data.partition.scheme=leave_one_out", "key 'data.partition.domain': Field required"),
+        ("data.partition.scheme=leave_one_out", "key 'data.partition.domain' is missing; give it a value"),
+        ("data.partition=natural", "key 'data.partition': is a table; name its scheme, data.partition.scheme=natural"),
+        ("partition.scheme=natural", "unknown key 'partition.scheme' (did you mean 'data.partition.scheme'?)"),
+        ("trainin.lr=1", "unknown key 'trainin.lr' (did you mean 'training.lr'?)"),
         ("threads=3.5", "key 'run.threads': expected an integer; got 3.5"),
         ("seed=true", "key 'run.seed': expected an integer; got True"),
         (

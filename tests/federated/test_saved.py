@@ -50,7 +50,16 @@ def test_arrays_tensors_and_grey_images_without_channels_are_the_same(model):
     assert (probs.shape, probs.dtype) == ((12, 3), torch.float32)
     torch.testing.assert_close(probs.sum(1), torch.ones(12))
     strided = IMAGES.repeat_interleave(2, 3)[..., ::2]
-    for same in (IMAGES.numpy(), IMAGES[:, 0], IMAGES.numpy()[:, 0], strided, np.asfortranarray(IMAGES.numpy()), strided.numpy()):
+    for same in (
+        IMAGES.numpy(),
+        IMAGES[:, 0],
+        IMAGES.numpy()[:, 0],
+        strided,
+        np.asfortranarray(IMAGES.numpy()),
+        strided.numpy(),
+        IMAGES / 255,
+        IMAGES.numpy() / 255,
+    ):
         assert torch.equal(model.predict(same, "silo-0"), probs)
 
 
@@ -64,16 +73,16 @@ def test_any_number_of_images(model, monkeypatch):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (IMAGES / 255, r"images: expected uint8, pixels 0 to 255, got torch.float32; those on the scale 0-1"),
-        (IMAGES.numpy() / 255, "images: expected uint8, pixels 0 to 255, got float64"),
-        (IMAGES.long(), "images: expected uint8, pixels 0 to 255, got torch.int64"),
+        (IMAGES.float(), r"images: floats must lie in \[0, 1\], found 0 to 205; do not normalise them"),
+        (IMAGES.numpy() / 255 - 0.5, r"images: floats must lie in \[0, 1\], found -0.5 to"),
+        (IMAGES.long(), "images: expected images of uint8, or of floats in .* got torch.int64"),
         (IMAGES[..., :7], r"images: expected shape \[B, 1, 8, 8\], got \[12, 1, 8, 7\]"),
         (IMAGES.expand(-1, 3, -1, -1), r"images: expected shape \[B, 1, 8, 8\], got \[12, 3, 8, 8\]"),
         (IMAGES[0, 0], r"images: expected shape \[B, 1, 8, 8\], got \[8, 8\]"),
         (IMAGES.movedim(1, 3), r"got \[12, 8, 8, 1\] \(channels come before height and width: permute them\)"),
         ([[0, 1]], "images: expected a tensor or a NumPy array, got list"),
     ],
-    ids=["0-1", "0-1-array", "int64", "size", "channels", "one-image", "channels-last", "list"],
+    ids=["0-255", "normalised", "int64", "size", "channels", "one-image", "channels-last", "list"],
 )
 def test_images_that_would_give_a_wrong_answer_are_refused(model, images, message):
     with pytest.raises(UserError, match=message):

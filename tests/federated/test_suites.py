@@ -73,16 +73,19 @@ def test_every_suite_is_a_list_of_runs(name: str, scale: suite.Scale) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", suite.suites())
-def test_every_arm_of_every_case_trains(name: str, every_source: Path) -> None:
-    """A round in each of two iterations, on small generated files."""
-    for cfg in suite.load(name).configs("cpu").values():
-        trains(cfg, every_source)
+def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
+    """A round in each of two iterations, on small generated files: each arm in the first case that has it, and another one in each case."""
+    trained: set[str] = set()
+    for number, cfg in enumerate(suite.load(name).configs("cpu").values()):
+        names = [arm for arm in cfg.arms if arm not in trained] or [list(cfg.arms)[number % len(cfg.arms)]]
+        trains(replace(cfg, arms={arm: cfg.arms[arm] for arm in names}), every_source)
+        trained.update(names)
 
 
 def test_the_small_scale_is_smaller() -> None:
     small, large = (suite.load("table1").configs(scale)["mnist"] for scale in ("cpu", "paper"))
-    assert (small.model.width, small.data.train_per_client, small.training.iterations()) == (8, 320, [6, 3, 3])
-    assert (large.model.width, large.data.train_per_client, large.training.iterations()) == (128, 2000, [20] * 5)
+    assert (small.model.width, small.data.clients, small.data.image_size, small.training.iterations()) == (8, 3, 16, [6, 3, 3])
+    assert (large.model.width, large.data.clients, large.data.image_size, large.training.iterations()) == (128, 9, 0, [20] * 5)
 
 
 def test_a_job_has_one_arm_and_one_seed(tmp_path: Path) -> None:
@@ -98,14 +101,28 @@ def test_a_job_has_one_arm_and_one_seed(tmp_path: Path) -> None:
     assert jobs[1].folder == tmp_path / "few" / "uefl" / "seed-0"
 
 
+def test_seeds_begin_at_the_seed_of_the_case(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(TINY.replace("run.passes = 2", "run = { passes = 2, seed = 100 }"))
+    jobs = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 2, tmp_path, threads=1)
+    assert {(job.seed, job.config.run.seed, job.folder.name) for job in jobs} == {(100, 100, "seed-100"), (101, 101, "seed-101")}
+
+
+def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
+    """The codebook of a sweep is not FedAvg's: its run of a seed is one, in the folder of the first case."""
+    (tmp_path / "mine.toml").write_text(TINY.replace('data.source = "cifar100"\n', ""))
+    jobs = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path, threads=1)
+    folders = [str(job.folder.relative_to(tmp_path)) for job in jobs]
+    assert folders == ["few/fedavg/seed-0", "few/uefl/seed-0", "few/fedavg/seed-0", "absent/uefl/seed-0"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("measures = 3", "key 'bad.against': Field required"),
+        ("measures = 3", "key 'bad.against' is missing; give it a value"),
         (TINY + "[cases.more]\nmodel.widht = 3", "case 'more': unknown key 'widht' in [model] (did you mean 'width'?)"),
         (TINY + "[cases.more]\ncolour = 3", "unknown key 'colour'"),
         ("= 3", "is not valid TOML"),
-        ("", "key 'bad.against': Field required"),
+        ("", "key 'bad.against' is missing; give it a value"),
         (TINY.replace('against = "fedavg"', 'against = "fedvag"'), "key 'against': no case has an arm 'fedvag'; there are fedavg, uefl"),
         (TINY + '[cases."../away"]', "key 'cases': '../away' names a folder; expected up to 40 letters"),
         (TINY + '[cases.more]\narms = ["fedvag"]', "case 'more': key 'arms.fedvag': no algorithm 'fedvag'"),
@@ -206,6 +223,13 @@ def test_a_measure_that_no_run_has_is_said(tmp_path: Path) -> None:
     assert report.content(unknown, []).warnings == ["no run has the measure 'acuracy'", "no run has the measure 'usage'"]
 
 
+def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    rounds = [1.0 - 0.1 * round for round in range(sum(run_folder.ROUNDS))]
+    assert result.values("few", "uefl", "entropy_last4")[0] == pytest.approx(statistics.fmean(rounds[-4:]))
+    assert result.values("few", "uefl", "entropy")[0] == pytest.approx(rounds[-1])
+
+
 def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
     result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"})
     assert report.content(result, []).warnings == ["1 of 7 runs are not there; see the end"]
@@ -231,31 +255,34 @@ def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_pa
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_as_many_runs_as_asked_share_the_one_device(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three at a time, also on a GPU: each is a process of its own, which is told the device."""
-    going: list[list[str]] = []
+    going: list[Process] = []
     most, seen = 0, []
 
     class Process:
-        def __init__(self, command: list[str], **_: object) -> None:
-            self.command, self.left = command, 2
-            going.append(command)
-            seen.append(command)
+        def __init__(self, *, target: object, args: tuple[object, ...], daemon: bool) -> None:
+            self.left = 2
+            seen.append(args)
 
-        def poll(self) -> int | None:
+        def start(self) -> None:
+            going.append(self)
+
+        @property
+        def exitcode(self) -> int | None:
             nonlocal most
             most, self.left = max(most, len(going)), self.left - 1
             if self.left:
                 return None
-            going.remove(self.command)
+            going.remove(self)
             return 0
 
-    monkeypatch.setattr(runner.subprocess, "Popen", Process)
+    monkeypatch.setattr(runner._FORK, "Process", Process)
     monkeypatch.setattr(runner, "_LOOK", 0.0)
     jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path / "out", threads=1)
     ends: list[runner.Ended] = []
     runner.run(jobs, side_by_side=3, device=device, data_root=None, ended=ends.append, look=lambda running: None)
     assert most == 3
     assert len(seen) == len(ends) == 8
-    assert all(command[command.index("--device") + 1] == device for command in seen)
+    assert {args[2] for args in seen} == {device}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from benchmarks import sass
 
 ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sass.NVCC is None, reason="nvcc is not installed")]
+pytestmark = [pytest.mark.slow, pytest.mark.all_cores, pytest.mark.skipif(sass.NVCC is None, reason="nvcc is not installed")]
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,7 @@ from uefl_kernels import COMPILED, backend, kmeans, kmeans_batched, vq_assign
 from uefl_kernels.ops.kmeans import reference
 from uefl_kernels.ops.kmeans_step import reference as steps
 
-from . import variants
 from .conftest import DTYPES, normal
-from .variants import VARIANTS
 
 compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 INITS = ("k-means++", "k-means||", "random")
@@ -39,6 +37,7 @@ def assert_as_reference(x, k, **options):
     assert_same(kmeans(x, k, **options), expected)
 
 
+@pytest.mark.every_variant
 @compiled
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("init", INITS)
@@ -51,6 +50,7 @@ def test_equals_the_reference(dtype, init, metric):
             assert_as_reference(x, k, weights=mass, init=init, metric=metric, seed=n, max_iter=20)
 
 
+@pytest.mark.every_variant
 @compiled
 def test_more_trials_than_fit_in_a_group():
     assert_as_reference(normal(900, 4), 450, max_iter=3)
@@ -67,6 +67,7 @@ def test_long_rows_in_groups_that_bounds_tell_apart(dtype, step):
         assert_as_reference(x, 20, weights=mass, seed=1, tol=0.0)
 
 
+@pytest.mark.every_variant
 @compiled
 @settings(max_examples=150)
 @given(
@@ -95,6 +96,7 @@ def test_equals_the_reference_on_anything(n, d, k, seed, init, scale, offset, st
     assert_as_reference(x, min(n, k), weights=weights, init=init, seed=seed, n_init=n_init, tol=tol, max_iter=8)
 
 
+@pytest.mark.every_variant
 @compiled
 def test_given_centres_and_strides():
     x = blobs(200, 12, 7)
@@ -186,6 +188,7 @@ def test_metric_cosine():
     assert torch.isfinite(zero.centres).all()
 
 
+@pytest.mark.every_variant
 @compiled
 def test_number_of_threads_does_not_matter():
     problems = [blobs(3000, 9, 20, seed=1), blobs(2000, 9, 20, seed=2, dtype=torch.float32), blobs(70, 9, 20, seed=3)]
@@ -385,12 +388,3 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
             arguments = (x, mass, given, [20, 30], [2, 4], [0, 1], method, spherical, 2, 3, 1e-4)
             centres, labels, inertia, iterations = reference.batch(reference.Parts(step, reference.Grid, reference.advance), *arguments)
             assert [tuple(t.shape) for t in (centres, labels, inertia, iterations)] == [(6, 4), (50,), (2,), (2,)]
-
-
-@compiled
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(request, variant):
-    """The tests of equality."""
-    selected = "anything or trials or strides or number_of_threads or (equals_the_reference and l2 and not random)"
-    variants.run(request, selected, variant)

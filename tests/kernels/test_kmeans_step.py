@@ -11,9 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from uefl_kernels import COMPILED, KMeansUnits, backend, kmeans, kmeans_step
 from uefl_kernels._library import triton_available
 
-from . import variants
 from .conftest import DTYPES, normal
-from .variants import VARIANTS
 
 compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 
@@ -53,6 +51,7 @@ def test_is_a_lloyd_step(weighted):
         assert torch.equal(found.masses, labels.bincount(minlength=9).double())
 
 
+@pytest.mark.every_variant
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equals_the_reference(dtype):
@@ -65,6 +64,7 @@ def test_equals_the_reference(dtype):
             assert_same(kmeans_step(view, centres), kmeans_step(x, centres))
 
 
+@pytest.mark.every_variant
 @compiled
 @settings(max_examples=40)
 @given(
@@ -112,6 +112,7 @@ def test_an_empty_cluster_keeps_its_centre():
     assert none.labels.shape == (0,)
 
 
+@pytest.mark.every_variant
 @compiled
 def test_number_of_threads_does_not_matter():
     x, centres, weights = normal(5000, 9), normal(20, 9, seed=1), torch.rand(5000)
@@ -241,11 +242,3 @@ def test_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert_same(kmeans_step(X, C), kmeans_step(X.clone(), C))
         assert kmeans_step(X.bfloat16(), C).centres.dtype == torch.float32
-
-
-@compiled
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(request, variant):
-    """The tests of equality on the CPU."""
-    variants.run(request, "(equals_the_reference or odd_values or number_of_threads) and not triton", variant)

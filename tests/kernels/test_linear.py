@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from uefl_kernels import COMPILED, backend, mc_dropout_mlp
 from uefl_kernels.ops.linear import linear
 
-from . import variants
 from .conftest import normal
-from .variants import VARIANTS
 
+pytestmark = pytest.mark.every_variant
 compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 N, D, M = 700, 300, 100  # enough rows for the tiles
 
@@ -135,10 +134,3 @@ def test_head_under_compile(full_graph):
     x, weights = normal(N, D), [normal(M, D, seed=1, scale=D**-0.5), normal(5, M, seed=2, scale=0.1)]
     run = full_graph(lambda x: mc_dropout_mlp(x, weights, p=0.3, seed=1).entropy)
     torch.testing.assert_close(run(x), mc_dropout_mlp(x, weights, p=0.3, seed=1).entropy)
-
-
-@compiled
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(request, variant):
-    variants.run(request, "not variants and not compile and not opcheck", variant)

@@ -60,6 +60,7 @@ def test_the_double_softmax_refuses_what_the_loss_refuses(target, wrong, message
             loss(LOGITS, targets, matrix)
 
 
+@pytest.mark.every_variant
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_reference(case, dtype):
@@ -147,6 +148,7 @@ def test_compile_fullgraph(full_graph):
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.every_variant
 @pytest.mark.parametrize("shape", [(70, 10, 10), (70, 150, 37)])
 def test_bits_do_not_depend_on_the_rows_beside_or_on_threads(shape):
     b, k, m = shape

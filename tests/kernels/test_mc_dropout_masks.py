@@ -25,6 +25,7 @@ def test_philox_known_answers(counter, seed, expected):
     assert [int(word[0]) for word in philox([np.array([word], np.uint64) for word in counter], seed)] == expected
 
 
+@pytest.mark.every_variant
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("shape", [(5, 33), (1, 1), (200, 8), (0, 3)])
 def test_masks_are_those_of_the_definition(shape, consistent):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +15,7 @@ from .conftest import normal
 from .mc_dropout_cases import SHAPES, assert_close, mlp, stacked
 
 
+@pytest.mark.every_variant
 @pytest.mark.parametrize("activation", reference.ACTIVATIONS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_matches_the_definition(shape, activation):
@@ -171,6 +169,7 @@ def test_many_passes_converge_to_the_mean_of_torchs_dropout():
     torch.testing.assert_close(stats.variance, plain.var(0), atol=0.003, rtol=0)
 
 
+@pytest.mark.every_variant
 def test_same_bits_every_time_and_for_any_number_of_threads():
     hidden, weights, biases = mlp((500, 16, 48, 20, 10))
     parameters = torch.cat([part for weight, bias in zip(weights, biases, strict=True) for part in (weight.flatten(), bias)])
@@ -189,6 +188,7 @@ def test_same_bits_every_time_and_for_any_number_of_threads():
         assert all(torch.equal(got, want) for run in runs for got, want in zip(run, runs[0], strict=True))
 
 
+@pytest.mark.every_variant
 def test_a_row_does_not_depend_on_the_size_of_the_batch():
     x, weights, biases = mlp((100, 10, 16, 5))
     parameters = torch.cat([part for weight, bias in zip(weights, biases, strict=True) for part in (weight.flatten(), bias)])
@@ -207,29 +207,3 @@ def test_the_layer_before_the_dropout_adds_its_own_rounding_only():
     for rows in (1, 3, 37):
         part = mc_dropout_mlp(x[:rows], weights, biases, p=0.3, passes=5, seed=6)
         assert_close(part, MCStats(*(value[:rows] for value in whole)), 3e-6)
-
-
-VARIANT = """
-import torch
-from tests.kernels.mc_dropout_cases import *
-from uefl_kernels import MCStats, mc_dropout_mlp
-from uefl_kernels.ops.mc_dropout_mlp import reference
-for shape in SHAPES.values():
-    x, weights, biases = mlp(shape)
-    for activation in reference.ACTIVATIONS:
-        options = dict(p=0.3, passes=3, activation=activation, logit_dropout=True, seed=5)
-        expected = stacked(x, weights, biases, **options)
-        assert_close(mc_dropout_mlp(x, weights, biases, **options), MCStats(*(t.float() for t in expected)), 3e-6)
-"""
-
-
-@pytest.mark.skipif(not COMPILED, reason="not compiled")
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["avx512", "avx2", "portable"])
-def test_every_instruction_set(variant):
-    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    environment = {**os.environ, "UEFL_CPU": variant, "PYTHONPATH": root}
-    done = subprocess.run([sys.executable, "-c", VARIANT], env=environment, cwd=root, capture_output=True, text=True)
-    if "needs instructions that this CPU lacks" in done.stderr:
-        pytest.skip(f"no {variant} here")
-    assert done.returncode == 0, done.stderr[-2000:]

@@ -11,6 +11,7 @@ from benchmarks import sass
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.all_cores,
     pytest.mark.skipif(sass.NVCC is None, reason="nvcc is not installed"),
     pytest.mark.skipif(sass.disassembler() is None, reason="nvdisasm is not installed, nor Triton, which brings one"),
 ]

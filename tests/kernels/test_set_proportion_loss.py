@@ -36,6 +36,7 @@ def test_equals_the_formula_and_its_gradient(name):
     torch.testing.assert_close(gradient, expected.grad, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.every_variant
 @pytest.mark.parametrize("scale", [1.0, 10.0, 1e4])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equals_the_reference(dtype, scale):

@@ -16,7 +16,7 @@ STREAM = "aoti_torch_get_current_cuda_stream"
 pytestmark = pytest.mark.skipif(shutil.which("nm") is None or shutil.which("readelf") is None, reason="binutils are not installed")
 
 
-@pytest.fixture(scope="module", params=["installed", pytest.param("published", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["installed", pytest.param("published", marks=[pytest.mark.slow, pytest.mark.all_cores])])
 def library(request, tmp_path_factory):
     """The library in use, and that of a wheel, which also has the CUDA kernels where nvcc is installed."""
     if request.param == "installed":

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -52,6 +48,7 @@ def test_extreme_logits_and_a_zero_prior(name, dtype):
     assert gradient.isfinite().all()
 
 
+@pytest.mark.every_variant
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_reference(case, dtype):
@@ -247,46 +244,7 @@ def test_autocast():
     assert layer.weight.grad.isfinite().all()
 
 
-VARIANT = """
-import torch
-from uefl_kernels import backend, transition_nll, log_transition_probs, set_proportion_loss
-from tests.kernels.transition_cases import CASES, assert_near, proportion_case, transition_case
-
-for threads in (1, 2):
-    torch.set_num_threads(threads)
-    for case in CASES:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            logits, targets, matrix, groups = transition_case(case, dtype)
-            found, expected = {}, {}
-            for name, results in (("cpu", found), ("reference", expected)):
-                with backend(name):
-                    for op, call in (("nll", lambda z: transition_nll(z, targets, matrix, groups=groups)),
-                                     ("probs", lambda z: log_transition_probs(z, matrix, groups=groups).clamp(min=-1e4))):
-                        z = logits.clone().requires_grad_()
-                        out = call(z)
-                        out.sum().backward()
-                        results[op], results["gradient of " + op] = out.detach(), z.grad
-            for key in expected:
-                if not key.endswith("probs"):
-                    assert_near(found[key], expected[key], dtype)
-            torch.testing.assert_close(found["probs"], expected["probs"], rtol=2e-6, atol=2e-6)
-    logits, offsets, proportions = proportion_case()
-    with backend("reference"):
-        expected = set_proportion_loss(logits, offsets, proportions)
-    assert_near(set_proportion_loss(logits, offsets, proportions), expected, torch.float32)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["avx512", "avx2", "portable"])
-def test_every_instruction_set(variant):
-    environment = {**os.environ, "UEFL_CPU": variant}
-    done = subprocess.run([sys.executable, "-c", VARIANT], env=environment, capture_output=True, text=True)
-    if "needs instructions that this CPU lacks" in done.stderr:
-        pytest.skip(f"this CPU has no {variant}")
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
+@pytest.mark.every_variant
 def test_bits_do_not_depend_on_threads_or_the_batch():
     logits, targets, matrix = (
         normal(40_000, 10, scale=3),

@@ -10,9 +10,7 @@ from torch.autograd import forward_ad
 
 from uefl_kernels import COMPILED, backend, vq, vq_assign, vq_with_sums
 
-from . import variants
 from .conftest import DTYPES, normal
-from .variants import VARIANTS
 
 BACKENDS = ("auto", "reference")
 RESULTS = ("quantized", "indices", "loss", "counts", "sums")
@@ -41,6 +39,7 @@ def eager(x, codebook, codebook_weight=1.0, commitment_weight=0.25, metric="l2")
     return x + (q - x).detach(), loss
 
 
+@pytest.mark.every_variant
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])
 @pytest.mark.parametrize("n", [1, 11, 700])
@@ -288,6 +287,7 @@ def test_compile_fullgraph(full_graph):
     assert torch.equal(compiled_grad, codebook.grad)
 
 
+@pytest.mark.every_variant
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 def test_number_of_threads_does_not_change_a_bit():
     x = normal(30000, 24)
@@ -360,10 +360,3 @@ def test_forward_mode_is_an_error_and_not_a_zero(position):
         arguments[position] = forward_ad.make_dual(arguments[position], torch.ones_like(arguments[position]))
         with pytest.raises(RuntimeError, match=r"^vq: has no forward-mode derivative; use reverse mode"):
             vq(*arguments)
-
-
-@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(request, variant):
-    variants.run(request, "number_of_threads", variant)

@@ -10,11 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from uefl_kernels import COMPILED, backend, vq, vq_assign
 
-from . import variants
 from .conftest import DTYPES, normal, wrong_indices
-from .variants import VARIANTS
 
 METRICS = ("l2", "cosine")
+pytestmark = pytest.mark.every_variant
 compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 
 
@@ -313,11 +312,3 @@ def test_fuzz(data, n, k, d, metric):
     finite = torch.cat([pool[pool.isfinite()], torch.zeros(1)])
     codebook = finite[torch.randint(len(finite), (k, d), generator=generator)]
     assert wrong_indices(x, codebook, metric) == 0
-
-
-@compiled
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(request, variant):
-    """All of this file that the search decides."""
-    variants.run(request, "not variants and not compile and not opcheck", variant)

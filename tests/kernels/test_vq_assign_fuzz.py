@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,9 +12,7 @@ from hypothesis import strategies as st
 from uefl_kernels import COMPILED, vq_assign
 from uefl_kernels.ops.vq_assign.reference import LARGEST
 
-from . import variants
 from .conftest import DTYPES, wrong_indices
-from .variants import VARIANTS
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 
@@ -143,24 +143,12 @@ def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     assert wrong_indices(x, codebook.clamp(-limit, limit).to(dtypes[1]), metric) == 0
 
 
-@settings(max_examples=500)
+@pytest.mark.every_variant
+@settings(max_examples=2000 if os.environ.get("UEFL_CPU") else 500)
 @searches
 def test_fuzz(**search):
+    """Longer on a variant that is asked for by its name, as ``test_variants.py`` does with each."""
     assert_exact(**search)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000)
-@searches
-def test_long_fuzz(**search):
-    assert_exact(**search)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_long_fuzz_of_every_variant(request, variant):
-    """The same searches."""
-    variants.run(request, "test_long_fuzz and not variant", variant)
 
 
 def test_more_than_2_to_the_31_elements():

@@ -8,9 +8,7 @@ import torch
 from uefl_kernels import COMPILED, vq, vq_assign
 from uefl_kernels._library import triton_available
 
-from . import variants
 from .conftest import DTYPES, cuda_built, normal
-from .variants import VARIANTS
 
 NAMESPACES = [pytest.param("uefl", id="auto"), pytest.param("uefl_triton", id="triton")]
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 2.0**-53}  # half a unit of 1.0
@@ -161,6 +159,7 @@ def test_rotation_onto_the_opposite_direction_is_accurate():
     torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.every_variant
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 def test_number_of_threads_does_not_change_a_bit():
     arguments = inputs(normal(30000, 24), normal(16, 8, seed=1))
@@ -244,10 +243,3 @@ def test_triton_reads_nothing_for_an_index_out_of_range(rotation, monkeypatch):
     found = torch.ops.uefl_triton.vq_backward(x, codebook, indices, g, pull, rotation)
     assert found[[1, 4]].isnan().all()
     torch.testing.assert_close(found[[0, 2, 3, 5]], expected[[0, 2, 3, 5]])
-
-
-@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(request, variant):
-    variants.run(request, "number_of_threads", variant)

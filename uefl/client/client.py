@@ -34,7 +34,7 @@ from uefl_kernels import metrics
 from ..data.federation import LabeledData, SetData, Silo, Split
 from ..engines.base import Message, Reply, number, split
 from ..lazy import Lazy
-from ..seeds import derive
+from ..seeds import derive, seed_torch
 from ..uncertainty import Prediction, ensemble
 from . import evaluation
 from .training import fit
@@ -209,7 +209,7 @@ class Client:
         return self._workspace.algorithm.bound(replace(self._workspace.context, seed=work.seed))
 
     def _seed(self, work: Work, *purpose: str) -> None:
-        torch.manual_seed(derive(work.seed, *purpose, work.round, self.name))
+        seed_torch(derive(work.seed, *purpose, work.round, self.name))
 
 
 def on_device(data: LabeledData | SetData, device: torch.device) -> LabeledData | SetData:

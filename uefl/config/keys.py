@@ -24,6 +24,11 @@ def homes(key: str) -> list[str]:
     )
 
 
+def whole_keys(table: dict[str, Any]) -> set[str]:
+    """Every key of the sections with its section before it, to look for what was meant."""
+    return {f"{name}.{key}" for name, keys in fields(table).items() for key in keys}
+
+
 def places(key: str, table: dict[str, Any]) -> list[str]:
     """The sections that have a key of this name, and the arms of ``table`` as ``arms.NAME``."""
     found = [name for name, known in fields(table).items() if key in known]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, nearest
 from ..fields import shown, unknown
 from .config import SECTIONS, Config, from_table, tomllib
-from .keys import all_keys, homes, named, places
+from .keys import all_keys, homes, named, places, whole_keys
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # Python 3.10 has it elsewhere
@@ -130,7 +130,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]
     if not found:
-        raise unknown(key, "", all_keys(table), homes)
+        raise unknown(key, "", whole_keys(table) if dot else all_keys(table), homes)
     if len(sections) + bool(arms) > 1:
         listed = ", ".join(f"{place}.{key}" for place in found)
         raise UserError(f"key {key!r} is ambiguous; write one of {listed}")

@@ -12,7 +12,7 @@ from PIL import Image
 from ..errors import UserError
 from . import labeled
 from .federation import Federation, Split
-from .images import copied, pixels_of
+from .images import as_bytes, copied, pixels_of
 from .partitions.base import Deal, Share
 from .settings import Data
 from .table import Table, numbers
@@ -92,7 +92,7 @@ def _read(part: Part, where: str) -> tuple[list[torch.Tensor], torch.Tensor, boo
     if isinstance(part, Split):
         part = part.images, part.labels
     if isinstance(part, (tuple, list)) and len(part) == 2 and all(map(_is_array, part)):
-        images, was_float = _bytes(part[0], where)
+        images, was_float = as_bytes(part[0], where)
         if images.ndim == 3:
             images = images[:, None]
         elif images.ndim == 4:
@@ -127,7 +127,7 @@ def _one(image: Any, where: str) -> tuple[torch.Tensor, bool]:
         return pixels_of(image), False
     if not _is_array(image):
         raise UserError(f"{where} is {type(image).__name__}; expected a tensor, an array or a PIL image")
-    pixels, was_float = _bytes(image, where)
+    pixels, was_float = as_bytes(image, where)
     if pixels.ndim == 2:
         pixels = pixels[None]
     if pixels.ndim == 3 and pixels.shape[0] not in (1, 3) and pixels.shape[2] in (1, 3):
@@ -139,20 +139,6 @@ def _one(image: Any, where: str) -> tuple[torch.Tensor, bool]:
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, np.ndarray))
-
-
-def _bytes(images: Any, where: str) -> tuple[torch.Tensor, bool]:
-    """The images as uint8 on the CPU, and whether they were floats."""
-    tensor = torch.as_tensor(images).detach().cpu()
-    if tensor.dtype == torch.uint8:
-        return tensor, False
-    if not tensor.is_floating_point():
-        raise UserError(f"{where}: expected images of uint8, or of floats in [0, 1]; got {tensor.dtype}")
-    if tensor.numel() and not (tensor.min() >= 0 and tensor.max() <= 1):  # false for NaN too
-        raise UserError(
-            f"{where}: images of floats must lie in [0, 1], found {tensor.min():g} to {tensor.max():g}; do not normalise them, uefl does"
-        )
-    return (tensor * 255).round().to(torch.uint8), True
 
 
 def _labels(labels: Any, count: int, where: str) -> torch.Tensor:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -168,6 +168,26 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
     """The pixels ``[C, H, W]`` uint8 of an image that Pillow has opened, C = 1 or 3."""
     array = np.array(image.convert("L" if image.mode in _GREY else "RGB"))
     return torch.from_numpy(array)[None] if array.ndim == 2 else torch.from_numpy(array).movedim(2, 0)
+
+
+def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, bool]:
+    """Images of the user's own as uint8 on the CPU, in the shape that they have, and whether they were floats.
+
+    Args:
+        images: an array or a tensor of uint8, or of floats in [0, 1], which are rounded to 8 bits.
+        where: begins the message.
+
+    Raises:
+        UserError: another type, or floats outside of [0, 1].
+    """
+    tensor = torch.as_tensor(images).detach().cpu()
+    if tensor.dtype == torch.uint8:
+        return tensor, False
+    if not tensor.is_floating_point():
+        raise UserError(f"{where}: expected images of uint8, or of floats in [0, 1]; got {tensor.dtype}")
+    if tensor.numel() and not (tensor.min() >= 0 and tensor.max() <= 1):  # false for NaN too
+        raise UserError(f"{where}: floats must lie in [0, 1], found {tensor.min():g} to {tensor.max():g}; do not normalise them, uefl does")
+    return (tensor * 255).round().to(torch.uint8), True
 
 
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)

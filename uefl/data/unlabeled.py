@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .settings import Data
 
 
-_USE: dict[str, record.Use] = {"labeled": "train", "validation": "holdout"}
+USE: dict[str, record.Use] = {"labeled": "train", "validation": "holdout"}
 """of the images of the server"""
 
 
@@ -107,7 +107,7 @@ def deal(table: Table, scheme: Scheme, data: Data, seed: int) -> Material:
     return Material(table.name, clients, table.classes, test, labeled, validation, source, table.notes)
 
 
-def federate(made: Material, partition: dict[str, Any], data: Data, seed: int) -> Federation:
+def federate(made: Material, partition: dict[str, Any], data: Data, seed: int, *, whole: bool = True) -> Federation:
     """Settle the priors of all sets, and deal the test images to the clients at random.
 
     They are dealt in equal parts, so that the mean over the clients is the figure of the whole test set. The images of one client at a
@@ -118,6 +118,7 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int) -
         partition: the scheme for the manifest.
         data: how priors are known, image size.
         seed: of the draws.
+        whole: False: there are clients elsewhere too, so what no client can see alone is not looked at.
 
     Raises:
         UserError: one class, too few test images, no priors. InvalidPriors: sets or priors that cannot be trained with.
@@ -148,7 +149,7 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int) -
         load = partial(_load, prepare, client, table, weights, test)
         silos.append(Silo(client.name, Sizes(len(images), 0, len(test.rows) if test else 0, tuple(sizes.tolist())), load))
         entries[client.name] = _entry(client, table, test, content, classes)
-    doubts = priors_of.check_together()
+    doubts = priors_of.check(together=whole)
     if held["labeled"] is not None:
         pixels.add(held["labeled"].images)
     manifest = {
@@ -162,7 +163,7 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int) -
         "silos": entries,
         "unseen": {},
         "server": {
-            part: content.entry(rows.images, rows.rows, rows.labels, f"server/{part}", _USE[part], classes)
+            part: content.entry(rows.images, rows.rows, rows.labels, f"server/{part}", USE[part], classes)
             for part, rows in server.items()
             if rows is not None
         },
@@ -229,31 +230,52 @@ class _Priors:
             self._estimator = priors.PriorEstimator(self._labeled, self._made.classes, derive(self._seed, "folds") % 2**32)
         return self._estimator(of_set)
 
-    def check_together(self) -> list[str]:
-        """All that is doubtful; what no client can see alone comes last.
+    def check(self, *, together: bool) -> list[str]:
+        """All that is doubtful; what no client can see alone comes last, where all are here ``together``.
 
         Raises:
             InvalidPriors: a class is in no set of any client; or there are doubts and ``strict`` is set.
         """
-        doubts = self._doubts + together(self._known, self._made.classes)
-        if doubts and self._data.strict:
-            raise InvalidPriors(f"{doubts[0]} (strict = true; {len(doubts)} such findings)")
-        return doubts
+        reaches = [Reach.of(table, sizes) for table, sizes in self._known]
+        return certain(self._doubts + (of_all(reaches, self._made.classes) if together else []), strict=self._data.strict)
 
 
-def together(known: Sequence[tuple[Matrix, Rows]], classes: tuple[str, ...]) -> list[str]:
-    """Doubts about the priors and the set sizes of all clients.
+class Reach(NamedTuple):
+    """What the priors of one client's sets say of a whole federation."""
+
+    has: list[bool]
+    """of each class, whether it is in a set"""
+    full_rank: bool
+
+    @classmethod
+    def of(cls, table: Matrix, sizes: Rows) -> Reach:
+        """Of priors ``[M, K]`` and the sizes ``[M]`` of the sets."""
+        return cls((table.sum(0) > 0).tolist(), bool(priors.full_rank(table, sizes)))
+
+
+def of_all(reaches: Sequence[Reach], classes: tuple[str, ...]) -> list[str]:
+    """Doubts about the priors of all clients together.
 
     Raises:
         InvalidPriors: a class is in no set of any client.
     """
-    total = np.sum([table.sum(0) for table, _ in known], axis=0)
-    for name, share in zip(classes, total.tolist(), strict=True):
-        if share == 0:
+    for name, has in zip(classes, zip(*(reach.has for reach in reaches), strict=True), strict=True):
+        if not any(has):
             raise InvalidPriors(f"class {name!r} is in no set of any client; remove it, or add a set that has it")
-    if any(priors.full_rank(table, sizes) for table, sizes in known):
+    if any(reach.full_rank for reach in reaches):
         return []
     return ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
+
+
+def certain(doubts: list[str], *, strict: bool) -> list[str]:
+    """The same doubts.
+
+    Raises:
+        InvalidPriors: there are some, and ``strict`` is set.
+    """
+    if doubts and strict:
+        raise InvalidPriors(f"{doubts[0]} (strict = true; {len(doubts)} such findings)")
+    return doubts
 
 
 def _sources(made: Material) -> list[Images]:

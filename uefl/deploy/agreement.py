@@ -1,4 +1,4 @@
-"""From the reports of silos to a federation: the server knows the images by their numbers only."""
+"""From the reports of silos to a federation: the server knows the images of the silos by their numbers only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,42 @@ from typing import Any
 
 import torch
 
+from ..config import Config
 from ..data import manifest as record
-from ..data.federation import Federation, LabeledData, SetData, Silo, Sizes
+from ..data.federation import Federation, LabeledData, ServerData, SetData, Silo, Sizes
 from ..data.notes import check_names
-from ..data.prepare import PixelCounts
+from ..data.partitions.leave_one_out import LeaveOneOut
+from ..data.partitions.natural import Natural
+from ..data.prepare import PixelCounts, Preparation
+from ..data.sources import own_sets
+from ..data.unlabeled import USE, LabeledRows, Reach, certain, of_all
 from ..engines import faults
 from ..engines.flower.members import Report
 from ..errors import UserError
+
+Shape = tuple[int, int, int]
+
+
+def check_asked(cfg: Config) -> None:
+    """Refuse what silos with data of their own cannot do, before anybody is waited for.
+
+    Raises:
+        UserError: a partition that deals images, or what takes the images or draws of all clients in one process.
+    """
+    data = cfg.data
+    if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
+        raise UserError("key 'clients': silos at a SuperLink are as many as come; leave it out")
+    if data.partition is not None and not isinstance(data.partition, LeaveOneOut | Natural):
+        raise UserError(f"partition {data.partition.name!r} deals images; silos at a SuperLink bring their own: leave it out")
+    for key in ("labeled", "validation"):
+        if getattr(data, key):
+            raise UserError(f"key {key!r}: the server's images are those of its data.source, all of them; leave it out")
+    if data.priors == "estimated":
+        raise UserError(
+            "key 'priors': 'estimated' needs labeled images where the sets are, which silos do not have; give each a priors.csv"
+        )
+    if data.prior_noise:
+        raise UserError("key 'prior_noise': is drawn over all clients in one process; leave it out, or run without --superlink")
 
 
 def refused(report: Report) -> str | None:
@@ -23,9 +52,14 @@ def refused(report: Report) -> str | None:
         return faults.words(header["error"])
     try:
         check_names("silo", [str(header["client"])])
-        Sizes(**_sizes(header))
+        sizes = Sizes(**_sizes(header))
         classes, shape, counts = header["classes"], header["image_shape"], parts["pixels"]["counts"]
+        whole = [sizes.train, sizes.holdout, sizes.test, *sizes.sets]
         sound = all(isinstance(name, str) for name in classes) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
+        sound = sound and all(type(n) is int and n >= 0 for n in whole)
+        if header["kind"] == "sets":
+            reach = Reach(**header["reach"])
+            sound = sound and len(reach.has) == len(classes) and all(type(one) is bool for one in [*reach.has, reach.full_rank])
         if not sound or counts.dtype != torch.int64 or list(counts.shape) != [shape[0], 256] or int(counts.min()) < 0:
             return "its report does not fit itself"
     except UserError as error:
@@ -35,67 +69,109 @@ def refused(report: Report) -> str | None:
     return None
 
 
-def agree(reports: Mapping[str, Report], kind: str, *, image_size: int, seed: int, place: str) -> Federation:
+def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
     """The federation of these silos, whose images cannot be read here.
 
-    Classes are the union over all silos, sorted by name; images are in colour where those of one silo are. Mean and deviation are those of
-    all images that are trained on, exactly, from how often each of the 256 grey levels occurs.
+    Classes of labeled images are the union over all silos, sorted by name; those of sets are the same everywhere. Images are in colour
+    where those of one silo, or of the server, are. Mean and deviation are those of all images that are trained on, exactly, from how often
+    each of the 256 grey levels occurs. The server's own images, for arms that learn from sets, are read here.
 
     Args:
         reports: by name.
-        kind: of the data that the arms take.
-        image_size: of the configuration, for the manifest.
-        seed: of the run, for the manifest.
+        cfg: of the run.
         place: of the SuperLink, for the manifest.
 
     Raises:
         UserError: silos that cannot be trained together; the message names the one that differs.
     """
-    names = sorted(reports)
-    headers = {name: reports[name][0] for name in names}
-    first = names[0]
-    for name in names:
-        if headers[name]["kind"] != kind:
-            raise UserError(f"silo {name!r} has {headers[name]['kind']} data, the arms need {kind}")
-        (_, h, w), (_, h0, w0) = headers[name]["image_shape"], headers[first]["image_shape"]
-        if (h, w) != (h0, w0):
-            raise UserError(f"silo {name!r} has images of {w}x{h}, silo {first!r} of {w0}x{h0}; set image_size to resize all to one square")
-    classes = tuple(sorted({one for header in headers.values() for one in header["classes"]}))
-    if len(classes) < 2:
-        raise UserError(f"all silos have one class, {classes[0]!r}; a classifier needs two or more")
-    channels = max(header["image_shape"][0] for header in headers.values())
-    pixels = PixelCounts(channels)
-    for name in names:
-        pixels.counts += reports[name][1]["pixels"]["counts"].expand(channels, -1)
+    headers = {name: reports[name][0] for name in sorted(reports)}
+    for name, header in headers.items():
+        if header["kind"] != cfg.kind:
+            raise UserError(f"silo {name!r} has {header['kind']} data, the arms need {cfg.kind}")
+    scheme = cfg.data.partition or Natural()
+    apart = scheme.domain if isinstance(scheme, LeaveOneOut) else None
+    if apart is not None and (apart not in headers or len(headers) == 1):
+        raise UserError(f"key 'domain': expected one of several silos that are there, {', '.join(headers)}; got {apart!r}")
+    classes = _classes(headers, cfg)
+    doubts = (
+        certain(of_all([Reach(**header["reach"]) for header in headers.values()], classes), strict=cfg.data.strict) if _sets(cfg) else []
+    )
+    server = own_sets.read_server(cfg.data.path, classes) if _sets(cfg) and cfg.data.path is not None else {}
+    shape = _shape(headers, server, cfg.data.image_size)
+    prepare = Preparation(shape[0], cfg.data.image_size, shape)
+    held = {part: rows.load(prepare) for part, rows in server.items()}
+    pixels = PixelCounts(shape[0])
+    for name in headers:
+        pixels.counts += reports[name][1]["pixels"]["counts"].expand(shape[0], -1)
+    if "labeled" in held:
+        pixels.add(held["labeled"].images)
+    content = record.Content()
+    entries = {name: _entry(header, classes) for name, header in headers.items()}
     manifest = {
         "schema": record.SCHEMA,
-        "kind": kind,
+        "kind": cfg.kind,
         "source": {"name": f"silos at {place}"},
-        "partition": {"scheme": "natural"},
-        "seed": seed,
-        "image_size": image_size,
+        "partition": scheme.model_dump(mode="json") | {"scheme": scheme.name},
+        "seed": cfg.run.seed,
+        "image_size": cfg.data.image_size,
         "classes": list(classes),
-        "silos": {name: _entry(header, classes) for name, header in headers.items()},
-        "unseen": {},
-        "server": {},
+        "silos": {name: entry for name, entry in entries.items() if name != apart},
+        "unseen": {name: entry for name, entry in entries.items() if name == apart},
+        "server": {
+            part: content.entry(rows.images, rows.rows, rows.labels, f"server/{part}", USE[part], len(classes))
+            for part, rows in server.items()
+        },
     }
-    mean, std = pixels.mean_and_std()
-    silos = tuple(Silo(name, Sizes(**_sizes(header)), _elsewhere(name)) for name, header in headers.items())
+    silos = [Silo(name, Sizes(**_sizes(header)), _elsewhere(name)) for name, header in headers.items()]
     versions = {header["torch"] for header in headers.values()} | {torch.__version__}
     mixed = f"the silos and the server have torch {', '.join(sorted(versions))}; results may differ in the last bits"
-    shape = (channels, *headers[first]["image_shape"][1:])
     return Federation(
-        kind,  # type: ignore[arg-type]
-        silos,
+        cfg.kind,  # type: ignore[arg-type]
+        tuple(silo for silo in silos if silo.name != apart),
         classes,
         shape,
-        mean,
-        std,
-        notes=(mixed,) if len(versions) > 1 else (),
+        *pixels.mean_and_std(),
+        unseen=tuple(silo for silo in silos if silo.name == apart),
+        server=ServerData(held.get("labeled"), held.get("validation")) if _sets(cfg) else None,
+        notes=(*doubts, *((mixed,) if len(versions) > 1 else ())),
         manifest=manifest,
         digest=record.digest(manifest),
         here=False,
     )
+
+
+def _sets(cfg: Config) -> bool:
+    return cfg.kind == "sets"
+
+
+def _classes(headers: Mapping[str, Mapping[str, Any]], cfg: Config) -> tuple[str, ...]:
+    """The classes of a run, and of sets whether all have test images or none."""
+    if not _sets(cfg):
+        classes = tuple(sorted({one for header in headers.values() for one in header["classes"]}))
+        if len(classes) < 2:
+            raise UserError(f"all silos have one class, {classes[0]!r}; a classifier needs two or more")
+        return classes
+    first = next(iter(headers))
+    for name, header in headers.items():
+        if header["classes"] != headers[first]["classes"]:
+            these, those = (", ".join(headers[one]["classes"]) for one in (name, first))
+            raise UserError(f"silo {name!r} has the classes {these}, silo {first!r} {those}; write the columns of priors.csv alike")
+        if bool(header["sizes"]["test"]) != bool(headers[first]["sizes"]["test"]):
+            with_them, without = (name, first) if header["sizes"]["test"] else (first, name)
+            raise UserError(f"silo {with_them!r} has test images, silo {without!r} has none; give them to all or to none")
+    return tuple(headers[first]["classes"])
+
+
+def _shape(headers: Mapping[str, Mapping[str, Any]], server: Mapping[str, LabeledRows], image_size: int) -> Shape:
+    """(C, H, W) of the images of all silos and of the server."""
+    shapes = {f"silo {name!r}": tuple(header["image_shape"]) for name, header in headers.items()}
+    if server:
+        shapes["the server"] = Preparation.of([rows.images for rows in server.values()], image_size).shape
+    first, (_, h0, w0) = next(iter(shapes.items()))
+    for who, (_, h, w) in shapes.items():
+        if (h, w) != (h0, w0):
+            raise UserError(f"{who} has images of {w}x{h}, {first} of {w0}x{h0}; set image_size to resize all to one square")
+    return max(channels for channels, *_ in shapes.values()), h0, w0
 
 
 def _sizes(header: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +182,8 @@ def _entry(header: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
     """A silo's part of the manifest, its classes among those of all."""
 
     def of(split: dict[str, Any]) -> dict[str, Any]:
+        if "images_of_class" not in split:  # of unlabeled sets
+            return dict(split)
         counts = dict(zip(header["classes"], split["images_of_class"], strict=True))
         return {"sha256": split["sha256"], "images_of_class": [counts.get(name, 0) for name in classes]}
 

@@ -15,14 +15,16 @@ from ..errors import RunError, UserError
 if TYPE_CHECKING:
     from ..engines.flower.address import Address
     from ..report.tables import Table
+    from ..run import Deployment as RunDeployment
     from .deployment import Deployment
     from .workers import Workers
 
-_ABOUT_FAULTS = """# What faults do to a deployed run
+ABOUT_FAULTS = """# What faults do to a deployed run
 
 `uefl chaos --table docs/faults.md` writes this page. Each row was played with real processes on one machine: a SuperLink,
 three silos and a run of three rounds. The table holds no times and no numbers of a machine: it says what was broken, what is
-wanted, what was found, and the exit code.
+wanted, what was found, and the exit code. An answer that is left out stands in metrics.jsonl and in the report, with its
+round and the reason; no text of an exception does. What is played "bit for bit" has the metrics of the run in one process.
 
 """
 
@@ -158,13 +160,12 @@ def silo(
     _check_installed()
     from flwr.supercore.app_utils import start_parent_process_monitor
 
-    from ..data.notes import check_names
     from ..engines.flower.address import Unreachable
     from ..engines.flower.codec import on_records
     from ..engines.flower.node import read_key, serve
     from ..run import chosen_device
     from .silo import SiloProgram
-    from .sources import Dealt, OwnFolder, Source
+    from .sources import Dealt, Source, own
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
@@ -183,14 +184,16 @@ def silo(
         source = Dealt(simulate, data_root)
     else:
         assert data is not None
-        name = name or data.resolve().name
-        check_names("silo", [name])
-        source = OwnFolder(data, name)
+        source = own(data, name)
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
         serve(address, on_records(SiloProgram(source, where)), None if key is None else read_key(key), patience=wait)
     except (Unreachable, ValueError) as error:
         raise UserError(str(error)) from None
+
+
+ENGINES: dict[str, Callable[..., AbstractContextManager[RunDeployment]]] = {"distributed": crew, "flower": deployment, "ray": simulation}
+"""by the name of ``--engine``, where ``uefl train`` finds its clients"""
 
 
 def play_all(names: list[str], file: Path | None, progress: Callable[[str], None]) -> tuple[Table, int]:
@@ -226,7 +229,7 @@ def play_all(names: list[str], file: Path | None, progress: Callable[[str], None
         rows.append([name, scenario.fault, scenario.wanted, found, right])
     table = Table("faults", ["name", "fault", "wanted", "found", "as wanted"], rows, numeric=False)
     if file is not None:
-        file.write_text(_ABOUT_FAULTS + table.markdown(), encoding="utf-8")
+        file.write_text(ABOUT_FAULTS + table.markdown(), encoding="utf-8")
     return table, failed
 
 

@@ -20,7 +20,7 @@ from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import connect
 from ..engines.flower.members import Members, Report, Roster
 from ..errors import RunError, UserError
-from .agreement import agree, refused
+from .agreement import agree, check_asked, refused
 from .processes import Processes, free_port
 from .setting import Setting, greeting, task
 
@@ -125,6 +125,7 @@ def joined(address: Address, silos: int, secret: bytes | None, patience: float, 
     with ExitStack() as stack:
 
         def join(cfg: Config, root: Path | None) -> tuple[Federation, Grid, Members]:
+            check_asked(cfg)
             try:
                 address.wait(patience)
                 grid = stack.enter_context(connect(address, secret))
@@ -164,5 +165,5 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
             there = f"{', '.join(sorted(reports))} of" if reports else "none of"
             raise UserError(f"{there} {silos} silos came to {address.place} in {patience:g} s; start the others, or lower --silos")
         time.sleep(0.05)
-    federation = agree(reports, cfg.kind, image_size=cfg.data.image_size, seed=cfg.run.seed, place=address.place)
+    federation = agree(reports, cfg, address.place)
     return federation, grid, members

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import traceback
@@ -18,6 +19,7 @@ from ..client.workspace import Workspace
 from ..config import from_toml
 from ..data.federation import Federation, SetData
 from ..data.prepare import PixelCounts
+from ..data.unlabeled import Reach
 from ..engines import faults
 from ..engines.base import Message, Reply, split
 from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply
@@ -49,9 +51,9 @@ class SiloProgram:
         self._source, self._device = source, device
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
-        self._setting = ""
         self._images: Images
-        self._arm: tuple[str, Workspace] | None = None
+        self._arm: tuple[str, str, Workspace] | None = None
+        """the setting, the name of the arm, and its network"""
 
     def __call__(self, packet: Packet | None) -> Packet:
         """The answer to one message, None for one that cannot be read; never raises."""
@@ -83,8 +85,10 @@ class SiloProgram:
         (silo,) = (silo for silo in (*federation.silos, *federation.unseen) if silo.name == self._source.name)
         counts = PixelCounts(federation.image_shape[0])
         found = silo.load()
+        reach = None
         if isinstance(found, SetData):
             counts.add(found.images)
+            reach = Reach.of(found.priors.numpy(), found.sizes.numpy())._asdict()
         else:
             for split in (found.train,) if found.holdout is found.test else (found.train, found.holdout):
                 counts.add(split.images)
@@ -96,6 +100,7 @@ class SiloProgram:
             "image_shape": federation.image_shape,
             "sizes": asdict(silo.sizes),
             "content": _content(federation, silo.name),
+            "reach": reach,
             "federation": federation.digest,
             "torch": torch.__version__,
         }
@@ -103,13 +108,14 @@ class SiloProgram:
 
     def _client(self, header: Header) -> Callable[[Message], Reply]:
         """A client in the arm of its message, on a network that stays loaded from one message to the next."""
-        place, setting = json.dumps(header["setting"]), Setting.from_plain(header["setting"])
-        if place != self._setting:
-            read = partial(self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.image_shape[0])
-            self._setting, self._images, self._arm = place, Images(read, self._device), None
-        if self._arm is None or self._arm[0] != header["arm"]:
-            self._arm = header["arm"], self._workspace(setting, header["arm"])
-        return Client(header["client"], partial(self._images, header["client"]), self._arm[1])
+        place = json.dumps(header["setting"])
+        if self._arm is None or (place, header["arm"]) != self._arm[:2]:
+            setting = Setting.from_plain(header["setting"])
+            if self._arm is None or place != self._arm[0]:
+                read = partial(self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.image_shape[0])
+                self._images = Images(read, self._device)
+            self._arm = place, header["arm"], self._workspace(setting, header["arm"])
+        return Client(header["client"], partial(self._images, header["client"]), self._arm[2])
 
     def _workspace(self, setting: Setting, name: str) -> Workspace:
         cfg = setting.cfg()
@@ -124,8 +130,12 @@ def _fault(client: str, code: str) -> Packet:
 
 
 def _content(federation: Federation, name: str) -> dict[str, dict[str, Any]]:
-    """Of each split, the hash of its images and how many there are of each class."""
+    """Of each split, the hash of its images and how many there are of each class; of sets a hash of what is in which, and of priors."""
     manifest = federation.manifest
     entry = manifest["silos"].get(name) or manifest["unseen"].get(name, {})
     kept = ("sha256", "images_of_class")
-    return {part: {key: split[key] for key in kept if key in split} for part, split in entry.items() if isinstance(split, dict)}
+    found = {part: {key: split[key] for key in kept if key in split} for part, split in entry.items() if isinstance(split, dict)}
+    if "sets" in entry.get("train", {}):
+        told = json.dumps([entry["train"]["sets"], entry["train"]["priors"]])
+        found["train"]["sets_sha256"] = hashlib.sha256(told.encode()).hexdigest()
+    return found

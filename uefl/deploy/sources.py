@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ..data import build, labeled
+from ..data import build, labeled, priors, unlabeled
 from ..data.federation import Federation, LabeledData, SetData, Silo, Split
+from ..data.folder import visible
+from ..data.notes import check_names
+from ..data.partitions.base import Deal
+from ..data.partitions.leave_one_out import LeaveOneOut, measured_only
 from ..data.partitions.natural import Natural
-from ..data.sources import own_folder
+from ..data.sources import own_folder, own_sets
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -33,10 +38,30 @@ class Source(Protocol):
         ...
 
 
+def own(path: Path, name: str | None) -> OwnFolder | OwnSets:
+    """The source of a folder, by what lies in it: unlabeled sets in ``clients``, else labeled images.
+
+    Nothing that the server says names a file: it is this folder or none.
+
+    Args:
+        path: the folder.
+        name: of the silo; None: that of the folder, or of the client in it.
+
+    Raises:
+        UserError: it cannot be read, or holds several clients.
+    """
+    inside = path / "clients"
+    if inside.is_dir() and any(entry.is_dir() or entry.suffix == ".npz" for entry in visible(inside)):
+        return OwnSets(path, name)
+    name = name or path.resolve().name
+    check_names("silo", [name])
+    return OwnFolder(path, name)
+
+
 class OwnFolder:
     """``FOLDER/CLASS/image.png`` or ``FOLDER/train|test/CLASS/image.png``; of the configuration only sizes and splits are looked at.
 
-    Nothing that the server says names a file: it is this folder or none.
+    The silo that the partition leaves out is measured only, on all of its images.
 
     Args:
         path: the folder.
@@ -51,7 +76,7 @@ class OwnFolder:
     def federation(self, cfg: Config) -> Federation:
         """A federation of this silo alone."""
         if cfg.kind != "labeled":
-            raise UserError("a silo with a folder of its own has labeled images; these arms need unlabeled sets")
+            raise UserError("this silo has labeled images; the arms need unlabeled sets, as clients/NAME/SET/*.png")
         return self._read(cfg.to_toml())
 
     def _federation(self, text: str) -> Federation:
@@ -59,13 +84,18 @@ class OwnFolder:
 
         cfg = from_toml(text)
         data = cfg.data.model_copy(update={"clients": None, "partition": None})
-        deal = Natural().deal(self._table, data, cfg.run.seed)
+        scheme = cfg.data.partition
+        if isinstance(scheme, LeaveOneOut) and scheme.domain == self.name:
+            deal = Deal((), (measured_only(self._table, self.name),))
+        else:
+            deal = Natural().deal(self._table, data, cfg.run.seed)
         return labeled.federate(self._table, deal, data, cfg.run.seed, partition={"scheme": Natural.name})
 
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
         """The images of this silo."""
         federation = self.federation(cfg)
-        found = federation.silos[0].load()
+        (silo,) = (*federation.silos, *federation.unseen)
+        found = silo.load()
         assert isinstance(found, LabeledData)
         unknown = [name for name in federation.classes if name not in classes]
         if unknown:
@@ -73,10 +103,64 @@ class OwnFolder:
         place = torch.tensor([classes.index(name) for name in federation.classes])
 
         def fitted(split: Split) -> Split:
-            return Split(split.images.expand(-1, channels, -1, -1).contiguous(), place[split.labels])
+            return Split(_in_colour(split.images, channels), place[split.labels])
 
         test = fitted(found.test)
         return LabeledData(fitted(found.train), test if found.holdout is found.test else fitted(found.holdout), test)
+
+
+class OwnSets:
+    """``FOLDER/clients/NAME/SET/image.png`` or ``FOLDER/clients/NAME.npz``, one client, with ``FOLDER/priors.csv`` and test images, if any.
+
+    Args:
+        path: the folder.
+        name: of the silo; None: that of the client.
+
+    Raises:
+        UserError: the folder cannot be read, has several clients, or images that are the server's.
+    """
+
+    def __init__(self, path: Path, name: str | None) -> None:
+        self._made = own_sets.read(path)
+        names = [client.name for client in self._made.clients]
+        if len(names) > 1:
+            raise UserError(f"{path / 'clients'} holds {', '.join(names)}; a silo is one client: give each a folder of its own")
+        if self._made.labeled is not None or self._made.validation is not None:
+            raise UserError(f"{path} holds labeled or validation images, which are the server's; they belong to its data.source")
+        if name not in (None, names[0]):
+            raise UserError(f"--name {name}: the client in {path} is called {names[0]}, in priors too; leave --name out, or rename it")
+        check_names("silo", names)
+        self.name: str | None = names[0]
+        self._read = cache(self._federation)
+
+    def federation(self, cfg: Config) -> Federation:
+        """A federation of this silo alone; its priors are not smoothed."""
+        if cfg.kind != "sets":
+            raise UserError("this silo has unlabeled sets; the arms need labeled images, as CLASS/*.png")
+        return self._read(cfg.to_toml())
+
+    def _federation(self, text: str) -> Federation:
+        from ..config import from_toml
+
+        cfg = from_toml(text)
+        data = cfg.data.model_copy(update={"prior_smoothing": 0.0})
+        return unlabeled.federate(self._made, {"scheme": "given"}, data, cfg.run.seed, whole=False)
+
+    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> SetData:
+        """The sets of this silo; the server has seen to it that its classes are those of the run."""
+        found = self.federation(cfg).silos[0].load()
+        assert isinstance(found, SetData)
+        return replace(
+            found,
+            images=_in_colour(found.images, channels),
+            priors=torch.from_numpy(priors.smoothed(found.priors.numpy(), cfg.data.prior_smoothing)),
+            test=None if found.test is None else Split(_in_colour(found.test.images, channels), found.test.labels),
+        )
+
+
+def _in_colour(images: torch.Tensor, channels: int) -> torch.Tensor:
+    """The images in as many channels; grey ones may become colour images."""
+    return images.expand(-1, channels, -1, -1).contiguous()
 
 
 class Dealt:

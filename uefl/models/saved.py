@@ -18,6 +18,7 @@ from .. import checkpoint
 from ..algorithms.base import Algorithm, ModelSpec, find
 from ..config import Config, Model
 from ..data.federation import Federation
+from ..data.images import as_bytes
 from ..engines.base import member
 from ..errors import UserError
 from ..fields import parse
@@ -63,12 +64,13 @@ class SavedModel:
         return tuple(self.members[0].clients)
 
     @torch.no_grad()
-    def predict(self, images: torch.Tensor | npt.NDArray[np.uint8], client: str | None = None) -> torch.Tensor:
+    def predict(self, images: torch.Tensor | npt.NDArray[Any], client: str | None = None) -> torch.Tensor:
         """Class probabilities with dropout off; of an ensemble, the mean over its members.
 
         Args:
-            images: ``[B, C, H, W]`` uint8, pixels 0 to 255, of the size that the model was trained on, as
-                :func:`uefl.data.rotate.resize` makes it where the run did; grey ones may be ``[B, H, W]``. A tensor or a NumPy array.
+            images: ``[B, C, H, W]`` uint8, pixels 0 to 255, or floats in [0, 1], which are rounded to 8 bits as :func:`uefl.train` rounds
+                them. Their size is the one that the model was trained on, as :func:`uefl.data.rotate.resize` makes it where the run did;
+                grey ones may be ``[B, H, W]``. A tensor or a NumPy array.
             client: whose parts to predict with; needed exactly where there are any.
 
         Returns:
@@ -108,15 +110,11 @@ class SavedModel:
     def _expected(self) -> str:
         return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
 
-    def _pixels(self, images: torch.Tensor | npt.NDArray[np.uint8]) -> torch.Tensor:
+    def _pixels(self, images: torch.Tensor | npt.NDArray[Any]) -> torch.Tensor:
         """``[B, C, H, W]``, after checks: numbers on another scale would give a result, and a wrong one."""
         if not isinstance(images, (torch.Tensor, np.ndarray)):
             raise UserError(f"images: expected a tensor or a NumPy array, got {type(images).__name__}")
-        if images.dtype not in (torch.uint8, np.uint8):
-            raise UserError(
-                f"images: expected uint8, pixels 0 to 255, got {images.dtype}; those on the scale 0-1 are first to be multiplied by 255"
-            )
-        pixels = torch.from_numpy(np.ascontiguousarray(images)) if isinstance(images, np.ndarray) else images.cpu()
+        pixels, _ = as_bytes(np.ascontiguousarray(images) if isinstance(images, np.ndarray) else images, "images")
         channels, height, width = self.image_shape
         if pixels.dim() == 3 and channels == 1:
             pixels = pixels[:, None]

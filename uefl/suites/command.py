@@ -47,15 +47,16 @@ def run(
     at_a_time = jobs or (cores if scale == "cpu" else 1)
     # One thread at the small scale: the same bits for any number of jobs.
     wanted = jobs_of(suite, scale, seeds, out, threads=1 if scale == "cpu" else max(1, cores // at_a_time))
+    runs = list({job.folder: job for job in reversed(wanted)}.values())[::-1]
     errors: dict[Path, str] = {}
     with runner.locked(out):
-        before = [job for job in wanted if (job.folder / "summary.json").is_file()]
+        before = [job for job in runs if (job.folder / "summary.json").is_file()]
         console.print(
-            f"{suite.name}: {suite.about}\n{count(len(wanted), 'run')}, {len(before)} of them finished, {at_a_time} at a time, in {out}",
+            f"{suite.name}: {suite.about}\n{count(len(runs), 'run')}, {len(before)} of them finished, {at_a_time} at a time, in {out}",
             highlight=False,
         )
         with _progress(console) as progress:
-            task = progress.add_task("", total=sum(job.rounds for job in wanted), completed=sum(job.rounds for job in before))
+            task = progress.add_task("", total=sum(job.rounds for job in runs), completed=sum(job.rounds for job in before))
             done = {job: job.rounds for job in before}
 
             def ended(end: runner.Ended) -> None:
@@ -64,15 +65,15 @@ def run(
                 what = f"{end.seconds:.0f} s" if end.error is None else f"not finished: {end.error}"
                 if end.error is not None:
                     errors[end.job.folder] = end.error
-                console.print(f"{len(done)}/{len(wanted)}  {place}: {what}", markup=False, highlight=False, soft_wrap=True)
+                console.print(f"{len(done)}/{len(runs)}  {place}: {what}", markup=False, highlight=False, soft_wrap=True)
 
             def look(running: dict[Job, int]) -> None:
                 names = ", ".join(f"{job.case} {job.arm} {job.seed}" for job in running)
                 progress.update(task, completed=sum(done.values()) + sum(running.values()), description=names)
 
-            runner.run(wanted, side_by_side=at_a_time, device=device, data_root=data_root, ended=ended, look=look)
+            runner.run(runs, side_by_side=at_a_time, device=device, data_root=data_root, ended=ended, look=look)
         if cost.MEASURES & set(suite.measures):
-            for job in wanted:
+            for job in runs:
                 cost.measure(job.folder)
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)

@@ -159,12 +159,12 @@ def _absent(result: Result) -> list[str]:
 
 
 def _value(run: Run, arm: str, measure: str) -> float | None:
-    """Return a value of the summary, or the mean of a column over the clients at the last round."""
+    """Return a value of the summary, or the mean of a column over the clients, at the last round or, ``COLUMN_last4``, the last four."""
     outcome = run.arms[arm] | cost.read(run.path)
     outcome |= {"accuracy": outcome["accuracy_last4"]["mean"], "selected_accuracy": outcome.get("selected", {}).get("accuracy")}
-    found = outcome.get(measure)
-    if found is None and any(isinstance(r.get(measure), (int, float)) for r in run.of(arm)):
-        found = run.mean(arm, measure)
+    found, column = outcome.get(measure), measure.removesuffix("_last4")
+    if not isinstance(found, (int, float)) and any(isinstance(r.get(column), (int, float)) for r in run.of(arm)):
+        found = run.mean(arm, column) if column == measure else float(np.nanmean(run.series(arm, column)[-4:]))
     return float(found) if isinstance(found, (int, float)) else None
 
 

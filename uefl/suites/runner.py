@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
 
 from .. import config
 from ..errors import UserError
 from .suite import Job
+from .work import work
 
-_LOOK = 0.5  # seconds between two looks at the processes
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1  # of sys/prctl.h
+_LOOK = 0.1  # seconds between two looks at the processes
+_FORK = multiprocessing.get_context("forkserver")  # it imports torch once, which takes longer than a small run
+_FORK.set_forkserver_preload([work.__module__])
 _TAIL = 1 << 16  # bytes; holds the last line of metrics.jsonl
 
 
@@ -46,7 +45,7 @@ def run(
     """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; each goes on from its last round when called again.
 
     Args:
-        jobs: see :func:`uefl.suites.suite.jobs`.
+        jobs: see :func:`uefl.suites.suite.jobs`; one for each folder.
         side_by_side: so many at a time.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
@@ -59,7 +58,7 @@ def run(
     for job in jobs:
         _check(job)
     waiting = [job for job in jobs if not (job.folder / "summary.json").is_file()]
-    running: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
+    running: dict[Job, tuple[ForkServerProcess, float]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < side_by_side:
@@ -67,7 +66,7 @@ def run(
                 running[job] = _start(job, device, data_root), time.monotonic()
             time.sleep(_LOOK)
             for job, (process, begun) in list(running.items()):
-                code = process.poll()
+                code = process.exitcode
                 if code is not None:
                     del running[job]
                     finished = (job.folder / "summary.json").is_file()
@@ -78,7 +77,7 @@ def run(
         for process, _ in running.values():
             process.terminate()
         for process, _ in running.values():
-            process.wait()
+            process.join()
 
 
 @contextmanager
@@ -108,27 +107,11 @@ def _check(job: Job) -> None:
         raise UserError(f"{job.folder} holds a run with another configuration; remove it, or choose another folder with --out")
 
 
-def _start(job: Job, device: str, data_root: Path | None) -> subprocess.Popen[bytes]:
+def _start(job: Job, device: str, data_root: Path | None) -> ForkServerProcess:
     job.folder.parent.mkdir(parents=True, exist_ok=True)
-    if (job.folder / "config.toml").is_file():
-        what = ["--resume", str(job.folder)]
-    else:
-        source = job.folder.with_suffix(".toml")
-        source.write_text(job.config.to_toml(), encoding="utf-8")
-        what = [str(source), "--out", str(job.folder)]
-    place = [] if data_root is None else ["--data-root", str(data_root)]
-    command = [sys.executable, "-m", "uefl", "train", *what, "--device", device, *place]
-    threads = job.config.run.threads
-    env = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-    with _log(job).open("ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, preexec_fn=_end_with_parent)
-
-
-def _end_with_parent() -> None:
-    """Ask Linux, in the new process, for SIGTERM when the suite is killed; a run that went on would hold the lock of its folder."""
-    prctl = getattr(_LIBC, "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    process = _FORK.Process(target=work, args=(job.config.to_toml(), job.folder, device, data_root, _log(job)), daemon=True)
+    process.start()
+    return process
 
 
 def _log(job: Job) -> Path:

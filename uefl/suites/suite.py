@@ -151,25 +151,28 @@ def load(name: str) -> Suite:
 def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
     """All runs of a suite, seed by seed, so that an early stop leaves whole seeds.
 
+    Cases that differ for some arms only, as those of a sweep do, have the runs of the others in common: one folder, made once.
+
     Args:
         suite: whose cases and arms these are.
         scale: ``cpu`` or ``paper``.
-        seeds: as many, from 0.
+        seeds: as many, from ``run.seed`` of the case, which is 0 where it does not say.
         out: the folder of the suite.
         threads: CPU threads of each run.
 
     Raises:
         UserError: a case that is no configuration.
     """
-    cases = suite.configs(scale).items()
-    return [
-        Job(
-            case, arm, seed, replace(cfg.with_run(seed=seed, threads=threads), arms={arm: cfg.arms[arm]}), out / case / arm / f"seed-{seed}"
-        )
-        for seed in range(seeds)
-        for case, cfg in cases
-        for arm in cfg.arms
-    ]
+    made: list[Job] = []
+    folders: dict[str, Path] = {}
+    for i in range(seeds):
+        for case, cfg in suite.configs(scale).items():
+            seed = cfg.run.seed + i
+            for arm in cfg.arms:
+                config = replace(cfg.with_run(seed=seed, threads=threads), arms={arm: cfg.arms[arm]})
+                folder = folders.setdefault(config.to_toml(), out / case / arm / f"seed-{seed}")
+                made.append(Job(case, arm, seed, config, folder))
+    return made
 
 
 def _cpu() -> Sections:

@@ -159,16 +159,14 @@ class VectorQuantize(Codewords):
         dim, codebook_size, codebook_dim, heads, kmeans_iters = counts(
             "VectorQuantize", dim=dim, codebook_size=codebook_size, codebook_dim=codebook_dim, heads=heads, kmeans_iters=kmeans_iters
         )
-        numbers("VectorQuantize", 1, decay=decay, sync_update_v=sync_update_v)
-        numbers("VectorQuantize", 1, affine_param_batch_decay=affine_param_batch_decay)
-        numbers("VectorQuantize", 1, affine_param_codebook_decay=affine_param_codebook_decay)
+        numbers("VectorQuantize", 1, decay=decay, affine_param_batch_decay=affine_param_batch_decay)
+        numbers("VectorQuantize", 1, sync_update_v=sync_update_v, affine_param_codebook_decay=affine_param_codebook_decay)
         numbers("VectorQuantize", None, eps=eps, commitment_weight=commitment_weight, threshold_ema_dead_code=threshold_ema_dead_code)
         numbers("VectorQuantize", None, orthogonal_reg_weight=orthogonal_reg_weight, sample_codebook_temp=sample_codebook_temp)
         numbers("VectorQuantize", None, codebook_diversity_loss_weight=codebook_diversity_loss_weight)
         if learnable_codebook is None:
             learnable_codebook = directional_reparam or vq_bridge is not None
-        if ema_update is None:
-            ema_update = not learnable_codebook
+        ema_update = not learnable_codebook if ema_update is None else ema_update
         if rotation_trick is None:
             rotation_trick = dim > 1 and not directional_reparam
         learnable = bool(learnable_codebook)

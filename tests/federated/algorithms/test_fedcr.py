@@ -13,7 +13,7 @@ from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, federation, finish, settings, split, state, values
 from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
 from uefl.algorithms.fedper import FedPer
-from uefl.algorithms.fedsr import FedSR
+from uefl.algorithms.gaussian import GaussianFeatures
 from uefl.data.federation import Federation, LabeledData, Silo, Split
 from uefl.engines.base import Message, Reply
 from uefl.errors import UserError
@@ -187,7 +187,7 @@ def test_negative_precisions_are_refused():
 
 
 def test_the_mean_of_the_logits_predicts():
-    """Of samples of great spread it comes near the logits of the mean; FedSR's mean of the probabilities does not."""
+    """Of samples of great spread it comes near the logits of the mean; the mean of the probabilities does not."""
     _, room, _ = arm(settings("fedcr", dim=8, precision="fp32"))
     net = room.net.eval()
     net.gaussian.bias.data[8:], net.head.bias.data[0] = 10.0, 2.0
@@ -196,7 +196,7 @@ def test_the_mean_of_the_logits_predicts():
     torch.manual_seed(0)
     with torch.no_grad():
         expected = net(images).softmax(1)
-        ours, other = FedCR().predict(work, images), FedSR().predict(work, images)
+        ours, other = FedCR().predict(work, images), GaussianFeatures().predict(work, images)
     assert torch.allclose(ours.probs, expected, atol=0.05)
     assert (other.probs - expected).abs().max() > 0.1
     assert torch.allclose(ours.expected_entropy, other.expected_entropy, atol=0.05)

@@ -307,11 +307,11 @@ def test_one_client_of_full_rank_is_enough_and_full_rank_of_all_together_is_not(
     def lacking(k):
         return p.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
 
-    assert u.together([lacking(1), (GOOD, SIZES)], ("a", "b", "c")) == []
+    assert u.of_all([u.Reach.of(*lacking(1)), u.Reach.of(GOOD, SIZES)], ("a", "b", "c")) == []
     pair = [lacking(1), lacking(2)]
     assert np.linalg.matrix_rank(np.concatenate([table for table, _ in pair])) == 3
     doubt = ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
-    assert u.together(pair, ("a", "b", "c")) == doubt
+    assert u.of_all([u.Reach.of(*one) for one in pair], ("a", "b", "c")) == doubt
 
 
 def test_strict_leaves_rows_that_were_normalised(monkeypatch):

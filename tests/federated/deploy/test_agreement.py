@@ -33,7 +33,7 @@ def report(cfg, path):
 
 
 def agreed(cfg, reports):
-    return agree(reports, cfg.kind, image_size=cfg.data.image_size, seed=cfg.run.seed, place="there:1")
+    return agree(reports, cfg, "there:1")
 
 
 @pytest.mark.parametrize("legacy_holdout", [True, False])

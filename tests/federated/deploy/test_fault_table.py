@@ -1,4 +1,4 @@
-"""The committed table of faults names scenarios that there are, in their words, and has no row that is not as wanted."""
+"""The committed table of faults has every scenario, in its words, and no row that is not as wanted."""
 
 from pathlib import Path
 
@@ -7,13 +7,17 @@ import pytest
 pytest.importorskip("flwr")
 
 from uefl.deploy.chaos.scenarios import SCENARIOS
+from uefl.deploy.command import ABOUT_FAULTS
 
 TABLE = Path(__file__).parents[3] / "docs" / "faults.md"
 
 
-def test_every_row_is_of_a_scenario_and_as_wanted():
-    rows = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| ")][2:]
-    assert rows
+def test_every_scenario_has_a_row_and_is_as_wanted():
+    page = TABLE.read_text()
+    table = page.removeprefix(ABOUT_FAULTS).splitlines()
+    assert all(line.startswith("| ") for line in table)  # what the command writes, and nothing else
+    rows = [line.strip("| ").split(" | ") for line in table][2:]
+    assert [name for name, *_ in rows] == list(SCENARIOS)
     for name, fault, wanted, _, right in rows:
         assert (fault, wanted) == (SCENARIOS[name].fault, SCENARIOS[name].wanted)
         assert right == "yes"

@@ -119,8 +119,10 @@ def from_table(value: Any) -> Any:
     """The scheme that a table names, for pydantic; what is no table goes on as it is.
 
     Raises:
-        ValueError: the table has no ``scheme``, or names one that does not exist.
+        ValueError: the table has no ``scheme``, or names one that does not exist; a name alone, without a table.
     """
+    if isinstance(value, str):
+        raise ValueError(f"is a table; name its scheme, data.partition.scheme={value}")
     if not isinstance(value, dict):
         return value
     table = dict(value)

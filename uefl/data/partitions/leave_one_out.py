@@ -51,7 +51,11 @@ class LeaveOneOut(Scheme):
                 parts = list(zip(trains, tests, strict=True))
             names = client_names(group, each) if each > 1 else [group]
             shares += [Share(name, *part, table.angles.get(group, 0.0)) for name, part in zip(names, parts, strict=True)]
-        left_out, test = table.of_group(self.domain)
-        everything = left_out if test is None else np.concatenate([left_out, test])
-        unseen = Share(self.domain, everything[:0], everything, table.angles.get(self.domain, 0.0))
-        return Deal(tuple(shares), (unseen,))
+        return Deal(tuple(shares), (measured_only(table, self.domain),))
+
+
+def measured_only(table: Table, group: str) -> Share:
+    """A client that is never trained on: all images of the group are its test images."""
+    train, test = table.of_group(group)
+    everything = train if test is None else np.concatenate([train, test])
+    return Share(group, everything[:0], everything, table.angles.get(group, 0.0))

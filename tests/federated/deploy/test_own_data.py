@@ -1,0 +1,239 @@
+"""Silos with data of their own beyond labeled folders: unlabeled sets, the server's images, and a silo that is only measured."""
+
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from tests.federated import tiny, tiny_sets
+from tests.federated.data.test_own_sets import ROWS, write
+from tests.federated.deploy.machines import images
+from tests.federated.engines.grid import MemoryGrid, sent
+from uefl import config
+from uefl.data import build
+from uefl.deploy.agreement import agree, check_asked, refused
+from uefl.deploy.setting import Setting, greeting, task
+from uefl.deploy.silo import SiloProgram
+from uefl.deploy.sources import own
+from uefl.engines.flower.codec import on_records, pack, unpack
+from uefl.engines.flower.engine import FlowerEngine
+from uefl.engines.flower.members import Members
+from uefl.errors import UserError
+
+
+def programs(*folders):
+    return {i: on_records(SiloProgram(own(folder, None), torch.device("cpu"))) for i, folder in enumerate(folders, 10)}
+
+
+def reports(cfg, nodes):
+    found = [unpack(sent(program(pack(greeting(cfg))))) for program in nodes.values()]
+    assert [refused(report) for report in found] == [None] * len(found)
+    return {header["client"]: (header, parts) for header, parts in found}
+
+
+def agreed(cfg, nodes):
+    return agree(reports(cfg, nodes), cfg, "there:1")
+
+
+def check_same(cfg, whole, there, nodes):
+    """An arm over these programs measures what it measures over the federation that one process has read."""
+    for field in ("classes", "image_shape", "mean", "std", "kind"):
+        assert getattr(there, field) == getattr(whole, field), field
+    for group in ("silos", "unseen"):
+        assert [(s.name, s.sizes) for s in getattr(there, group)] == [(s.name, s.sizes) for s in getattr(whole, group)]
+    members = Members(MemoryGrid(nodes), greeting(cfg), refused)
+    for _ in range(2):
+        members._looked = 0.0
+        members.look()
+    engine = FlowerEngine(members._grid, members, task(Setting.of(cfg, there, 0), "arm"))
+    local, remote = tiny.arm(cfg, whole)[0], tiny.arm(cfg, there, lambda _: engine)[0]
+    while not local.finished:
+        assert repr(remote.turn()) == repr(local.turn())
+    assert remote.finished
+    for name, tensor in local.state()[0].items():
+        assert torch.equal(remote.state()[0][name], tensor), name
+
+
+# --- unlabeled sets ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sets(tmp_path):
+    """The same images for one process, in ``whole``, and for two silos and a server."""
+    whole = write(tmp_path / "whole", server=("labeled", "validation"))
+    for name, entry in (("berlin", "berlin"), ("madrid", "madrid.npz")):
+        there = tmp_path / name / "clients" / entry
+        (shutil.copytree if name == "berlin" else _copy)(whole / "clients" / entry, there)
+        rows = [f"{name},{one},{','.join(map(str, shares))}" for one, shares in ROWS[name].items()]
+        (tmp_path / name / "priors.csv").write_text("\n".join(["client,set,cat,dog", *rows]))
+    for part in ("labeled", "validation"):
+        shutil.copytree(whole / part, tmp_path / "server" / part)
+    return tmp_path
+
+
+def _copy(file, target):
+    target.parent.mkdir(parents=True)
+    shutil.copy(file, target)
+
+
+def of_sets(folder, algorithm="fedul", **keys):
+    own = {key: keys.pop(key) for key in ("server",) if key in keys}
+    table = {**tiny_sets.KEYS, "data": {"source": str(folder)}, "arms": {"arm": {"algorithm": algorithm, **own}}}
+    return config.load(table, **keys)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys"), [("fedul", {"server": "finetune"}), ("fedllp-vat", {}), ("fedul", {"prior_smoothing": 0.2})]
+)
+def test_sets_and_images_of_the_server_give_what_one_process_gives(sets, algorithm, keys):
+    whole = build(of_sets(sets / "whole", algorithm, **keys).data, kind="sets", seed=0)
+    cfg = of_sets(sets / "server", algorithm, **keys)
+    nodes = programs(sets / "madrid", sets / "berlin")
+    there = agreed(cfg, nodes)
+    assert torch.equal(there.server.labeled.images, whole.server.labeled.images)
+    assert torch.equal(there.server.validation.labels, whole.server.validation.labels)
+    check_same(cfg, whole, there, nodes)
+
+
+def test_without_images_of_the_server_too(sets):
+    for part in ("labeled", "validation"):
+        shutil.rmtree(sets / "whole" / part)
+    cfg = of_sets("digits")
+    nodes = programs(sets / "berlin", sets / "madrid")
+    check_same(cfg, build(of_sets(sets / "whole").data, kind="sets", seed=0), agreed(cfg, nodes), nodes)
+
+
+def test_what_a_report_says_of_priors_is_which_classes_there_are(sets):
+    header, parts = reports(of_sets("digits"), programs(sets / "berlin"))["berlin"]
+    assert header["reach"] == {"has": [True, True], "full_rank": True}
+    assert "0.75" not in str(header)
+    assert "png" not in str(header)
+    assert set(parts) == {"pixels"}
+
+
+def test_other_priors_or_other_images_of_the_server_are_another_federation(sets):
+    cfg = of_sets(sets / "server")
+    first = agreed(cfg, programs(sets / "berlin", sets / "madrid")).digest
+    assert agreed(cfg, programs(sets / "berlin", sets / "madrid")).digest == first
+    table = sets / "berlin" / "priors.csv"
+    table.write_text(table.read_text().replace("berlin,a,0.75,0.25", "berlin,a,0.5,0.5"))
+    second = agreed(cfg, programs(sets / "berlin", sets / "madrid")).digest
+    next((sets / "server" / "labeled" / "cat").iterdir()).unlink()
+    third = agreed(cfg, programs(sets / "berlin", sets / "madrid")).digest
+    assert len({first, second, third}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("classes", "silo 'madrid' has the classes dog, cat, silo 'berlin' cat, dog; write the columns of priors.csv alike"),
+        ("test", "silo 'berlin' has test images, silo 'madrid' has none; give them to all or to none"),
+        ("empty", "holds neither labeled nor validation images of the server"),
+        ("unknown", "class 'emu' of the folder .* is not one of those of the silos"),
+        ("absent", "class 'emu' is in no set of any client"),
+        ("strict", "no client's priors have full rank.*strict = true"),
+    ],
+)
+def test_silos_and_a_server_that_do_not_go_together_are_a_line(sets, change, line):
+    keys, tables = {}, [sets / name / "priors.csv" for name in ("berlin", "madrid")]
+    match change:
+        case "classes":
+            tables[1].write_text(tables[1].read_text().replace("cat,dog", "dog,cat"))
+        case "test":
+            shutil.copytree(sets / "server" / "labeled", sets / "berlin" / "test")
+        case "empty":
+            shutil.rmtree(sets / "server")
+            (sets / "server").mkdir()
+        case "unknown":
+            (sets / "server" / "labeled" / "cat").rename(sets / "server" / "labeled" / "emu")
+        case "absent":
+            for table in tables:
+                head, *rows = table.read_text().splitlines()
+                table.write_text("\n".join([f"{head},emu", *(f"{row},0" for row in rows)]))
+        case "strict":
+            keys = {"strict": True}
+    nodes = programs(sets / "berlin", sets / "madrid")
+    cfg = of_sets(sets / "server", **keys)
+    found = reports(cfg, nodes)
+    if change == "strict":
+        for header, _ in found.values():
+            header["reach"]["full_rank"] = False
+    with pytest.raises(UserError, match=line):
+        agree(found, cfg, "there:1")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("two", "holds berlin, madrid; a silo is one client: give each a folder of its own"),
+        ("server", "holds labeled or validation images, which are the server's"),
+        ("name", "--name ulm: the client in .* is called berlin"),
+    ],
+)
+def test_a_folder_of_sets_that_is_no_silo_is_a_line(sets, change, line):
+    folder = sets / {"two": "whole", "server": "berlin", "name": "berlin"}[change]
+    if change == "server":
+        shutil.copytree(sets / "server" / "labeled", folder / "labeled")
+    with pytest.raises(UserError, match=line):
+        own(folder, "ulm" if change == "name" else None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"priors": "estimated"}, "needs labeled images where the sets are"),
+        ({"prior_noise": 0.1}, "is drawn over all clients in one process"),
+        ({"labeled": 40}, "key 'labeled': the server's images are those of its data.source"),
+        ({"data": {"partition": {"scheme": "unlabeled", "split": "iid", "sets": 3}}}, "partition 'unlabeled' deals images"),
+    ],
+)
+def test_what_no_silo_can_do_is_said_before_anybody_is_waited_for(sets, keys, line):
+    with pytest.raises(UserError, match=line):
+        check_asked(of_sets(sets / "server", **keys))
+
+
+def test_images_where_sets_are_needed_are_a_code_and_a_line_in_the_log(sets, tmp_path, caplog):
+    images(tmp_path / "ulm", {"cat": 0, "dog": 1})
+    for folder, cfg in ((tmp_path / "ulm", of_sets("digits")), (sets / "berlin", labeled(tmp_path))):
+        (program,) = programs(folder).values()
+        assert unpack(sent(program(pack(greeting(cfg)))))[0]["error"] == "data"
+    assert "this silo has labeled images; the arms need unlabeled sets" in caplog.text
+    assert "this silo has unlabeled sets; the arms need labeled images" in caplog.text
+
+
+# --- a silo that is only measured --------------------------------------------------------------------------------------
+
+
+def labeled(folder, **keys):
+    table = {key: value for key, value in tiny.KEYS.items() if key != "data"}
+    return config.load({**table, "data": {"source": str(folder), "legacy_holdout": True}, "arms": {"arm": {"algorithm": "fedavg"}}}, **keys)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    images(tmp_path / "a", {"cat": 0, "dog": 1})
+    images(tmp_path / "b", {"dog": 1, "emu": 2}, seed=1)
+    images(tmp_path / "new", {"cat": 0, "emu": 2}, seed=2)
+    return tmp_path
+
+
+def apart(name):
+    return {"partition": {"scheme": "leave_one_out", "domain": name}}
+
+
+def test_a_silo_that_is_left_out_is_measured_and_never_trained_on(folders):
+    cfg = labeled(folders, data=apart("new"))
+    nodes = programs(folders / "a", folders / "b", folders / "new")
+    there = agreed(cfg, nodes)
+    assert [silo.name for silo in there.unseen] == ["new"]
+    assert there.unseen[0].sizes.train == 0
+    check_same(cfg, build(cfg.data, kind="labeled", seed=0), there, nodes)
+
+
+@pytest.mark.parametrize(("there", "name"), [("ab", "c"), ("a", "a")])
+def test_it_is_one_of_several(folders, there, name):
+    cfg = labeled(folders, data=apart(name))
+    with pytest.raises(UserError, match="key 'domain': expected one of several silos that are there, a"):
+        agreed(cfg, programs(*(folders / one for one in there)))

@@ -1,0 +1,65 @@
+"""One run of a suite, in a process that was forked from one which had imported everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from uefl_kernels import _api  # noqa: F401
+
+from .. import run
+from ..algorithms.base import registry
+from ..config import from_toml
+from ..errors import RunError, UserError
+from ..progress import PlainProgress
+
+registry()  # what a run imports when it needs it, imported before the fork
+with suppress(ImportError):
+    import_module("torch.utils.tensorboard")
+
+
+def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path) -> None:
+    """Make a run, or go on with it; what it says goes into a log, whose last line is the reason where it cannot finish.
+
+    The run has no report of its own: pictures take longer than a small run, and the suite draws those of all runs.
+
+    Args:
+        text: the configuration as TOML.
+        folder: the run folder.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
+        log: a file, which is added to.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the suite ends its runs itself
+    threading.Thread(target=_end_with_suite, daemon=True).start()
+    with log.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    keys: dict[str, Any] = {"device": device, "data_root": data_root, "observer": PlainProgress(Console()), "pages": False}
+    try:
+        if (folder / "config.toml").is_file():
+            summary = run.resume(folder, **keys)
+        else:
+            summary = run.train(from_toml(text), preset=str(folder), out=folder, **keys)
+    except (UserError, RunError) as error:
+        sys.exit(f"error: {error}")
+    left_out = sum(arm["rejected"] for arm in summary["arms"].values())
+    if left_out:
+        sys.exit(f"error: {left_out} answers of clients were left out of the averages")
+
+
+def _end_with_suite() -> None:
+    """End this process when that of the suite is gone; a run that went on would hold the lock of its folder."""
+    suite = parent_process()
+    assert suite is not None
+    connection.wait([suite.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
