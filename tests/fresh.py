@@ -38,4 +38,5 @@ def _run(code: str, arguments: tuple[str, ...], environment: dict[str, str], fil
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["-c", *arguments]
+    assert "uefl_kernels" not in sys.modules, "the process that this one is forked from has it: is set_forkserver_preload called elsewhere?"
     exec(code, {"__name__": "__main__"})

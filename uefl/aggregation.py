@@ -15,17 +15,18 @@ from .engines.base import Message, Reply
 from .errors import UserError
 
 if TYPE_CHECKING:
+    from .algorithms.base import Algorithm, State
     from .config import Run
 
 
 class Mean(Protocol):
-    """A running average."""
+    """A running average of tensors of one shape, of any floating type."""
 
     def add(self, x: torch.Tensor, weight: Any) -> None:
         """Add one client's tensor; it may be overwritten afterwards."""
 
     def result(self) -> torch.Tensor:
-        """The average; where nothing was added, what was there before the round."""
+        """The average, of that shape, in float32; where nothing was added, what was there before the round."""
         ...
 
 
@@ -88,6 +89,31 @@ class Updates:
         else:  # half a client more, so that rounding cuts off no fewer
             found = trim_mean(all_of_them, (self._attackers + 0.5) / len(all_of_them), axis=0)
         return torch.as_tensor(found, dtype=torch.float32).to(self._old.device)
+
+
+class Rule:
+    """What the updates of a round become: the averages of an algorithm, or a robust rule in their place.
+
+    Args:
+        rule: ``mean``, ``median``, ``trimmed_mean`` or ``krum``.
+        attackers: clients that may send anything.
+    """
+
+    def __init__(self, rule: str, attackers: int) -> None:
+        self._rule, self._attackers = rule, attackers
+
+    def averages(self, algorithm: Algorithm, state: State) -> dict[str, Any]:
+        """The averages of a round, by tensor name."""
+        return robust(algorithm.averages(state), self._rule, self._attackers)
+
+    def add(self, algorithm: Algorithm, state: State, averages: dict[str, Any], update: Reply) -> None:
+        """Add the sound update of a client."""
+        algorithm.add(state, averages, update)
+
+    def finish(self, averages: dict[str, Any], *place: str | int) -> None:
+        """All updates of a round, of this place in the run, have been added."""
+        if self._rule == "krum":
+            choose(averages, self._attackers)
 
 
 def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str, Mean]:

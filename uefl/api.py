@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from torch import nn
 
 from . import config, report
 from . import run as runs
-from .algorithms.base import Algorithm, register, registry
+from .algorithms.base import Algorithm, known_elsewhere, register, registry
 from .config import Config, Model
 from .data import from_arrays
+from .deploy.command import Flower
 from .errors import UserError
 from .models import given, saved
 
@@ -97,6 +99,7 @@ def train(
     device: str = "auto",
     data_root: str | Path | None = None,
     observer: Observer | None = None,
+    engine: str | Flower = "local",
     **overrides: Any,
 ) -> Run:
     """Run every arm of a configuration into a new folder.
@@ -118,6 +121,9 @@ def train(
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         observer: is told how the run goes; None: the logger ``uefl``, at level INFO.
+        engine: ``local``, all clients in this process; ``flower``, each in one of its own on this machine; or :class:`uefl.Flower`, which
+            may name a SuperLink. What is given in Python stays in this process, so clients, networks, federations and algorithms that no
+            package registers are refused with the last two.
         overrides: keys as with ``--set``, bare or a section with a mapping: ``lr=1e-3``, ``run={"seed": 1}``.
 
     Raises:
@@ -154,8 +160,11 @@ def train(
     if federation is not None:
         unused = {"source": "arrays", "clients": None, "partition": None, "first_classes": 0}
         cfg = replace(cfg, data=cfg.data.model_copy(update=unused))
-    keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer or Logged()}
-    runs.train(cfg, preset=preset, out=Path(out), federation=federation, network=network, **keys)
+    observer = observer or Logged()
+    given_here = {"clients or federation": federation, "model": network}
+    with _deployment(engine, device, observer, given_here, cfg) as deployment:
+        keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer, "deployment": deployment}
+        runs.train(cfg, preset=preset, out=Path(out), federation=federation, network=network, **keys)
     return Run(out, model=network)
 
 
@@ -169,11 +178,15 @@ def resume(
     device: str = "auto",
     data_root: str | Path | None = None,
     observer: Observer | None = None,
+    engine: str | Flower = "local",
 ) -> Run:
     """Go on with the run in a folder. The result is the same, bit for bit, as without the interruption.
 
     The arguments are those of :func:`train`. What was given to it as an object is given again: the clients, the network, and, in a new
     process, the algorithms that no package registers. The run refuses clients and networks that are others than before.
+
+    Raises:
+        UserError: no run to go on with, another version's, or other objects than before. RunError: the run cannot go on honestly.
     """
     for name, arm in (arms or {}).items():
         if not isinstance(arm, Algorithm):
@@ -182,11 +195,15 @@ def resume(
             )
         _table(name, arm)
     out = Path(out)
-    if clients is not None and (out / "config.toml").is_file():
-        federation = _federation(config.load_whole(out / "config.toml"), clients, federation)
+    cfg = config.load_whole(out / "config.toml") if (out / "config.toml").is_file() else None
+    if clients is not None and cfg is not None:
+        federation = _federation(cfg, clients, federation)
     network = None if model is None else given.factory(model)
-    keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer or Logged()}
-    runs.resume(out, federation=federation, network=network, **keys)
+    observer = observer or Logged()
+    given_here = {"clients or federation": federation, "model": network}
+    with _deployment(engine, device, observer, given_here, cfg) as deployment:
+        keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer, "deployment": deployment}
+        runs.resume(out, federation=federation, network=network, **keys)
     return Run(out, model=network)
 
 
@@ -226,6 +243,35 @@ class Logged:
     def notice(self, message: str) -> None:
         """Something worth knowing happened."""
         self._logger.info("%s", message)
+
+
+def _deployment(
+    engine: str | Flower, device: str, observer: Observer, given_here: Mapping[str, Any], cfg: Config | None
+) -> AbstractContextManager[runs.Deployment | None]:
+    """Where the clients are; None within: in this process.
+
+    Args:
+        engine: as of :func:`train`.
+        device: of the clients.
+        observer: of the run.
+        given_here: by argument, what was given as an object, or None.
+        cfg: the configuration; None: there is none, of which the run will complain.
+
+    Raises:
+        UserError: no such engine, or what other processes cannot have.
+    """
+    if engine == "local":
+        return nullcontext()
+    if engine != "flower" and not isinstance(engine, Flower):
+        raise UserError(f"engine: expected 'local', 'flower' or uefl.Flower(...), got {engine!r}")
+    for name, value in given_here.items():
+        if value is not None:
+            raise UserError(f"{name}: given in Python it stays in this process; name it in the configuration, or leave out engine")
+    for name, arm in (cfg.arms if cfg is not None else {}).items():
+        if not known_elsewhere(arm.algorithm):
+            raise UserError(f"arm {name!r}: {arm.algorithm} is known to this process alone; install it as a package, or leave out engine")
+    flower = engine if isinstance(engine, Flower) else Flower()
+    return flower.deployment(device, observer.notice)
 
 
 def _path(folder: str | Path | None) -> Path | None:

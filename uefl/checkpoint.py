@@ -59,7 +59,11 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file whole or not at all."""
+    """Write a safetensors file whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     temporary = path.with_suffix(".tmp")
     try:
         save_file(_copies(tensors), temporary, metadata)

@@ -31,15 +31,15 @@ def parse(kind: type[S], place: str, table: dict[str, Any], homes: Homes = lambd
     try:
         return kind(**{key: _tuples(value) for key, value in table.items()})
     except ValidationError as error:
-        raise _refused(error, place, kind.model_fields, homes) from None
+        raise _refused(error, place, kind, homes) from None
 
 
-def unknown(key: str, place: str, keys: Iterable[str], homes: Homes) -> UserError:
-    """A key that a section does not have; ``keys`` is what it may hold."""
+def unknown(key: str, place: str, keys: Iterable[str], homes: Homes, listed: str = "") -> UserError:
+    """A key that a section does not have; ``keys`` is what it may hold, and ``listed`` says where they stand."""
     inside = f" in [{place}]" if place else ""
     found = homes(key)
     hint = f"; it is a key of {', '.join(found)}" if found else nearest(key, [word for word in keys if word != key])
-    return UserError(f"unknown key {key!r}{inside}{hint}; the keys are listed in docs/configuration.md")
+    return UserError(f"unknown key {key!r}{inside}{hint}; {listed or 'the keys are listed in docs/configuration.md'}")
 
 
 def shown(value: Any) -> str:
@@ -48,14 +48,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _refused(error: ValidationError, place: str, keys: Iterable[str], homes: Homes) -> UserError:
+def _refused(error: ValidationError, place: str, kind: type[BaseModel], homes: Homes) -> UserError:
     """The first finding of pydantic as an error of the user."""
     found = error.errors(include_url=False)[0]
     where = [str(part) for part in found["loc"] if not str(part).startswith(("function-", "is-instance", "tuple"))]
     key = ".".join([place, *where])
     if found["type"] == "extra_forbidden":
-        inner = len(where) > 1
-        return unknown(where[-1], ".".join([place, *where[:-1]]), () if inner else keys, homes)
+        if len(where) > 1:
+            return unknown(where[-1], ".".join([place, *where[:-1]]), (), homes)
+        keys, ours = kind.model_fields, kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+        return unknown(where[-1], place, keys, homes, "" if ours else f"it has {', '.join(keys) or 'no keys'}")
     if found["type"] == "missing":
         return UserError(f"key {key!r} is missing; give it a value, it has no default")
     message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")

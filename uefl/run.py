@@ -25,7 +25,7 @@ from torch import nn
 
 from uefl_kernels import _library as kernels
 
-from . import checkpoint, config, report
+from . import checkpoint, config, privacy, report
 from .aggregation import check_rule
 from .algorithms.base import Algorithm, Context, Record, find
 from .client.client import Clients
@@ -38,6 +38,7 @@ from .engines.local import LocalEngine
 from .errors import UserError
 from .models import given, saved
 from .seeds import derive, make_repeatable
+from .server.participants import Participants
 from .server.rounds import Arm
 from .server.teacher import SERVER, Teacher
 
@@ -135,8 +136,11 @@ def resume(
 ) -> dict[str, Any]:
     """Go on with the run in a folder from its last round; a finished run returns its summary.
 
-    The result is the same, bit for bit, as without the interruption, given the same device and number of threads. Arguments as of
-    :func:`train`.
+    The result is the same, bit for bit, as without the interruption, given the same device and number of threads. The arguments are those
+    of :func:`train`.
+
+    Raises:
+        UserError: no run to go on with, another version's, or other data than before. RunError: the run cannot go on honestly.
     """
     where = chosen_device(device)
     if not (out / "config.toml").is_file():
@@ -150,6 +154,7 @@ def resume(
         if (out / "summary.json").exists():
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
+            (out / privacy.KEY).unlink(missing_ok=True)
             observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
             summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
             return summary
@@ -202,13 +207,14 @@ def _prepare(
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
     if federation.server is not None and any(silo.name == SERVER for silo in federation.silos):
         raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
-    run = _Run(cfg, preset, out, federation, where, observer, network, deployment)
+    run = _Run(cfg, preset, out, privacy.without_statistics(cfg, federation), where, observer, network, deployment)
     for name in cfg.arms:
         workspace = run.workspace(name)
         if network is not None:
             given.check(workspace.net, workspace.normalize, federation)
         workspace.algorithm.check(federation, name, workspace.net)
         check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos))
+        privacy.check(cfg, name, workspace)
     return run
 
 
@@ -225,6 +231,7 @@ class _Run:
         deployment: Deployment | None,
     ) -> None:
         self._deployment = deployment
+        self.privacy: privacy.Privacy | None = None
         self.cfg, self.preset, self.out, self.federation, self.device, self.observer = cfg, preset, out, federation, device, observer
         self.metrics = out / "metrics.jsonl"
         self.clients = Clients((*federation.silos, *federation.unseen), device)
@@ -251,8 +258,13 @@ class _Run:
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
         self._cut_metrics(plain["metrics_bytes"])
+        if self.cfg.run.privacy != "none":
+            self.clients.key = privacy.key_of(self.out, begun="made_with" in plain)
+            self.privacy = privacy.Privacy(self.cfg.run, self.clients.key)
         self.observer.start(list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.silos))
         self.observer.notice(self.federation.describe())
+        if self.privacy is not None:
+            self.observer.notice(self.privacy.plan(sum(self.cfg.training.iterations())))
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
         if threads > cores:
             self.observer.notice(
@@ -277,6 +289,7 @@ class _Run:
                 self._finish(index, arm, workspace, events)
         summary = self._summary()
         checkpoint.write_json(self.out / "summary.json", summary)
+        (self.out / privacy.KEY).unlink(missing_ok=True)
         if pages:
             report.write_report(self.out)
         return summary
@@ -319,7 +332,7 @@ class _Run:
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
-        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice)
+        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice, self.privacy)
         return arm, workspace
 
     def _finish(self, index: int, arm: Arm, workspace: Workspace, events: report.EventWriter | None) -> None:
@@ -358,11 +371,20 @@ class _Run:
         arms = report.summarize(lines, self.cfg.run.target_accuracy, report.own_columns(self.cfg))
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
-        return {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
+        summary = {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
+        if self.privacy is not None:
+            drawn = Participants(self.context.clients, self.cfg.run.participation, self.cfg.run.seed)
+            releases = [self.privacy.releases(drawn, outcome["rounds"]) for outcome in arms.values()]
+            summary["privacy"] = self.privacy.summary(sum(releases))
+        return summary
 
 
 def chosen_device(name: str) -> torch.device:
-    """What ``--device`` names; UserError where it is not there."""
+    """The device that ``--device`` names.
+
+    Raises:
+        UserError: there is no such name, or no such device here.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {name!r} is not one of auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():

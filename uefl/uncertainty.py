@@ -71,8 +71,10 @@ def of_network(net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[
 
 
 def of_head(head: nn.Module, tokens: torch.Tensor, passes: int) -> Prediction:
-    """What a head says of tokens: :func:`mc_dropout` with this number of passes, with none :func:`certain`; of a head of another kind,
-    :func:`of_network`."""
+    """Predictions of a head for tokens ``[B, ...]``: :func:`mc_dropout` with this number of passes, :func:`certain` with none.
+
+    A head of another kind is asked as :func:`of_network` asks a network.
+    """
     if not isinstance(head, Head):
         return of_network(head, tokens, passes, nullcontext)
     return mc_dropout(head, tokens, passes) if passes else certain(head, tokens)
@@ -112,7 +114,7 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
 
 
 def certain(head: Head, tokens: torch.Tensor) -> Prediction:
-    """One pass with dropout off, ``head.eval()(tokens).softmax(-1)``."""
+    """One pass of tokens ``[B, ...]`` with dropout off, ``head.eval()(tokens).softmax(-1)``."""
     probs = _without_dropout(head, head.prefix(tokens))
     spread = entropy(probs)
     return Prediction(probs, spread, spread, spread)

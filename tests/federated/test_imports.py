@@ -58,6 +58,37 @@ def test_there_is_no_circle():
         visit(name, [])
 
 
+LAYERS = (
+    ("cli", "api", "suites", "deploy"),
+    ("run",),
+    ("report",),
+    ("config", "models.saved", "algorithms"),
+    ("server", "client"),
+    ("algorithms.base", "algorithms.context"),
+    ("engines", "models", "data"),
+)
+"""the picture of docs/architecture.md, from the top"""
+
+
+def _layer(module: str) -> int | None:
+    """The row that a module stands in, by the longest name that fits; None: it is not in the picture."""
+    fitting = [(len(name), row) for row, names in enumerate(LAYERS) for name in names if f"{module}.".startswith(f"uefl.{name}.")]
+    return max(fitting)[1] if fitting else None
+
+
+def test_arrows_point_down_in_the_picture_of_the_map():
+    picture = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    places = [picture.index(f"uefl.{name} ") for names in LAYERS for name in names]
+    assert places == sorted(places)
+    up = [
+        f"{name} -> {target}"
+        for name, targets in imports().items()
+        for target in targets
+        if (above := _layer(name)) is not None and (below := _layer(target)) is not None and below < above
+    ]
+    assert up == []
+
+
 def test_engines_and_algorithms_know_little():
     graph = imports()
     for name, targets in graph.items():

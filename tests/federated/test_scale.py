@@ -11,14 +11,14 @@ from uefl.errors import UserError
 
 from . import tiny
 
-MOST = 8  # MiB for 3,600 more clients: 2.3 KB each, for names, a place in the list of silos, and a name of a file
+MOST = 6  # MiB for 1,800 more clients: 3.4 KB each, for names, a place in the list of silos, a name of a file, and the system's own noise
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["fedavg", "local"])
 def test_memory_does_not_follow_the_number_of_clients(arm):
-    """Of ``local`` the whole network is private: 9 KB of each client, 32 MiB of the 3,600."""
-    few, many = (scale.measured(clients, arm, asked=50, rounds=2) for clients in (400, 4000))
+    """Of ``local`` the whole network is private: 9 KB of each client, 16 MiB of the 1,800."""
+    few, many = (scale.measured(clients, arm, asked=50, rounds=2) for clients in (200, 2000))
     assert many["mib"] - few["mib"] < MOST
     if arm == "fedavg":  # the header of a saved model names every private tensor of every client, in memory
         assert many["mib_whole"] - few["mib_whole"] < 3 * MOST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -214,6 +215,27 @@ def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").read_text().count("data:image/png") == 5
     numbers = json.loads((tmp_path / "out" / "results.json").read_text())
     assert numbers["cases"]["few"]["uefl"]["accuracy"] == {str(seed): pytest.approx(0.6) for seed in range(3)}
+
+
+def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
+    """Table, numbers by seed and one picture; what is not there is said."""
+    result = replace(
+        _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}), missing={"few/uefl/seed-3": "no file in /some/where: why"}
+    )
+    report.write(result, tmp_path / "out")
+    spec = importlib.util.spec_from_file_location("results_tool", Path(__file__).parents[2] / "tools" / "results.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    tool.keep(tmp_path / "out", tmp_path / "kept")
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"tiny.md", "tiny.json", "tiny.png"}
+    kept = json.loads((tmp_path / "kept" / "tiny.json").read_text())
+    assert kept["cases"]["few"]["uefl"]["accuracy"] == {"0": 0.61235, "1": 0.61235, "2": 0.61235}
+    page = (tmp_path / "kept" / "tiny.md").read_text()
+    assert "| few / uefl | 3 | 0.612 ± 0.000 | 0.920 |" in page
+    assert "![The sweep, tiny](tiny.png)" in page
+    assert page.endswith("- 1 run of few: no file in ROOT: why\n")
+    assert "/some/where" not in page + (tmp_path / "kept" / "tiny.json").read_text()
+    assert "entropy-few-uefl.png" not in page
 
 
 def test_a_measure_that_no_run_has_is_said(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from uefl.config import Config
 from uefl.data.federation import Federation, LabeledData, ServerData, Silo, Split
 from uefl.engines.base import Engine
 from uefl.engines.local import LocalEngine
+from uefl.privacy import Privacy
 from uefl.seeds import derive
 from uefl.server.rounds import Arm
 from uefl.server.teacher import Teacher
@@ -83,7 +84,11 @@ def workspace(cfg: Config, fed: Federation | None = None, algorithm: Algorithm |
 
 
 def arm(
-    cfg: Config, fed: Federation | None = None, wrap: Callable[[Engine], Engine] = lambda e: e, algorithm: Algorithm | None = None
+    cfg: Config,
+    fed: Federation | None = None,
+    wrap: Callable[[Engine], Engine] = lambda e: e,
+    algorithm: Algorithm | None = None,
+    privacy: Privacy | None = None,
 ) -> tuple[Arm, Workspace, list[str]]:
     """The arm, its workspace, and the list that collects its notices."""
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
@@ -93,7 +98,7 @@ def arm(
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(room.algorithm.server_data(fed), room)
-    return Arm("arm", room, seeds, engine, Path(_FOLDER.name) / "private", teacher, notices.append), room, notices
+    return Arm("arm", room, seeds, engine, Path(_FOLDER.name) / "private", teacher, notices.append, privacy), room, notices
 
 
 def finish(arm: Arm, limit: int = 50) -> list[dict[str, Any]]:

@@ -86,6 +86,13 @@ class Algorithm:
         them. An algorithm with another :meth:`add`, or one that asks its clients for tensors in :meth:`prepare`, says so itself."""
         return type(self).add is Algorithm.add and type(self).prepare is Algorithm.prepare and self.trains_clients
 
+    @property
+    def only_the_model(self) -> bool:
+        """Whether the mean of ``values`` is all that the models of a run get from its clients: no other tensor is averaged, no measurement
+        steers anything, and a client keeps no tensor of its own. Then noise on that mean hides a client."""
+        plain = all(getattr(type(self), name) is getattr(Algorithm, name) for name in ("averages", "end_iteration", "client_state"))
+        return plain and self.plain_means
+
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
         self.parameters: Any = parse(self.Parameters, type(self).__name__, keys) if parameters is None else parameters
 
@@ -325,6 +332,12 @@ def registry() -> dict[str, type[Algorithm]]:
             register(entry.name, _loaded(entry))
         _complete.append(True)
     return dict(sorted(_registered.items()))
+
+
+def known_elsewhere(name: str) -> bool:
+    """Whether another process finds this algorithm too: it is one of this package or of an installed one, not registered by hand."""
+    packaged = {entry.name for entry in importlib.metadata.entry_points(group=_GROUP)}
+    return name in packaged or find(name).__module__.startswith("uefl.algorithms.")
 
 
 def _loaded(entry: importlib.metadata.EntryPoint) -> Any:

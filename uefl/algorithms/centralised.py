@@ -45,7 +45,7 @@ class Centralised(Algorithm):
         return state
 
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
-        """Train."""
+        """Train the model on the images of all clients."""
         assert server is not None
         keep = self.parameters.keep_optimizer
         state.plain["server_loss"] = server.train(

@@ -71,13 +71,17 @@ class DisTrans(Algorithm):
         )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """The network of the configuration, on two mixtures."""
+        """The network of the configuration, on two mixtures.
+
+        Raises:
+            UserError: the network was given in Python.
+        """
         if spec.given is not None:
             raise UserError("DisTrans needs encoder = 'cnn', 'vgg16_bn' or 'resnet18', not a network that was given")
         return TwinNet(spec, self.parameters.alpha)
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """The offset."""
+        """The offset stays with its client, unless the offsets are averaged."""
         return name == "offset" and self.parameters.offsets == "local"
 
     def before_round(self, work: Work) -> None:
@@ -99,13 +103,13 @@ class DisTrans(Algorithm):
         offset.grad = None
 
     def after_round(self, work: Work) -> None:
-        """The offset is a buffer again."""
+        """Make the offset a buffer again."""
         offset = _offset(work)
         offset.requires_grad_(False)
         offset.grad = None
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """The model; and measure the way of the offset."""
+        """Return the model, and measure how far the offset has moved."""
         start = work.memory["start"]
         work.metrics["offset_moved"] = float((_offset(work) - start).norm() / start.norm())
         return super().update(work)

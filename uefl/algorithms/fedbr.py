@@ -48,7 +48,7 @@ class FedBR(Algorithm):
         projection_lr: float = Field(0.01, gt=0, description="learning rate of the projection head, under plain SGD of its own")
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Features come from the head."""
+        """Refuse a network without the usual head, whose hidden units are the features."""
         usual(net, f"arm {arm!r}: the features of fedbr need")
         super().check(federation, arm, net)
 
@@ -97,7 +97,7 @@ class FedBR(Algorithm):
     # --- the client's half -----------------------------------------------------------------------------------------
 
     def answer(self, work: Work) -> dict[str, torch.Tensor]:
-        """Means of ten images each, without their labels."""
+        """Make pseudo-images, means of ten images each, without their labels."""
         images = work.train.images
         count = int(work.message.options["pseudo"])
         chosen = torch.stack([torch.randperm(len(images), generator=work.generator)[:_MIXED] for _ in range(count)])

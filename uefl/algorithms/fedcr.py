@@ -53,7 +53,7 @@ class FedCR(GaussianFeatures):
             return self
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """The head."""
+        """The head stays with its client."""
         return name.startswith("head.")
 
     # --- the Gaussians of the classes ------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class FedCR(GaussianFeatures):
         return message
 
     def unsound(self, message: Message, reply: Reply) -> str | None:
-        """Precisions are not negative."""
+        """Refuse precisions that are negative."""
         precision = reply.tensors.get("precision")
         return "precision has negative elements" if precision is not None and bool((precision < 0).any()) else None
 
@@ -95,7 +95,7 @@ class FedCR(GaussianFeatures):
         return super().averages(state) | ({} if classes is None else {"classes": ProductOfExperts(classes, self.parameters.rate)})
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """The sums go to the product."""
+        """Add the model to its average, and the sums over the Gaussians to their product."""
         super().add(state, {name: mean for name, mean in averages.items() if name != "classes"}, update)
         if "classes" in averages:
             averages["classes"].add(*(update.tensors[name] for name in _SUMS))
@@ -103,7 +103,7 @@ class FedCR(GaussianFeatures):
     # --- the client's half -----------------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
-        """No image has been seen."""
+        """Begin the sums over the Gaussians with zero."""
         if self.parameters.beta > 0:
             shape = work.message.tensors["classes"].shape
             work.memory["sums"] = torch.zeros(shape, dtype=torch.float64, device=work.workspace.device)
@@ -157,7 +157,7 @@ def repeated(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
-    """Mean over B images of KL(N(m, s^2) || N(mu, sigma^2)) in nats: the Gaussian of the class comes first.
+    """A scalar: the mean over B images of KL(N(m, s^2) || N(mu, sigma^2)) in nats. The Gaussian of the class comes first.
 
     Equivalent to::
 

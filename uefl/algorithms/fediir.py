@@ -37,7 +37,7 @@ class FedIIR(Algorithm):
         decay: float = Field(0.95, ge=0, lt=1, description="share of the old average of the gradients in the new one, in a round")
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """There must be such a part."""
+        """Refuse a network without the part whose gradient is taken."""
         layers(net, self.parameters.part, f"arms.{arm}.part")
         super().check(federation, arm, net)
 
@@ -70,7 +70,7 @@ class FedIIR(Algorithm):
             state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """To a client that trains also the average gradient."""
+        """The message of FedAvg; a client that trains also gets the average gradient."""
         message = super().broadcast(state, client, turn)
         if "gradient" in state.tensors and turn.train:
             message.tensors["gradient"] = state.tensors["gradient"]

@@ -34,7 +34,7 @@ class GaussianFeatures(Algorithm):
     """what a prediction is the mean of"""
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """Encoder, Gaussian, linear head."""
+        """A network of encoder, Gaussian and linear head."""
         return GaussianNet(super().build_model(spec), self.parameters.dim, hidden=self.hidden)
 
     def features(self, work: Work, gaussian: Gaussian, samples: int = 1) -> torch.Tensor:

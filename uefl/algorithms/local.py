@@ -14,7 +14,7 @@ class Local(Algorithm):
     """Every client trains a model of its own, all from the same weights; nothing is averaged."""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """There is no model for a client that does not train."""
+        """Refuse clients that are never trained on, as there is no model for them."""
         if federation.unseen:
             raise UserError(
                 f"arm {arm!r}: client {federation.unseen[0].name!r} is never trained on, and training apart leaves no model for it; "
@@ -23,5 +23,5 @@ class Local(Algorithm):
         super().check(federation, arm, net)
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """All of it."""
+        """The whole network is private."""
         return True

@@ -52,7 +52,7 @@ class Scaffold(Algorithm):
         return message
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """The share of the clients whose c_k may change."""
+        """Note the share of the clients whose c_k may change."""
         state.scratch["share"] = len(turn.participants) / len(self.context.clients)
 
     def averages(self, state: State) -> dict[str, Mean]:
@@ -69,14 +69,14 @@ class Scaffold(Algorithm):
     # --- the client's half -----------------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
-        """What is added to every gradient."""
+        """Make the correction that is added to every gradient."""
         control = work.message.tensors["control"]
         work.private.setdefault("control", torch.zeros_like(control))
         work.memory["correction"] = self.parameters.correction * (control - work.private["control"])
         work.memory["gradients"] = torch.zeros_like(control)
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
-        """c - c_k."""
+        """The correction c - c_k, which is added to the gradient."""
         if self.parameters.correction == 0:
             return False
         gradient.copy_(work.memory["correction"])

@@ -50,13 +50,13 @@ class TPT(Algorithm):
         extra: float = Field(1.0, ge=0, description="iterations to go on for, in units of those before the phase began")
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Features are the input of the last linear layer."""
+        """Refuse a network without a linear layer, whose input the features are."""
         if not linear_layers(net):
             raise UserError(f"arm {arm!r}: the network has no linear layer, whose input neural collapse is measured of; choose another one")
         super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """The usual network, every dropout at 0."""
+        """The usual network, with every dropout at 0."""
         net = super().build_model(spec)
         for module in net.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):

@@ -67,15 +67,15 @@ class PublishedUEFL(Quantised):
         return message
 
     def unsound(self, message: Message, reply: Reply) -> str | None:
-        """Counts are not negative."""
+        """Refuse counts that are negative."""
         return negative_usage(reply)
 
     def weight(self, update: Reply) -> float:
-        """Silos count alike."""
+        """Let silos count alike."""
         return 1.0
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """The codebook stays with the silo."""
+        """Add the model to its average; the codebook stays with the silo."""
         for name, mean in averages.items():
             mean.add(update.tensors[name], self.weight(update))
         at, codewords = state.plain["book"][update.client], self.parameters.codewords
@@ -125,7 +125,7 @@ class PublishedUEFL(Quantised):
         return not uncertain and bool(self.parameters.stop_when_certain)
 
     def passes(self, work: Work) -> int:
-        """Dropout is off."""
+        """No passes: the published code measures with dropout off."""
         return 0
 
     def visible(self, state: State, client: str, turn: Turn) -> torch.Tensor:

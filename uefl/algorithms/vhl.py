@@ -40,7 +40,7 @@ class VHL(Algorithm):
         temperature: float = Field(0.07, gt=0, description="of the terms of the features")
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Features come from the head."""
+        """Refuse a network without the usual head, whose hidden units are the features."""
         usual(net, f"arm {arm!r}: virtual images need")
         super().check(federation, arm, net)
 
@@ -52,7 +52,7 @@ class VHL(Algorithm):
         return net
 
     def before_round(self, work: Work) -> None:
-        """The virtual images, the same at every client."""
+        """Make the virtual images, which are the same at every client."""
         if self.parameters.virtual_batch:
             classes, count = len(self.context.classes), self.parameters.virtual_per_class
             images = virtual_images(derive(work.seed, "virtual"), self.context.image_shape, classes, count)

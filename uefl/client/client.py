@@ -20,6 +20,7 @@ other; the tensors of each go back under its number. A member's model is loaded 
 from __future__ import annotations
 
 import logging
+import secrets
 import statistics
 import traceback
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ from uefl_kernels import metrics
 from ..data.federation import LabeledData, SetData, Silo, Split
 from ..engines.base import Message, Reply, number, split
 from ..lazy import Lazy
+from ..privacy import Privacy
 from ..seeds import derive, seed_torch
 from ..uncertainty import Prediction, ensemble
 from . import evaluation
@@ -83,12 +85,14 @@ class Clients:
     """
 
     def __init__(self, silos: tuple[Silo, ...], device: torch.device) -> None:
+        self.key = secrets.token_bytes(32)
+        """of the noise of clients that add it themselves"""
         self._silos = {silo.name: silo for silo in silos}
         self.data = Images(lambda name: self._silos[name].load(), device)
 
     def handlers(self, workspace: Workspace) -> Mapping[str, Callable[[Message], Reply]]:
         """The work of every client in one arm, by name."""
-        return Lazy(self._silos, lambda name: Client(name, partial(self.data, name), workspace))
+        return Lazy(self._silos, lambda name: Client(name, partial(self.data, name), workspace, self.key))
 
 
 class Client:
@@ -98,10 +102,11 @@ class Client:
         name: of the client.
         data: returns its data, on the device.
         workspace: the resident network.
+        key: the secret that noise is made from, where the client itself adds it.
     """
 
-    def __init__(self, name: str, data: Callable[[], LabeledData | SetData], workspace: Workspace) -> None:
-        self.name, self._data, self._workspace = name, data, workspace
+    def __init__(self, name: str, data: Callable[[], LabeledData | SetData], workspace: Workspace, key: bytes) -> None:
+        self.name, self._data, self._workspace, self._key = name, data, workspace, key
 
     def __call__(self, message: Message) -> Reply:
         """Do the work; see the module's docstring."""
@@ -116,20 +121,22 @@ class Client:
     def _log(self, error: Exception) -> None:
         """Where an algorithm or a network of the user's own raises, say which client and method it was.
 
-        A RuntimeError leaves the client out and the run goes on, so its traceback is shown here or nowhere.
+        A RuntimeError leaves the client out and the run goes on, so its traceback is shown here or nowhere. Those of the package's own
+        algorithms are for who works on them, who asks for the level ``DEBUG``.
         """
         algorithm = self._workspace.algorithm
-        if type(algorithm).__module__.partition(".")[0] == _PACKAGE and self._workspace.context.network is None:
-            return
+        ours = type(algorithm).__module__.partition(".")[0] == _PACKAGE and self._workspace.context.network is None
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         methods = (f".{frame.f_code.co_name}" for frame in frames if isinstance(frame.f_locals.get("self"), type(algorithm)))
         place = f"client {self.name}: {type(algorithm).__name__}{next(methods, '')} raised {type(error).__name__}"
-        _LOGGER.error(place, exc_info=error if isinstance(error, RuntimeError) else None)
+        level = logging.DEBUG if ours else logging.ERROR
+        _LOGGER.log(level, place, exc_info=error if isinstance(error, RuntimeError) else None)
 
     def _turn(self, members: list[Message], several: bool) -> Reply:
         works = [self._work(part) for part in members]
         options = members[0].options
-        reply = Reply(self.name, examples=works[0].examples)
+        local = self._workspace.context.run.privacy == "local"
+        reply = Reply(self.name, examples=1 if local else works[0].examples)  # how many it has is for no weight, then
         said: list[dict[str, Prediction]] = []
         of_all: list[Prediction] = []
         tensors: list[dict[str, torch.Tensor]] = []
@@ -177,6 +184,9 @@ class Client:
             algorithm.after_round(work)
         result = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
         update, kept = algorithm.update(work), work.private | self._workspace.private()
+        run = self._workspace.context.run
+        if run.privacy == "local":
+            update = Privacy(run, self._key).hidden(update, work.message.tensors, self.name, work.round)
         work.metrics = {name: float(value) for name, value in (work.noted() | work.metrics).items()}
         result |= recorded(work.metrics, "work.metrics")
         if work.message.options.get("personalised") and isinstance(work.test, Split):

@@ -86,7 +86,7 @@ def fit(
 
 
 def moments_of(outcome: Outcome, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Copies of the state of the optimizer for one parameter."""
+    """Copies of the state of the optimizer for one parameter, by name: of its shape, or scalars. SGD without momentum has none."""
     state: dict[str, Any] = outcome.optimizer.state[parameter]
     return {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
 

@@ -46,6 +46,7 @@ RESERVED = frozenset(
         "steps",
         "bytes_sent",
         "bytes_received",
+        "epsilon",
     )
 )
 """names of metrics.jsonl that the frame fills, in the lines of clients and in those of answers that were left out"""
@@ -169,12 +170,12 @@ class Work:
         return logits.float()
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean over a batch, in float32; ``train_accuracy`` of the round is noted beside it."""
+        """The mean over a batch in nats, a float32 scalar, of logits ``[b, classes]`` and labels ``[b]``; it notes ``train_accuracy``."""
         self.note("train_accuracy", (logits.argmax(1) == labels).float().mean(), len(labels))
         return nn.functional.cross_entropy(logits.float(), labels)
 
     def note(self, name: str, mean: torch.Tensor, images: int) -> None:
-        """Add the mean over a batch to a metric that is the mean over the images of the round; nothing waits for the device."""
+        """Add the mean over a batch, a scalar, to a metric that is the mean over the images of the round; nothing waits for the device."""
         total, count = self._noted.get(name, (torch.zeros_like(mean), 0))
         self._noted[name] = (total + images * mean.detach(), count + images)
 
@@ -187,6 +188,6 @@ class Work:
         return self.workspace.shared()
 
     def batch(self, positions: torch.Tensor) -> Batch:
-        """Training images at these positions, augmented and normalised."""
+        """Training images at these positions ``[b]``, augmented and normalised."""
         split = self.train
         return Batch(self.workspace.prepared(split.images[positions]), positions, split.labels[positions])

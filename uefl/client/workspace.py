@@ -96,7 +96,7 @@ class Workspace:
         return ((images - self._mean) / self._std).contiguous(memory_format=torch.channels_last)
 
     def prepared(self, images: torch.Tensor) -> torch.Tensor:
-        """Training images: augmented, then normalised."""
+        """Training images ``[B, C, H, W]`` uint8 -> float32: augmented, then normalised."""
         return self.normalize(augment(images, self._augment))
 
     def amp(self) -> AbstractContextManager[None]:

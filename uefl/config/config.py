@@ -171,6 +171,11 @@ def _check(config: Config) -> None:
     run, model, training, kind = config.run, config.model, config.training, config.kind
     if run.aggregation in ("mean", "median"):
         _unused("run", run, "attackers", "it is for aggregation = 'trimmed_mean' or 'krum'")
+    if run.privacy == "none":
+        for key in ("clip_norm", "noise_multiplier", "delta", "max_epsilon"):
+            _unused("run", run, key, "it is for privacy = 'central' or 'local'")
+    else:
+        _check_private(config)
     if run.uncertainty == "ensemble":
         _unused("run", run, "passes", "an ensemble has members, not passes")
     else:
@@ -182,6 +187,10 @@ def _check(config: Config) -> None:
         _unused("model", model, "width", f"{network} does not use it")
     if model.pretrained and model.encoder not in _PRETRAINED:
         raise UserError(f"key 'model.pretrained': {network} has no pretrained weights; set false, or another encoder")
+    if model.pretrained or model.encoder == "given":
+        _unused(
+            "model", model, "norm_layer", f"{'pretrained weights are for batch norm' if model.pretrained else f'{network} has its own'}"
+        )
     if model.encoder in _OWN_HEAD:
         for key in ("hidden", "dropout", "logit_dropout", "pooled"):
             _unused("model", model, key, f"{network} does not use it")
@@ -202,6 +211,22 @@ def _check(config: Config) -> None:
         of = (field.json_schema_extra or {}).get("kind") if isinstance(field.json_schema_extra, dict) else None
         if of is not None and of != kind:
             _unused("data", config.data, name, f"it is for arms on {'unlabeled sets' if of == 'sets' else 'labeled silos'}")
+
+
+def _check_private(config: Config) -> None:
+    """What else would say something of the clients, or would be said several times."""
+    run = config.run
+    if run.uncertainty == "ensemble":
+        raise UserError(f"key 'run.privacy': expected 'none' with an ensemble, each member tells of the clients again; got {run.privacy!r}")
+    if config.data.normalize == "standard":
+        raise UserError(
+            f"key 'data.normalize': with privacy = {run.privacy!r} expected 'centred', 'imagenet' or 'raw': 'standard' is the mean and the "
+            "deviation of all clients' images, which no noise hides"
+        )
+    if run.privacy == "central":
+        _unused("run", run, "aggregation", "with privacy = 'central' noise is for a sum")
+    else:
+        _unused("run", run, "max_update_norm", "with privacy = 'local' most of what comes back is noise")
 
 
 def _unused(section: str, values: BaseModel, key: str, why: str) -> None:

@@ -54,6 +54,17 @@ class Run(Section):
     attackers: int = Field(
         0, ge=0, le=1_000_000, description="clients that may send anything, for `trimmed_mean` (needs more than 2 a) and `krum` (2 a + 3)"
     )
+    privacy: Literal["none", "central", "local"] = Field(
+        "none",
+        description="differential privacy of whole clients: noise that the server adds to the sum of a round (`central`), or each client "
+        "to its update (`local`); clients count alike, and with `central` each takes part with the probability `participation`",
+    )
+    clip_norm: float = Field(1.0, gt=0, description="with `privacy`: updates that are longer are cut to this L2 norm")
+    noise_multiplier: float = Field(
+        1.0, ge=0.01, le=1000, description="with `privacy`: standard deviation of the noise, as a multiple of `clip_norm`"
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="with `privacy`: what epsilon is reported for; well below 1 / clients")
+    max_epsilon: float = Field(0.0, ge=0, description="with `privacy`: an arm ends before the round that would spend more; 0: no bound")
     uncertainty: Literal["mc_dropout", "ensemble"] = Field(
         "mc_dropout",
         description="`mc_dropout`: the entropy over passes with dropout on; `ensemble`: over models that are trained apart, dropout off",
@@ -91,6 +102,10 @@ class Model(Section):
         False,
         description="one feature vector per image, the mean over the positions of the encoder's map, in the place of one per position "
         "(not of `cnn5x5` and `resnet18_nopool`)",
+    )
+    norm_layer: Literal["batch", "group"] = Field(
+        "batch",
+        description="`group`: group norm in the place of every batch norm, without running statistics; not of pretrained or given networks",
     )
     width: int = Field(
         128,

@@ -11,7 +11,11 @@ from ..errors import UserError
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are not hidden, sorted by name."""
+    """Return the entries of a folder that are not hidden, sorted by name.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
@@ -19,7 +23,15 @@ def visible(folder: Path) -> list[Path]:
 
 
 def subfolders(folder: Path, layout: str) -> list[Path]:
-    """The folders in a folder, by name; images beside them are misplaced, which the message says with the ``layout`` expected."""
+    """Return the folders in a folder, by name.
+
+    Args:
+        folder: to look in.
+        layout: what is expected, for the message.
+
+    Raises:
+        UserError: there is none, or images lie beside them, which are misplaced.
+    """
     entries = visible(folder)
     for path in entries:
         if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS:
@@ -31,7 +43,11 @@ def subfolders(folder: Path, layout: str) -> list[Path]:
 
 
 def labelled(folder: Path, layout: str) -> list[tuple[Path, str]]:
-    """Every file of a folder of folders, with the name of its folder."""
+    """Return every file of a folder of folders, with the name of its folder.
+
+    Raises:
+        UserError: a folder lies among the files, or as of :func:`subfolders`.
+    """
     files = []
     for by_class in subfolders(folder, layout):
         for path in visible(by_class):

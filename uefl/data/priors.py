@@ -198,7 +198,11 @@ def _set(m: int, names: Sequence[str]) -> str:
 
 
 def check_targets(client: str, sets: npt.NDArray[np.generic], count: int) -> None:
-    """The set of every image must be a whole number in [0, count)."""
+    """Refuse sets ``[n]`` of images that are no whole numbers in [0, count).
+
+    Raises:
+        InvalidPriors: the first of them.
+    """
     if sets.dtype.kind not in "iu":
         raise InvalidPriors(f"client {client!r}: expected integers as sets, got {sets.dtype}")
     outside = (sets < 0) | (sets >= count)  # type: ignore[operator]

@@ -47,8 +47,9 @@ class Data(BaseModel):
     image_size: int = Field(
         default=0, ge=0, le=1024, description="resize every image to this square; 0 keeps images, which must then be of one size"
     )
-    normalize: Literal["standard", "imagenet", "raw"] = Field(
-        default="standard", description="mean and deviation of the images that are trained on, those of ImageNet, or none (0-255)"
+    normalize: Literal["standard", "imagenet", "centred", "raw"] = Field(
+        default="standard",
+        description="mean and deviation of the images that are trained on, those of ImageNet, from -1 to 1, or none (0-255)",
     )
     augment: Literal["none", "rotate", "flip"] = Field(
         default="none", description="random change of training images, on the device: up to 20 degrees either way, or left-right"

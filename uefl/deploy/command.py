@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,35 @@ round and the reason; no text of an exception does. What is played "bit for bit"
 """
 
 
+@dataclass(frozen=True)
+class Flower:
+    """A run whose clients are processes of their own, over Flower: ``uefl.train(..., engine=uefl.Flower(...))``.
+
+    Without a ``superlink`` all are started on this machine and end with the run, as with ``engine="flower"``.
+
+    Args:
+        superlink: ``HOST:PORT`` of a SuperLink that is there, whose silos take part.
+        silos: how many of them; the run begins when so many are there.
+        root_certificates: file of those who vouch for the SuperLink; None: the system's.
+        secret: file that the SuperLink was started with as ``--superexec-auth-secret-file``.
+        insecure: without TLS, off loopback too.
+        wait: seconds to wait for the SuperLink, and for the silos.
+    """
+
+    superlink: str | None = None
+    silos: int | None = None
+    root_certificates: str | Path | None = None
+    secret: str | Path | None = None
+    insecure: bool = False
+    wait: float = 600.0
+
+    def deployment(self, device: str, notice: Callable[[str], None]) -> AbstractContextManager[Deployment]:
+        """Where a run finds its clients; arguments and errors as of :func:`deployment`."""
+        files = {name: None if (path := getattr(self, name)) is None else Path(path) for name in ("root_certificates", "secret")}
+        keys = {"superlink": self.superlink, "silos": self.silos, "insecure": self.insecure, "wait": self.wait}
+        return deployment(**keys, **files, device=device, notice=notice)  # type: ignore[arg-type]
+
+
 @contextmanager
 def deployment(
     *,
@@ -40,7 +70,7 @@ def deployment(
     wait: float,
     device: str,
     notice: Callable[[str], None],
-    go_on: str,
+    go_on: str = "uefl train --resume",
 ) -> Iterator[Deployment]:
     """Where ``uefl train`` finds its clients.
 

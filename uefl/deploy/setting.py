@@ -9,6 +9,7 @@ from .. import __version__
 from ..algorithms.base import Context
 from ..config import Config, from_toml
 from ..data.federation import Federation
+from ..privacy import without_statistics
 
 PROTOCOL = 1
 
@@ -31,6 +32,7 @@ class Setting:
     @classmethod
     def of(cls, cfg: Config, federation: Federation, threads: int) -> Setting:
         """Of a run over this federation."""
+        federation = without_statistics(cfg, federation)
         names = tuple(sorted(silo.name for silo in federation.silos))
         return cls(cfg.to_toml(), federation.classes, federation.image_shape, federation.mean, federation.std, names, threads)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
@@ -51,6 +52,7 @@ class SiloProgram:
         self._source, self._device = source, device
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
+        self._key = secrets.token_bytes(32)
         self._images: Images
         self._arm: tuple[str, str, Workspace] | None = None
         """the setting, the name of the arm, and its network"""
@@ -115,7 +117,7 @@ class SiloProgram:
                 read = partial(self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.image_shape[0])
                 self._images = Images(read, self._device)
             self._arm = place, header["arm"], self._workspace(setting, header["arm"])
-        return Client(header["client"], partial(self._images, header["client"]), self._arm[2])
+        return Client(header["client"], partial(self._images, header["client"]), self._arm[2], self._key)
 
     def _workspace(self, setting: Setting, name: str) -> Workspace:
         cfg = setting.cfg()

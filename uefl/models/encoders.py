@@ -7,6 +7,7 @@ would give.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,18 @@ def resnet18(in_channels: int, pretrained: bool | str) -> nn.Module:
     elif in_channels != 3:
         net.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
     return nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3, net.layer4)
+
+
+def with_group_norm(net: nn.Module) -> None:
+    """Make every batch norm in a network a group norm: 32 groups, or fewer so that each has four channels.
+
+    Source: Wu and He 2018, "Group Normalization"; Hsieh et al. 2020, "The Non-IID Data Quagmire of Decentralized Machine Learning".
+    """
+    for name, part in net.named_children():
+        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            setattr(net, name, nn.GroupNorm(math.gcd(32, max(part.num_features // 4, 1)), part.num_features))
+        else:
+            with_group_norm(part)
 
 
 # --- pretrained weights --------------------------------------------------------------------------------------------

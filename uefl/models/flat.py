@@ -47,7 +47,7 @@ class FlatModule:
             offset += b.numel()
 
     def set(self, values: torch.Tensor, buffers: torch.Tensor) -> None:
-        """Overwrite parameters and buffers in place."""
+        """Overwrite the parameters ``[P]`` and the buffers ``[Q]`` in place."""
         self.values.data.copy_(values)
         self.buffers.copy_(buffers)
 
@@ -71,7 +71,7 @@ class FlatModule:
         return (masks[0], masks[1]) if any(bool(mask.any()) for mask in masks) else None
 
     def named(self, values: torch.Tensor, buffers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The module's state dict, without integers, for flat tensors laid out as this one's: views, by name.
+        """The module's state dict, without integers, for flat tensors ``[P]`` and ``[Q]`` laid out as this one's: views, by name.
 
         A parameter that two layers share has its two names; buffers that a state dict leaves out are left out.
         """

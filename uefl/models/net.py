@@ -140,6 +140,8 @@ class Net(TokenNet):
             self.head = PooledHead(self.dim, classes)
         else:
             self.head = Head(inputs, model.hidden, classes, model.dropout, model.logit_dropout)
+        if model.norm_layer == "group":
+            encoders.with_group_norm(self)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
         """images [B, C, H, W], normalised -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in channels-last memory."""

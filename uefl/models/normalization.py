@@ -11,7 +11,7 @@ def normalization(how: str, mean: tuple[float, ...], std: tuple[float, ...]) -> 
     """Mean and deviation of the pixels on the scale 0-255, ``[C, 1, 1]``, from those of the data on the scale 0-1.
 
     Args:
-        how: ``standard``, ``imagenet`` or ``raw``.
+        how: ``standard``, ``imagenet``, ``centred`` or ``raw``.
         mean, std: per channel.
 
     Raises:
@@ -20,6 +20,8 @@ def normalization(how: str, mean: tuple[float, ...], std: tuple[float, ...]) -> 
     channels = len(mean)
     if how == "raw":
         shift, scale = torch.zeros(channels), torch.ones(channels)
+    elif how == "centred":
+        shift, scale = torch.full((channels,), 127.5), torch.full((channels,), 127.5)
     elif how == "imagenet":
         if channels != 3:
             raise UserError(f"key 'data.normalize': 'imagenet' is for images of 3 channels, these have {channels}; use 'standard'")

@@ -120,10 +120,19 @@ def _facts(run: Run) -> list[str]:
         "model": f"{c.model.encoder}{f' of width {c.model.width}' if 'cnn' in c.model.encoder else ''}",
         **({} if run.on_sets else {"uncertainty": f"{getattr(c.run, voices)} {voices}"}),
         **{f"arm {name}": _parameters(run, name) for name in run.arms},
+        **({} if c.run.privacy == "none" else {"privacy": _privacy(run)}),
         "seed": f"{c.run.seed}",
         "every key": "`config.toml`",
     }
     return [f"{key}: {value}" for key, value in facts.items()]
+
+
+def _privacy(run: Run) -> str:
+    """The mechanism, and what is outside of its guarantee."""
+    r = run.config.run
+    spent = f"epsilon of the table at delta {r.delta:g}, of each arm alone; that of all arms together is in `summary.json`"
+    outside = "what clients measure, this report and every file of metrics are without noise, and outside of it"
+    return f"{r.privacy}, clip_norm {r.clip_norm:g}, noise_multiplier {r.noise_multiplier:g}; {spent}; {outside}"
 
 
 def _parameters(run: Run, name: str) -> str:

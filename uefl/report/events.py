@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-_MEANS = ("accuracy", "entropy", "nll", "ece", "train_loss")
+_MEANS = ("accuracy", "entropy", "nll", "ece", "train_loss", "epsilon")
 _PER_CLIENT = ("accuracy", "entropy")
 
 

@@ -161,7 +161,8 @@ def summarize(lines: list[Record], target: float = 0.0, columns: Mapping[str, It
     means at the last round, also of the ``columns`` that the algorithm of the arm adds (of one that only clients have that are measured
     only, over these); ``accuracy_last4``, mean and sample deviation over the last four rounds (0 for a single one); ``best``, the round
     with the highest mean accuracy; ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
-    ``global_accuracy`` and ``personalised_accuracy`` where they were measured; ``unseen_accuracy`` of the clients that are measured only;
+    ``global_accuracy`` and ``personalised_accuracy`` where they were measured, ``epsilon`` where there is privacy;
+    ``unseen_accuracy`` of the clients that are measured only;
     ``bytes_sent`` and ``bytes_received`` by the server over the run, for those clients too; ``rounds_to_target`` where a ``target`` is
     given, null where it is not reached; ``rejected``, answers that were left out, and ``left_out``, how many for which reason; and the
     clients themselves.
@@ -182,7 +183,7 @@ def summarize(lines: list[Record], target: float = 0.0, columns: Mapping[str, It
             "accuracy_last4": _spread([value for value in means[-4:] if value is not None]),
             "best": {"round": (best := max(known, key=lambda k: (k[0], -k[1])))[1] + 1, "accuracy": best[0]} if known else None,
             "worst_tenth": _worst([r["accuracy"] for r in last if r["accuracy"] is not None]),
-            **{key: value for key in ("global_accuracy", "personalised_accuracy") if (value := _mean(last, key)) is not None},
+            **{key: value for key in ("global_accuracy", "personalised_accuracy", "epsilon") if (value := _mean(last, key)) is not None},
             **({"unseen_accuracy": _mean(unseen, "accuracy")} if unseen else {}),
             **{key: sum(r.get(key, 0) for r in lines) for key in ("bytes_sent", "bytes_received")},
             **({"rounds_to_target": next((i + 1 for value, i in known if value >= target), None)} if target else {}),

@@ -43,7 +43,11 @@ def write(folder: Path, names: Sequence[str], data: Callable[[str], LabeledData 
 
 
 def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
-    """File name, short text, caption and figure; nothing where the folder has no samples."""
+    """Yield file name, short text, caption and figure; nothing where the folder has no samples.
+
+    Raises:
+        UserError: the file of the samples is damaged.
+    """
     path = run.path / _FILE
     if not path.exists():
         return

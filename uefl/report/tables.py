@@ -93,6 +93,7 @@ def arm_table(run: Run) -> Table:
         "entropy": lambda arm: number(arm["entropy"]),
         "NLL": lambda arm: number(arm["nll"]),
         "ECE": lambda arm: number(arm["ece"]),
+        "epsilon": lambda arm: number(arm.get("epsilon"), 2),
         "left out": lambda arm: str(arm.get("rejected", "-")),
         "rounds": lambda arm: str(arm["rounds"]),
         "seconds": lambda arm: number(arm.get("seconds"), 1),

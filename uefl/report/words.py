@@ -16,8 +16,9 @@ def count(number: int, noun: str) -> str:
 
 
 def means(records: list[dict[str, Any]]) -> str:
-    """Accuracy and entropy of a round: means over the clients that measured them and are trained on."""
-    found = {key: [r[key] for r in records if not r.get("unseen") and r[key] is not None] for key in ("accuracy", "entropy")}
+    """Accuracy and entropy of a round, means over the clients that measured them and are trained on, and epsilon, where it has one."""
+    keys = ("accuracy", "entropy", "epsilon")
+    found = {key: [r[key] for r in records if not r.get("unseen") and r.get(key) is not None] for key in keys}
     return "  ".join(f"{key} {statistics.fmean(values):.3f}" for key, values in found.items() if values)
 
 

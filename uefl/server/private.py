@@ -109,7 +109,7 @@ class PrivateStates(Mapping[str, Tensors]):
         """by client, the file of its state; for those that have one"""
 
     def __getitem__(self, client: str) -> Tensors:
-        """On the device of the network."""
+        """The state of a client, on the device of the network."""
         if client not in self._clients:
             raise KeyError(client)
         if client not in self.named:

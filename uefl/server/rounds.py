@@ -24,12 +24,13 @@ from typing import Any
 
 import torch
 
-from ..aggregation import choose, refusal, robust
+from ..aggregation import Rule, refusal
 from ..algorithms.base import Algorithm, Record, State
 from ..client.work import recorded
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
 from ..lazy import Lazy
+from ..privacy import Privacy
 from ..seeds import seeded
 from .checks import check_course, check_quorum, not_finite, printable, unsound
 from .participants import Participants
@@ -51,6 +52,7 @@ class Arm:
         folder: where the private states of the clients are kept; nothing else is in it.
         teacher: the server's images; None: there are none.
         notice: called with a line for the user when something worth knowing happens.
+        privacy: what hides the clients; None: nothing does.
     """
 
     def __init__(
@@ -62,8 +64,9 @@ class Arm:
         folder: Path,
         teacher: Teacher | None = None,
         notice: Callable[[str], None] = lambda line: None,
+        privacy: Privacy | None = None,
     ) -> None:
-        self.name, self.engine, self.teacher, self.notice = name, engine, teacher, notice
+        self.name, self.engine, self.teacher, self.notice, self.privacy = name, engine, teacher, notice, privacy
         self.context, self._device = workspace.context, workspace.device
         self.run = workspace.context.run
         self.members: list[Algorithm] = []
@@ -85,7 +88,10 @@ class Arm:
             state.tensors = {name: tensor.to(self._device) for name, tensor in state.tensors.items()}
             self.states.append(_written(state))
             self.private.append(PrivateStates(self.files, self.context.clients, rest, partial(self._fresh, algorithm), self._device))
-        self._participants = Participants(self.context.clients, self.run.participation, self.context.seed)
+        central = privacy if privacy is not None and privacy.central else None
+        self._rule = central or Rule(self.run.aggregation, self.run.attackers)
+        drawn = Participants(self.context.clients, self.run.participation, self.context.seed)
+        self.participants = drawn if central is None else central.participants(self.context.clients, name)
         self._evaluators = Participants(self.context.clients, self.run.evaluation, self.context.seed, "evaluators")
         self.round = 0
         """rounds of the run that have been trained"""
@@ -107,6 +113,7 @@ class Arm:
 
     @have_trained.setter
     def have_trained(self, clients: Iterable[str]) -> None:
+        """Set them, when a checkpoint is read."""
         self._have_trained = set(clients)
 
     # --- turns -----------------------------------------------------------------------------------------------------
@@ -118,7 +125,8 @@ class Arm:
             RunError: fewer answers or sound updates than the quorum, or a model that has diverged.
         """
         measure = self.trained > 0
-        last = self.trained == self.members[0].rounds(self.iteration)
+        spent = self.privacy is not None and not self.privacy.affords(self.privacy.releases(self.participants, self.round + 1))
+        last = spent or self.trained == self.members[0].rounds(self.iteration)
         records = self.exchange(measure=measure, train=not last)
         measured = frozenset(self._evaluators.of(self.round))
         if last:
@@ -129,6 +137,9 @@ class Arm:
             self.iteration += 1
             self.trained = 0
             self.finished = ended[0] or self.members[0].rounds(self.iteration) is None
+            if spent and not self.finished:
+                self.finished = True
+                self.notice(f"{self.name} ends after round {self.round}: one more would spend more than max_epsilon")
         else:
             self.trained += 1
             self.round += 1
@@ -141,7 +152,8 @@ class Arm:
 
         A client that trained in the round before and does not measure its model has a record too, without measurements.
         """
-        participants = self._participants.of(self.round) if train and self.members[0].trains_clients else ()
+        trains = train and self.members[0].trains_clients
+        participants = self.participants.of(self.round) if trains else ()
         evaluators = self._evaluators.of(self.round) if measure else ()
         each = list(self._each(measure, train, participants))
         self._sent, self._received, self._asked = Counter(), Counter(), 0
@@ -153,8 +165,7 @@ class Arm:
         if measure:
             measuring |= {name for name in self.engine.clients() if name not in self._known}
         messages = self._messages(each, measuring, training)
-        rule, attackers = self.run.aggregation, self.run.attackers
-        averages = [robust(algorithm.averages(state), rule, attackers) for algorithm, state, _ in each]
+        averages = [self._rule.averages(algorithm, state) for algorithm, state, _ in each]
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
         refused: list[str] = []
@@ -178,11 +189,10 @@ class Arm:
             others = {*self.last, *(() if train else self._sent)} - measuring
             records = sorted([*records, *(self._record(Reply(name), each) for name in others)], key=lambda record: record["client"])
             self.first_loss = check_course(records, self.last.values(), self.first_loss, self.round)
-        if participants:
+        if trains:
             check_quorum(self.run.quorum, self.round + 1, len(trained), len(participants), "sent a sound update", refused)
             for (algorithm, state, _), sums in zip(each, averages, strict=True):
-                if rule == "krum":
-                    choose(sums, attackers)
+                self._rule.finish(sums, self.name, self.round)
                 with self._seeded(algorithm, "aggregate"):
                     algorithm.aggregate(state, sums)
         if train:
@@ -309,7 +319,7 @@ class Arm:
 
     def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
         for i, part in enumerate(self._parts(reply)):
-            self.members[i].add(self.states[i], averages[i], replace(part, private={}))
+            self._rule.add(self.members[i], self.states[i], averages[i], replace(part, private={}))
             self.private[i].put(reply.client, part.private)
 
     def _moved(self, client: str) -> dict[str, int]:
@@ -336,6 +346,7 @@ class Arm:
             "entropy": reply.metrics.get("entropy"),
             **left,
             **({} if known else {"unseen": True}),
+            **({} if self.privacy is None else self.privacy.record(self.participants, self.round)),
             **recorded(algorithm.record(state, reply.client, turn), f"{type(algorithm).__name__}.record"),
         }
 

@@ -45,7 +45,7 @@ class Teacher:
 
     @classmethod
     def of(cls, server: ServerData | None, workspace: Workspace) -> Teacher | None:
-        """None where the server has no images."""
+        """The teacher of a server with images of its own; None where it has none."""
         return cls(server, workspace) if server is not None and (server.labeled or server.validation) else None
 
     def train(
@@ -84,7 +84,7 @@ class Teacher:
         return outcome.loss
 
     def recalibrated(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """``buffers`` of a model with running statistics as the labeled images have them, in the mean over batches; the parameters stay.
+        """``buffers`` ``[Q]`` of a model, with the running statistics of the labeled images, a mean over batches; the parameters stay.
 
         A last batch of a single image is left out.
         """

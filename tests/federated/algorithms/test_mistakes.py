@@ -8,6 +8,8 @@ import torch
 from tests.federated.tiny import arm, settings
 from uefl.aggregation import WeightedMean
 from uefl.algorithms.base import Algorithm
+from uefl.algorithms.fedavg import FedAvg
+from uefl.errors import RunError
 
 
 def turns(algorithm):
@@ -84,6 +86,17 @@ def test_what_the_frame_measures_cannot_be_replaced(method, name):
     algorithm = type("Better", (Algorithm,), {method: lambda *arguments: {name: 1.0}})()
     with pytest.raises(ValueError, match=rf"Better\.{method}: the frame itself records '{name}'; choose another name"):
         turns(algorithm)
+
+
+def test_the_traceback_of_the_packages_own_algorithms_is_shown_at_the_level_debug(caplog, monkeypatch):
+    def loss(self, work, batch):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(FedAvg, "loss", loss)
+    with pytest.raises(RunError, match="silo-0: shapes cannot be multiplied"), caplog.at_level(logging.DEBUG, "uefl"):
+        arm(settings("fedavg"))[0].turn()
+    said = next(record for record in caplog.records if record.exc_info)
+    assert (said.levelname, said.getMessage()) == ("DEBUG", "client silo-0: FedAvg.loss raised RuntimeError")
 
 
 def test_an_error_outside_of_its_methods_names_none(caplog):

@@ -29,7 +29,7 @@ def turn(name: str, round: int = 0, data: Any = None, **keys: Any) -> Work:
     fed = federation(clients=1)
     one, room, _ = arm(settings(name, **keys), fed)
     message = Message({k: one.states[0].tensors[k] for k in ("values", "buffers")}, {"seed": 0, "round": round})
-    work = Client("client-0", lambda: data or fed.silos[0].load(), room)._work(message)
+    work = Client("client-0", lambda: data or fed.silos[0].load(), room, b"")._work(message)
     room.load(message)
     work.epochs = room.context.training.local_epochs
     room.algorithm.before_round(work)

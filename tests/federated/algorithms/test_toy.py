@@ -166,6 +166,8 @@ def test_names_are_taken_once_and_found_by_likeness():
         uefl.register("fedavg", Toy)
     with pytest.raises(TypeError, match=r"expected a subclass of uefl\.Algorithm"):
         uefl.register("other", object)
+    with pytest.raises(UserError, match=r"^unknown key 'betta' in \[Toy\] \(did you mean 'beta'\?\); it has beta$"):
+        Toy(betta=0.1)
     with pytest.raises(UserError, match=r"no algorithm 'toyy' \(did you mean 'toy'\?\)"):
         find("toyy")
 
@@ -248,6 +250,7 @@ def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (Path(base.__file__).parents[2] / "docs" / "algorithms.md").read_text()
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+    assert f'[project.entry-points."{base._GROUP}"]' in text
     arms = 'arms={"shrink": {"rate": 0.05}, "fedavg": {}}'
     small = 'data={"train_per_client": 40, "test_per_client": 10}, width=4, rounds=[1], threads=1'
     exec(code.replace(arms, f"{arms}, {small}"), found := {})

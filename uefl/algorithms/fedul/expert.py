@@ -13,12 +13,12 @@ _MODEL = ("values", "buffers")
 
 
 def begin(state: State) -> None:
-    """From the model as it is."""
+    """Let f' begin from the model as it is."""
     state.tensors |= {f"expert.{name}": state.tensors[name].clone() for name in _MODEL}
 
 
 def train(state: State, turn: Turn, server: Teacher, *, seed: int, epochs: int, loss: str) -> None:
-    """f' goes on from where it is, with its own optimizer."""
+    """Train f' from where it is, with its own optimizer."""
     found = server.train(state.tensors, "expert.", seed=seed, round=turn.round, epochs=epochs, loss=server_loss(loss))
     state.plain["outcome"]["server_loss"] = found
 

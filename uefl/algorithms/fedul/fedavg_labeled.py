@@ -25,7 +25,7 @@ class FedAvgLabeled(OnSets):
         share: float = Field(1.0, gt=0, le=1, description="share of its images that a client trains on, the same in every round")
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Labels must be known."""
+        """Refuse sets whose labels are not known."""
         super().check(federation, arm, net)
         data = (silo.load() for silo in federation.silos)
         if any(isinstance(each, SetData) and each.labels is None for each in data):

@@ -24,7 +24,7 @@ class FedLLP(OnSets):
     ops = ("set_proportion_loss",)
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """A set of two images for every client."""
+        """Refuse a client whose sets all have fewer than two images."""
         super().check(federation, arm, net)
         small = min(federation.silos, key=lambda silo: max(silo.sizes.sets))
         if max(small.sizes.sets) < 2:
@@ -33,7 +33,7 @@ class FedLLP(OnSets):
             )
 
     def before_round(self, work: Work) -> None:
-        """Its dropout is its own."""
+        """Set the dropout of the method in the place of the network's."""
         on_logits = getattr(getattr(work.net, "head", None), "logit_drop", None)
         dropouts = [m for m in work.net.modules() if isinstance(m, torch.nn.Dropout) and m is not on_logits]
         work.memory["rates"] = [(m, m.p) for m in dropouts]
@@ -41,7 +41,7 @@ class FedLLP(OnSets):
             m.p = _DROPOUT
 
     def after_round(self, work: Work) -> None:
-        """The rates are as they were."""
+        """Put back the rates of the network."""
         for m, p in work.memory.get("rates", ()):
             m.p = p
 

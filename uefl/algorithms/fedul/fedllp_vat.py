@@ -42,9 +42,10 @@ class FedLLPVAT(FedLLP):
         return total
 
     def smoothness(self, work: Work, x: torch.Tensor) -> torch.Tensor:
-        """KL(p(x) || p(x + r)), r the direction of length ``vat_epsilon`` in which it grows fastest, by one power step.
+        """KL(p(x) || p(x + r)), a scalar in nats, for images x ``[b, C, H, W]``.
 
-        In float32, since the probing step is far below bfloat16's resolution; the running statistics are left as they are.
+        r is the direction of length ``vat_epsilon`` in which it grows fastest, found by one power step. It is evaluated in float32, since
+        the probing step is far below bfloat16's resolution; the running statistics are left as they are.
         """
         net, p = work.net, self.parameters
         with torch.autocast(x.device.type, enabled=False), _FrozenStatistics(net):

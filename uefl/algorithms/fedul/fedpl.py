@@ -30,11 +30,11 @@ class FedPL(OnSets):
         return super().weight_decay(work) + float(self.parameters.penalty)
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
-        """Nothing beside the optimizer's."""
+        """There is no penalty beside the weight decay of the optimizer."""
         return False
 
     def before_round(self, work: Work) -> None:
-        """The labels to begin with."""
+        """Make the labels that training begins with."""
         data = work.sets
         work.memory["guess"] = (data.priors if data.drawn is None else data.drawn).argmax(1)[data.sets]
         seed = torch.randint(2**62, (), generator=work.generator)

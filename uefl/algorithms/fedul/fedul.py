@@ -55,7 +55,7 @@ class FedUL(OnSets):
             return self
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """M1 and M2 need labeled images."""
+        """Refuse M1 and M2 where the server has no labeled images, and a prior of another number of classes."""
         super().check(federation, arm, net)
         if self.parameters.server != "none":
             needs_labeled(federation, arm)
@@ -82,7 +82,7 @@ class FedUL(OnSets):
     # --- the server ------------------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """M2 has f'."""
+        """The state of FedAvg; M2 also has f'."""
         state = super().server_state(values, buffers, net)
         if self.parameters.server == "blend":
             expert.begin(state)

@@ -44,7 +44,7 @@ class OnSets(Algorithm):
     kind = "sets"
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """A step needs two images."""
+        """Refuse a client with a single image, since a step needs two."""
         smallest = min(federation.silos, key=lambda silo: silo.sizes.train)
         if smallest.sizes.train < 2:
             raise UserError(f"client {smallest.name!r} has {smallest.sizes.train} image; batch norm needs two or more in a step")
@@ -55,8 +55,13 @@ class OnSets(Algorithm):
                 "or set select = 'last'"
             )
 
+    @property
+    def only_the_model(self) -> bool:
+        """What ends an iteration looks at the server's own images alone."""
+        return self.plain_means
+
     def weight(self, update: Reply) -> float:
-        """Clients count alike, or by their images."""
+        """Let clients count alike, or by their images."""
         return update.examples if self.parameters.client_weights == "examples" else 1.0
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
@@ -112,7 +117,10 @@ class OnSets(Algorithm):
 
 
 def labels_loss(work: Work, images: torch.Tensor, labels: torch.Tensor, kind: str) -> torch.Tensor:
-    """Cross-entropy with true labels, as labeled clients and the server have them; the published code takes the softmax twice."""
+    """A scalar: the cross-entropy of images ``[b, C, H, W]`` with their true labels ``[b]``, which labeled clients and the server have.
+
+    With ``kind = "legacy_double_softmax"`` the softmax is taken twice, as in the published code.
+    """
     logits = work.logits(images)
     return torch.nn.functional.cross_entropy(logits.softmax(1) if kind == "legacy_double_softmax" else logits, labels)
 

@@ -25,7 +25,7 @@ class Supervised(OnSets):
         server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """There must be labeled images."""
+        """Refuse a federation whose server has no labeled images."""
         super().check(federation, arm, net)
         needs_labeled(federation, arm)
 

@@ -51,7 +51,7 @@ class Quantised(Algorithm):
         return Quantizer(self.parameters.commitment)
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
-        """In two parts, also where the network was given in Python."""
+        """A network in two parts, also where it was given in Python."""
         net = super().build_model(spec)
         return net if spec.given is None else GivenNet(net, spec.image_shape)
 
@@ -156,7 +156,7 @@ class Quantised(Algorithm):
     # --- measuring -------------------------------------------------------------------------------------------------
 
     def passes(self, work: Work) -> int:
-        """With dropout on."""
+        """As many passes as the run takes, with dropout on."""
         return work.passes
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
@@ -184,11 +184,11 @@ class Quantised(Algorithm):
         return record | unseen.measured(work, extras) | ({"usage": counts[0].sum(0).tolist()} if last else {})
 
     def findings(self, history: History) -> Findings | None:
-        """Extensions."""
+        """A section on the extensions of codebooks."""
         return findings.findings(history)
 
     def infer(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Behind the client's codebook."""
+        """Logits ``[B, classes]`` of features that the client's codebook has quantised."""
         assert isinstance(net, TokenNet)
         return net.classify(self.quantizer(net.tokens(images), tensors["codebook"]).values)
 

@@ -17,7 +17,7 @@ def threshold(entropy: Mapping[str, float], parameters: Any) -> float:
 
 
 def drawn(clients: Sequence[str], count: int, seed: int, iteration: int) -> list[str]:
-    """So many clients at random, sorted."""
+    """Draw so many clients at random, sorted."""
     generator = torch.Generator().manual_seed(derive(seed, "extended", iteration))
     return sorted(clients[i] for i in torch.randperm(len(clients), generator=generator)[:count].tolist())
 

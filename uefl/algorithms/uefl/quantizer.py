@@ -85,23 +85,26 @@ class Quantizer(NamedTuple):
 
 
 def joined(blocks: list[torch.Tensor]) -> torch.Tensor:
-    """Codebooks, or their moving averages, as one."""
+    """Codebooks ``[..., V_i, d]``, or their moving averages ``[..., V_i, d + 1]``, as one with sum V_i rows."""
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, _ROW)
 
 
 def placed(codebook: torch.Tensor, block: torch.Tensor, at: int) -> torch.Tensor:
-    """A codebook in which ``block`` stands from row ``at`` on; what was there is gone."""
+    """A codebook ``[..., V, d]`` in which ``block`` ``[..., v, d]`` stands from row ``at`` on; what was there is gone."""
     before, _, after = codebook.tensor_split([at, at + block.shape[_ROW]], _ROW)
     return torch.cat([before, block, after], _ROW)
 
 
 def moving_start(codebook: torch.Tensor) -> torch.Tensor:
-    """The moving averages of new codewords: as if each had replaced one segment, equal to it."""
+    """The moving averages ``[..., V, d + 1]`` of new codewords ``[..., V, d]``: as if each had replaced one segment, equal to it.
+
+    The last column is the count of the segments, the others their sum.
+    """
     return torch.cat([codebook, torch.ones_like(codebook[..., :1])], -1)
 
 
 def moved(moving: torch.Tensor, batch: Quantized, decay: float) -> torch.Tensor:
-    """The moving averages after a batch.
+    """The moving averages ``[..., V, d + 1]`` after a batch.
 
     Source: van den Oord et al. 2017, appendix A.1.
     """
@@ -111,7 +114,7 @@ def moved(moving: torch.Tensor, batch: Quantized, decay: float) -> torch.Tensor:
 
 
 def codewords(moving: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """What the moving averages say; a codeword without counts stays as it was ``before``."""
+    """The codewords ``[..., V, d]`` of moving averages ``[..., V, d + 1]``; one without counts stays as it was ``before``."""
     counts = moving[..., -1:]
     return torch.where(counts > _FEW, moving[..., :-1] / counts.clamp_min(_FEW), before)
 

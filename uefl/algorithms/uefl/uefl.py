@@ -58,7 +58,7 @@ class UEFL(Quantised):
     # --- codebooks -------------------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Also the blocks of codewords, their members, and who is to be extended.
+        """The state of FedAvg, the blocks of codewords, their members, and the clients that are to be extended.
 
         ``uncertain``: clients above the threshold after the iteration before this one; ``pending``: those that have yet to get new
         codewords; ``extended``: clients that got new codewords in the last round.
@@ -70,12 +70,12 @@ class UEFL(Quantised):
         return state
 
     def extend(self, state: State, clients: list[str], block: torch.Tensor) -> None:
-        """Show clients a new block."""
+        """Show clients a new block of codewords, ``[..., v, d]``."""
         state.plain["members"].append(sorted(clients))
         self.put(state, len(state.plain["members"]) - 1, block)
 
     def put(self, state: State, i: int, block: torch.Tensor) -> None:
-        """Codewords in the place of a block's."""
+        """Put codewords ``[..., v, d]`` in the place of a block's."""
         state.tensors[f"block.{i}"] = block
         if self.parameters.ema_decay:
             state.tensors[f"moving.{i}"] = moving_start(block)
@@ -155,7 +155,7 @@ class UEFL(Quantised):
         return {"blocks": joined([state.tensors[f"block.{i}"] for i in range(count)]), "books": mask}
 
     def unsound(self, message: Message, reply: Reply) -> str | None:
-        """Counts are not negative."""
+        """Refuse counts that are negative."""
         return negative_usage(reply)
 
     @property
@@ -199,7 +199,7 @@ class UEFL(Quantised):
         return not (p.usage_aware or p.ema_decay or p.revive_below or pooled)
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Blocks whose every member was refused stay as they are."""
+        """Take the averages; blocks whose members were all refused stay as they are."""
         super().aggregate(state, averages)
         tensors, moving = state.tensors, bool(self.parameters.ema_decay)
         if moving:
@@ -215,7 +215,13 @@ class UEFL(Quantised):
         state.plain["extended"] = state.scratch["growing"]
 
     def revive(self, state: State, i: int, usage: torch.Tensor) -> None:
-        """Put the codewords of a block that are in little use where others are in much; their moving averages begin anew."""
+        """Move the codewords of block ``i`` that are in little use to those in much use; their moving averages begin anew.
+
+        Args:
+            state: of the server.
+            i: number of the block.
+            usage: ``[..., v]``, how often each of its codewords was taken.
+        """
         before, averages = state.tensors[f"block.{i}"], state.tensors.get(f"moving.{i}")
         after = revived(before, usage, self.parameters.revive_below)
         self.put(state, i, after)
@@ -257,5 +263,5 @@ class UEFL(Quantised):
         return not uncertain and bool(p.stop_when_certain)
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """What the client sees."""
+        """The codebook that the client sees."""
         return {"codebook": self.visible(state, client)}

@@ -174,7 +174,11 @@ def slices(table: Table, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
 
 
 def check_enough(table: Table, data: Data, clients: int, kind: str, needed: int, rows: Rows) -> None:
-    """There must be as many images as the clients need together."""
+    """Refuse to deal more images than there are.
+
+    Raises:
+        UserError: the clients need more of this ``kind``.
+    """
     if needed > len(rows):
         raise UserError(
             f"{clients} clients with train_per_client = {data.train_per_client} and test_per_client = {data.test_per_client} "

@@ -10,7 +10,7 @@ from ..registry import Registry
 from ..table import Table
 
 Reader = Callable[[Path | None], Table]
-"""reads a data set from the data root, which may be missing"""
+"""reads a data set from the data root, which may be missing; raises UserError where its files are absent or damaged"""
 
 SOURCES: Registry[Reader] = Registry(__package__, "data set")
 

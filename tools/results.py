@@ -1,0 +1,53 @@
+"""Keep what a suite found: ``python tools/results.py runs/table1-cpu ...`` writes docs/results/NAME.json and NAME.md, and its curves.
+
+The numbers of every seed, the table of the report without the pictures of single clients, and one picture: of a sweep its curve, else the
+accuracy over the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from uefl.report.words import count
+
+PLACE = Path(__file__).parents[1] / "docs" / "results"
+LARGEST = 60_000  # bytes of a picture
+_PATH = re.compile(r"(?<!\S)/[^\s:,]+")  # of the machine that the suite ran on
+
+
+def keep(folder: Path, place: Path = PLACE) -> None:
+    """Copy the compact part of a suite's folder into ``place``."""
+    place.mkdir(parents=True, exist_ok=True)
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"), parse_float=lambda text: float(f"{float(text):.5g}"))
+    name = found["suite"]
+    found["missing"] = {run: _PATH.sub("ROOT", why) for run, why in found["missing"].items()}
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    pages = [text.partition("## Curves")[0].partition("## Not there")[0].rstrip()]
+    picture = next((p for p in (folder / "plots" / f"{kind}.png" for kind in ("sweep", "curves")) if p.exists()), None)
+    if picture is not None and picture.stat().st_size <= LARGEST:
+        shutil.copyfile(picture, place / f"{name}.png")
+        what = "The sweep" if picture.stem == "sweep" else "Accuracy over the rounds"
+        pages.append(f"![{what}, {name}]({name}.png)")
+    pages.append(f"Every number by seed: [{name}.json]({name}.json)")
+    reasons: dict[tuple[str, str], int] = Counter((run.partition("/")[0], why) for run, why in found["missing"].items())
+    if reasons:
+        pages += ["## Not there", "\n".join(f"- {count(runs, 'run')} of {case}: {why}" for (case, why), runs in reasons.items())]
+    (place / f"{name}.json").write_text(_short(found), encoding="utf-8")
+    (place / f"{name}.md").write_text("\n\n".join(pages) + "\n", encoding="utf-8")
+
+
+def _short(found: dict[str, Any]) -> str:
+    """JSON with the numbers of an arm's seeds in a line."""
+    text = json.dumps(found, indent=1)
+    return re.sub(r"\{([^{}]*)\}", lambda inner: "{" + " ".join(inner[1].split()) + "}", text) + "\n"
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        keep(Path(argument))
