@@ -242,21 +242,23 @@ def play_all(names: list[str], file: Path | None, progress: Callable[[str], None
     """
     _check_installed()
     from ..report.tables import Table
-    from .chaos.scenarios import SCENARIOS, play
+    from .chaos.scenarios import SCENARIOS, theatre
 
     for name in names:
         if name not in SCENARIOS:
             raise UserError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
     rows, failed = [], 0
-    for name in names or SCENARIOS:
-        scenario = SCENARIOS[name]
-        progress(f"{name}: {scenario.fault} ...")
-        try:
-            found, right = play(name), "yes"
-        except AssertionError as error:
-            found, right = str(error), "NO"
-            failed += 1
-        rows.append([name, scenario.fault, scenario.wanted, found, right])
+    with theatre() as play:
+        for name in dict.fromkeys(names or SCENARIOS):
+            scenario = SCENARIOS[name]
+            progress(f"{name}: {scenario.fault} ...")
+            try:
+                found, right = play(name), "yes"
+            except AssertionError as error:
+                found, right = str(error), "NO"
+                failed += 1
+                progress(f"{name}: not as wanted: {found}")
+            rows.append([name, scenario.fault, scenario.wanted, found, right])
     table = Table("faults", ["name", "fault", "wanted", "found", "as wanted"], rows, numeric=False)
     if file is not None:
         file.write_text(ABOUT_FAULTS + table.markdown(), encoding="utf-8")

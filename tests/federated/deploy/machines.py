@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from uefl.engines.flower import QUIET
+
 from .runs import ENVIRONMENT
 
 HOST = "10.77.0.1"
@@ -19,7 +21,6 @@ FLOWER = {
     "flwr": "from flwr.cli.app import app as run; run()",
     "uefl": "from uefl.cli import main as run; run()",
 }
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
 
 
 class Machines:
@@ -62,7 +63,7 @@ class Machines:
         """Run a program on a machine."""
         command = ["ip", "netns", "exec", self.spaces[machine], sys.executable, "-c", FLOWER[program], *map(str, arguments)]
         log = (self.folder / f"{machine}-{program}-{len(self.processes)}.log").open("w")
-        environment = ENVIRONMENT | QUIET | {"FLWR_HOME": str(self.folder / "flwr")}
+        environment = os.environ | ENVIRONMENT | QUIET | {"FLWR_HOME": str(self.folder / "flwr")}
         process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment)
         process.log = Path(log.name)  # type: ignore[attr-defined]
         self.processes.append(process)

@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-CONFIG = """
-[run]
-passes = 3
-precision = "fp32"
-threads = 1
-{run}
-[data]
-clients = {clients}
-train_per_client = 60
-test_per_client = 20
-[model]
-width = 4
-hidden = 16
-[training]
-rounds = [2, 1]
-local_epochs = 1
-batch_size = 16
-lr = 1e-2
-{arms}
-"""
-UEFL = "[arms.uefl]\ncodewords = 4\nsegments = 4\ngamma = 0.0\nstop_when_certain = false\n"
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+from uefl.deploy.chaos.stage import CONFIG, until
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def config(folder: Path, arms: str = "[arms.fedavg]", clients: int = 3, run: str = "") -> Path:
@@ -44,7 +23,7 @@ def start(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
     """Run ``uefl ARGUMENTS...``."""
     command = [sys.executable, "-m", "uefl", *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT, start_new_session=True)
+    return subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, env=os.environ | ENVIRONMENT, start_new_session=True)
 
 
 def end(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:
@@ -72,14 +51,18 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
-def gone(pids: list[int], seconds: float = 20) -> bool:
+def content(path: Path) -> bytes:
+    """Of a file; of one that is not there any more, as those of a process that has just ended, nothing."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def gone(pids: list[int]) -> bool:
     """Whether all processes end in time."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not any(_runs(pid) for pid in pids):
-            return True
-        time.sleep(0.1)
-    return False
+    until("processes to end", lambda: not any(map(_runs, pids)), 20)
+    return True
 
 
 def _runs(pid: int) -> bool:
@@ -87,28 +70,3 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_for(found: object, seconds: float = 120) -> None:
-    """Until a function returns something true."""
-    until = time.monotonic() + seconds
-    while not found():  # type: ignore[operator]
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.05)
-
-
-def rounds(folder: Path) -> int:
-    """Lines of metrics so far."""
-    path = folder / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def stop(process: subprocess.Popen[str]) -> None:
-    """End a process that a test has left, and those that it started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()

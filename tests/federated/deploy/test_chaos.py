@@ -4,11 +4,17 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from uefl.deploy.chaos.scenarios import SCENARIOS
+from uefl.deploy.chaos.scenarios import SCENARIOS, theatre
+
+
+@pytest.fixture(scope="module")
+def play():
+    with theatre() as play:
+        yield play
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_fault_costs_no_more_than_it_must(name, tmp_path):
-    assert SCENARIOS[name].play(tmp_path)
+def test_a_fault_costs_no_more_than_it_must(name, play):
+    assert play(name)

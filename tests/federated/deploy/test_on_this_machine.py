@@ -1,13 +1,17 @@
 """Runs over Flower on this machine, with real processes: the numbers of the local engine, and nothing left behind."""
 
-import json
+import os
 import signal
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
-from tests.federated.deploy.runs import UEFL, children, config, end, gone, rounds, start, uefl, wait_for
+from tests.federated.deploy.runs import children, config, end, gone, start, uefl
+from uefl import train
+from uefl.cli import app
+from uefl.deploy.chaos.stage import UEFL, measured, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -45,12 +49,13 @@ server = "finetune"
 
 @pytest.mark.parametrize("kind", ["labeled", "sets"])
 def test_the_same_numbers_as_in_one_process(tmp_path, kind):
+    """From Python here; from the command line below."""
     cfg = config(tmp_path, f"[arms.fedavg]\n{UEFL}[arms.fedper]\n")
     if kind == "sets":
         cfg.write_text(SETS)
     for engine in ("local", "flower"):
-        code, _, err = uefl("train", cfg, "--engine", engine, "--out", engine, "--device", "cpu", cwd=tmp_path)
-        assert code == 0, err
+        train(cfg, engine=engine, out=tmp_path / engine, device="cpu")
+    assert not children(os.getpid())
     one, other = (tmp_path / engine for engine in ("local", "flower"))
     assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
     assert {p.name for p in one.iterdir() if "events" not in p.name} == {p.name for p in other.iterdir() if "events" not in p.name}
@@ -58,12 +63,17 @@ def test_the_same_numbers_as_in_one_process(tmp_path, kind):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return (train(config(folder, UEFL), out=folder / "run", device="cpu").path / "metrics.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "SIGTERM", "kill -9"])
-def test_an_interrupted_run_leaves_no_process_and_goes_on(tmp_path, how):
+def test_an_interrupted_run_leaves_no_process_and_goes_on(tmp_path, how, undisturbed):
     cfg = config(tmp_path, UEFL)
-    assert uefl("train", cfg, "--out", "local", "--device", "cpu", cwd=tmp_path)[0] == 0
     run = start("train", cfg, "--engine", "flower", "--out", "run", "--device", "cpu", cwd=tmp_path)
-    wait_for(lambda: rounds(tmp_path / "run"))
+    until("a round", lambda: measured(tmp_path / "run"))
     begun = children(run.pid)
     assert len(begun) == 4
     run.send_signal(how)
@@ -74,12 +84,13 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on(tmp_path, how):
         assert "go on with: uefl train --resume run --engine flower" in err
     code, _, err = uefl("train", "--resume", "run", "--engine", "flower", "--device", "cpu", cwd=tmp_path)
     assert code == 0, err
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (tmp_path / "local" / "metrics.jsonl").read_bytes()
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == undisturbed
 
 
 def test_a_mistake_in_the_data_is_a_line_and_nothing_is_left(tmp_path):
-    code, _, err = uefl("train", config(tmp_path, clients=9000), "--engine", "flower", "--out", "run", cwd=tmp_path)
-    assert code == 2
-    assert err.startswith("error: ")
+    result = CliRunner().invoke(app, ["train", str(config(tmp_path, clients=9000)), "--engine", "flower", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
-    assert json.dumps(err).count("\\n") == 1
+    assert not children(os.getpid())

@@ -7,9 +7,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import uefl
 from tests.federated.deploy.machines import HOST, Machines, images, may_make_namespaces
-from tests.federated.deploy.runs import uefl, wait_for
+from tests.federated.deploy.runs import content
 from uefl.deploy.chaos.keys import certificates, node_key
+from uefl.deploy.chaos.stage import until
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,13 +58,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def machines(folder):
     with Machines(folder, ("ulm", "bonn")) as machines:
         tls = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
         own = ("--isolation", "process", "--enable-supernode-auth", "--superexec-auth-secret-file", "secret")
         superlink = machines.start("server", "flower-superlink", "--host", HOST, "--port", "8000", *tls, *own)
-        wait_for(lambda: "Uvicorn running" in superlink.log.read_text() or superlink.poll() is not None)
+        until("the SuperLink", lambda: "Uvicorn running" in superlink.log.read_text() or superlink.poll() is not None)
         yield machines
 
 
@@ -76,23 +78,16 @@ def train(out, *options):
 
 def told(folder, secrets):
     """Where a secret stands that should be in its own file alone: in a command line of any process here, a log, or a run folder."""
-    places = {path: _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+    places = {path: content(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
     places |= {path: path.read_bytes() for path in [*folder.glob("*.log"), *folder.glob("runs/**/*")] if path.is_file()}
-    assert any(b"--secret" in content for content in places.values())
-    return [(str(path), name) for path, content in places.items() for name, secret in secrets.items() if secret in content]
-
-
-def _read(path):
-    try:
-        return path.read_bytes()
-    except OSError:  # that process has just ended
-        return b""
+    assert any(b"--secret" in text for text in places.values())
+    return [(str(path), name) for path, text in places.items() for name, secret in secrets.items() if secret in text]
 
 
 TRUST = ("--root-certificates", "ca.crt")
 
 
-def test_two_machines_with_certificates_and_keys(folder, machines):
+def test_two_machines_with_certificates_and_keys(folder, machines, monkeypatch):
     silos = {}
     for name in ("ulm", "bonn"):
         code, said = machines.run("server", "flwr", "supernode", "register", f"{name}.key.pub", "here")
@@ -100,7 +95,7 @@ def test_two_machines_with_certificates_and_keys(folder, machines):
         silos[name] = silo(machines, name, *TRUST, "--key", f"{name}.key")
     stranger = silo(machines, "ulm", *TRUST, "--key", "stranger.key", "--name", "stranger", "--wait", "5")
     run = machines.start("server", "uefl", *train("runs/flower", *TRUST, "--secret", "secret"))
-    wait_for(lambda: "arm fedavg" in silos["ulm"].log.read_text() or run.poll() is not None, 300)
+    until("a message", lambda: "arm fedavg" in silos["ulm"].log.read_text() or run.poll() is not None, 300)
     secrets = {name: (folder / name).read_bytes() for name in ("secret", "server.key", "ca.key", "ulm.key", "bonn.key")}
     bodies = {name: text[:32] if name == "secret" else text.splitlines()[2] for name, text in secrets.items()}
     assert told(folder, bodies) == []
@@ -109,8 +104,8 @@ def test_two_machines_with_certificates_and_keys(folder, machines):
     assert run.wait(300) == 0, run.log.read_text()
     assert stranger.wait(60) == 2
     assert "does not let this silo in" in stranger.log.read_text()
-    code, _, err = uefl("train", "mine.toml", "--out", "runs/local", "--device", "cpu", cwd=folder)
-    assert code == 0, err
+    monkeypatch.chdir(folder)  # below which the silos' images lie
+    uefl.train("mine.toml", out="runs/local", device="cpu")
     assert (folder / "runs/flower/metrics.jsonl").read_bytes() == (folder / "runs/local/metrics.jsonl").read_bytes()
     logs = b"".join(path.read_bytes() for path in [*folder.glob("*.log"), *(folder / "runs").rglob("*.*")])
     assert not [name for name, body in bodies.items() if body in logs]
@@ -123,14 +118,12 @@ def test_who_has_no_secret_or_trusts_another_gets_a_line(folder, machines):
     other = ("--root-certificates", "other-ca.crt")
     asked = {
         "the SuperLink at 10.77.0.1:8000 refuses a run": train("no", *TRUST, "--secret", "mine.toml"),
-        "give the file of its secret with --secret": train("no", *TRUST),
         "cannot be trusted": train("no", *other, "--secret", "secret"),
     }
     for line, arguments in asked.items():
         code, said = machines.run("server", "uefl", *arguments)
         assert code == 2, said
         assert line in said
-    for line, options in {"cannot be trusted": (*other, "--key", "ulm.key"), "give this silo's private key with --key": TRUST}.items():
-        process = silo(machines, "ulm", *options)
-        assert process.wait(60) == 2
-        assert line in process.log.read_text()
+    process = silo(machines, "ulm", *other, "--key", "ulm.key")
+    assert process.wait(60) == 2
+    assert "cannot be trusted" in process.log.read_text()

@@ -1,7 +1,7 @@
-"""Programs that do wrong on purpose: ``python -m uefl.deploy.chaos.faulty FAULT silo|train OPTIONS...``.
+"""Programs that do wrong on purpose: ``python -m uefl.deploy.chaos.faulty FILE silo OPTIONS...``, or ``... FAULT train OPTIONS...``.
 
-A silo does wrong in the second round. A server with the fault ``checkpoint`` dies between the tensors and the index of its second
-checkpoint.
+A silo does wrong in the second round, as the file says at that moment; where it says nothing, it is like any silo. A server with the fault
+``checkpoint`` dies between the tensors and the index of its second checkpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.supercore import heartbeat
+from flwr.supernode import fleet_http_connection
 
 from ... import checkpoint
 from ...engines.base import Message, Reply
@@ -61,22 +63,23 @@ DAMAGE: dict[str, Callable[[Reply], None]] = {
 class Faulty(SiloProgram):
     """Like any silo but in the second round."""
 
-    fault = ""
+    file = Path()
+    """names the fault"""
 
     def __call__(self, packet: Packet | None) -> Packet:
         """The answer, damaged."""
         answer = super().__call__(packet)
         if packet is None:
             return answer
-        header = packet.header
-        if header["ask"] != "work" or header["options"]["round"] != 1 or self.fault not in DAMAGE:
+        header, fault = packet.header, self.file.read_text()
+        if header["ask"] != "work" or header["options"]["round"] != 1 or fault not in DAMAGE:
             return answer
         reply = reply_of(answer)
-        DAMAGE[self.fault](reply)
+        DAMAGE[fault](reply)
         return packed_reply(reply)
 
     def _client(self, header: Header) -> Callable[[Message], Reply]:
-        return _raises if self.fault == "raises" and header["options"]["round"] == 1 else super()._client(header)
+        return _raises if self.file.read_text() == "raises" and header["options"]["round"] == 1 else super()._client(header)
 
 
 def _die_in_a_checkpoint() -> None:
@@ -92,10 +95,14 @@ def _die_in_a_checkpoint() -> None:
 
 
 if __name__ == "__main__":
-    Faulty.fault = sys.argv.pop(1)
-    if Faulty.fault == "checkpoint":
+    fault = sys.argv.pop(1)
+    if fault == "checkpoint":
         _die_in_a_checkpoint()
-    silo.SiloProgram = Faulty  # type: ignore[misc]
+    else:
+        Faulty.file = Path(fault)
+        silo.SiloProgram = Faulty  # type: ignore[misc]
+        # seconds, with which Flower sees its death in half a minute instead of a whole one
+        fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = heartbeat.HEARTBEAT_DEFAULT_INTERVAL = 12
     from ...cli import main
 
     main()

@@ -11,21 +11,22 @@ import resource
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
 from .keys import certificates, node_key
-from .stage import LINES, SILOS, check, staged
+from .stage import LINES, Cast, check, staged, until
 
 
-def _left_out(reason: str, fault: str, **keys: float) -> Callable[[Path], str]:
+def _left_out(reason: str, fault: str, **keys: float) -> Callable[[Path, Cast], str]:
     """A fault that costs one silo one round: the run goes on, counts it, and says so with its exit code."""
 
-    def play(folder: Path) -> str:
-        with staged(folder, **keys) as stage:
-            stage.all(silo_1=fault)
+    def play(folder: Path, cast: Cast) -> str:
+        with staged(folder, cast, **keys) as stage:
+            cast.all(fault)
             ended = stage.end(stage.train())
             line = next((line for line in ended.said.splitlines() if "left out silo-1" in line), "")
             check(ended.code == 1 and reason in line, f"expected 'left out silo-1: {reason}'", ended)
@@ -35,43 +36,42 @@ def _left_out(reason: str, fault: str, **keys: float) -> Callable[[Path], str]:
     return play
 
 
-def _quorum(folder: Path) -> str:
-    with staged(folder, quorum=1.0) as stage:
-        stage.all(silo_1="nan")
+def _quorum(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast, quorum=1.0) as stage:
+        cast.all("nan")
         ended = stage.end(stage.train())
         check(ended.code == 1 and "the quorum is 3" in ended.said, "expected a line on the quorum", ended)
         stage.check_left_out("values is not finite", {1})
         return "stops: 2 of 3 clients sent a sound update, the quorum is 3; exit code 1"
 
 
-def _client_killed(folder: Path) -> str:
-    with staged(folder) as stage:
-        stage.superlink()
-        others = [stage.silo(name) for name in SILOS if name != "silo-1"]
-        dying = stage.silo("silo-1", "dies")
-        run = stage.train()
-        stage.until("silo-1 to die", lambda: dying.poll() is not None)
-        stage.silo("silo-1")
+def _client_killed(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast) as stage:
+        cast.all("dies")
+        before, run = dict(cast.there), stage.train()
+        until("silo-1 to die", lambda: before["silo-1"].poll() is not None)
+        cast.all()
         ended = stage.end(run)
-        check(ended.code == 0 and all(other.poll() is None for other in others), "expected a finished run", ended)
+        again = [name for name, process in cast.there.items() if process is not before[name]]
+        check(ended.code == 0 and again == ["silo-1"], f"expected a finished run, and that {again} is silo-1 alone", ended)
         check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
         return "gets its message again; same metrics, bit for bit; exit code 0"
 
 
-def _client_gone(folder: Path) -> str:
-    with staged(folder) as stage:
-        stage.all(silo_1="dies")
+def _client_gone(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast) as stage:
+        cast.all("dies")
         ended = stage.end(stage.train())
         check(ended.code == 1 and "left out silo-1: it is gone" in ended.said, "expected 'it is gone'", ended)
         stage.check_left_out("it is gone", {1, 2})
         return "left out silo-1: it is gone, in every round from then on; exit code 1"
 
 
-def _server_killed(folder: Path) -> str:
-    with staged(folder) as stage:
-        stage.all()
+def _server_killed(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast) as stage:
+        cast.all()
         run = stage.train()
-        stage.until("a round", stage.measured(3))
+        until("a round", stage.measured(3))
         run.kill()
         run.wait()
         check(not stage.measured(LINES)(), "the run was too quick for this scenario")
@@ -81,16 +81,14 @@ def _server_killed(folder: Path) -> str:
         return "goes on with --resume, with the same silos; same metrics, bit for bit"
 
 
-def _superlink_killed(folder: Path) -> str:
-    with staged(folder) as stage:
-        superlink = stage.superlink()
-        for name in SILOS:
-            stage.silo(name)
+def _superlink_killed(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast) as stage:
+        cast.all()
         run = stage.train()
-        stage.until("a round", stage.measured(3))
-        superlink.kill()
-        superlink.wait()
-        stage.superlink()
+        until("a round", stage.measured(3))
+        cast.there["superlink"].kill()
+        cast.there["superlink"].wait()
+        cast.all()
         ended = stage.end(run)
         if ended.code != 0:
             check(ended.code == 1 and "go on with" in ended.said, "expected a clear line", ended)
@@ -100,11 +98,11 @@ def _superlink_killed(folder: Path) -> str:
         return "waits until it is back; same metrics, bit for bit"
 
 
-def _checkpoint(folder: Path) -> str:
-    with staged(folder) as stage:
-        stage.all()
+def _checkpoint(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast) as stage:
+        cast.all()
         run = stage.train()
-        stage.until("a checkpoint", stage.measured(3))
+        until("a checkpoint", stage.measured(3))
         run.send_signal(signal.SIGINT)
         stage.end(run)
         (path,) = (stage.folder / "run").glob("checkpoint-*.safetensors")
@@ -116,10 +114,10 @@ def _checkpoint(folder: Path) -> str:
         return "refused: truncated or altered; exit code 2"
 
 
-def _port_taken(folder: Path) -> str:
-    with staged(folder) as stage, HTTPServer(("127.0.0.1", stage.port), BaseHTTPRequestHandler) as other:
+def _port_taken(folder: Path, cast: Cast) -> str:
+    with staged(folder) as stage, HTTPServer(("127.0.0.1", stage.cast.port), BaseHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        superlink, run = stage.superlink(), stage.train()
+        superlink, run = stage.cast.superlink(), stage.train()
         ended = stage.end(run)
         check(superlink.wait(60) != 0, "the SuperLink did not say so")
         other.shutdown()
@@ -127,9 +125,9 @@ def _port_taken(folder: Path) -> str:
         return "the SuperLink does not start; the run: refuses a run; exit code 2"
 
 
-def _two_runs(folder: Path) -> str:
-    with staged(folder) as stage:
-        stage.all()
+def _two_runs(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast) as stage:
+        cast.all()
         runs = {out: stage.train(out) for out in ("run", "other")}
         ended = {out: stage.end(run, out) for out, run in runs.items()}
         for one in ended.values():
@@ -138,14 +136,14 @@ def _two_runs(folder: Path) -> str:
         return "both finish over the same silos; same metrics, bit for bit"
 
 
-def _disk_full(file: str) -> Callable[[Path], str]:
+def _disk_full(file: str) -> Callable[[Path, Cast], str]:
     """No file of the server grows beyond a limit, as on a full disk; the system sets it from outside, so the program is the real one."""
 
-    def play(folder: Path) -> str:
-        with staged(folder) as stage:
-            stage.all()
+    def play(folder: Path, cast: Cast) -> str:
+        with staged(folder, cast) as stage:
+            cast.all()
             run, out = stage.train(), stage.folder / "run"
-            stage.until("a checkpoint with metrics", lambda: stage.measured(3)() and any(out.glob("checkpoint-*.safetensors")))
+            until("a checkpoint with metrics", lambda: stage.measured(3)() and any(out.glob("checkpoint-*.safetensors")))
             (tensors, *_) = (path.stat().st_size for path in out.glob("checkpoint-*.safetensors"))
             limit = len(stage.metrics()) + 100 if file == "metrics" else tensors - 1
             check(file == "metrics" or limit > 3 * len(stage.metrics()), "the checkpoint is too small for this scenario")
@@ -161,9 +159,9 @@ def _disk_full(file: str) -> Callable[[Path], str]:
     return play
 
 
-def _mid_checkpoint(folder: Path) -> str:
-    with staged(folder) as stage:
-        stage.all()
+def _mid_checkpoint(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast) as stage:
+        cast.all()
         run = stage.faulty_train("checkpoint")
         check(stage.end(run).code == -signal.SIGKILL, "the server did not die in its checkpoint")
         check(len(list((stage.folder / "run").glob("checkpoint-*.safetensors"))) == 2, "expected the tensors of two checkpoints")
@@ -173,12 +171,14 @@ def _mid_checkpoint(folder: Path) -> str:
         return "--resume goes on from the checkpoint before; same metrics, bit for bit"
 
 
-def _clock(folder: Path) -> str:
+def _clock(folder: Path, cast: Cast) -> str:
     with staged(folder) as stage:
-        stage.superlink()
-        wrong = {name: stage.silo(name, hours) for name, hours in (("silo-0", "6h"), ("silo-1", "-6h"))}
-        stage.silo("silo-2")
-        run = stage.train("run", "--engine", "flower", "--superlink", stage.place, "--silos", 3, "--device", "cpu", "--wait", 40)
+        stage.cast.superlink()
+        wrong = {
+            name: stage.cast.silo(name, program=("uefl.deploy.chaos.clock", hours)) for name, hours in (("silo-0", "6h"), ("silo-1", "-6h"))
+        }
+        stage.cast.silo("silo-2")
+        run = stage.train("run", "--engine", "flower", "--superlink", stage.cast.place, "--silos", 3, "--device", "cpu", "--wait", 40)
         for name, silo in wrong.items():
             said = stage.folder / f"{name}.log"
             check(silo.wait(120) == 2 and "check the clock" in said.read_text(), f"expected that {name} is told of its clock")
@@ -188,14 +188,14 @@ def _clock(folder: Path) -> str:
         return "both are not let in, are told to check the clock, and end with exit code 2; the run says who came, exit code 2"
 
 
-def _certificate(folder: Path) -> str:
+def _certificate(folder: Path, cast: Cast) -> str:
     with staged(folder) as stage:
         certificates(stage.folder, "127.0.0.1")
         certificates(stage.folder, "127.0.0.1", "other-")
-        stage.superlink("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        stage.cast.superlink("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
         other = ("--root-certificates", "other-ca.crt", "--wait", 60)
-        silo = stage.silo("silo-0", None, *other)
-        run = stage.train("run", "--engine", "flower", "--superlink", stage.place, "--silos", 1, *other)
+        silo = stage.cast.silo("silo-0", *other)
+        run = stage.train("run", "--engine", "flower", "--superlink", stage.cast.place, "--silos", 1, *other)
         check(silo.wait(120) == 2 and "cannot be trusted" in (stage.folder / "silo-0.log").read_text(), "expected that the silo refuses")
         ended = stage.end(run)
         check(ended.code == 2 and "cannot be trusted" in ended.said, "expected that the run refuses", ended)
@@ -203,23 +203,23 @@ def _certificate(folder: Path) -> str:
         return "silo and run refuse: cannot be trusted; exit code 2; nothing is written"
 
 
-def _key(folder: Path) -> str:
+def _key(folder: Path, cast: Cast) -> str:
     with staged(folder) as stage:
         certificates(stage.folder, "127.0.0.1")
         node_key(stage.folder, "stranger")
         tls = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
-        stage.superlink("--enable-supernode-auth", *tls)
-        silo = stage.silo("silo-0", None, "--root-certificates", "ca.crt", "--key", "stranger.key", "--wait", 10)
+        stage.cast.superlink("--enable-supernode-auth", *tls)
+        silo = stage.cast.silo("silo-0", "--root-certificates", "ca.crt", "--key", "stranger.key", "--wait", 10)
         said = stage.folder / "silo-0.log"
         check(silo.wait(120) == 2 and "does not let this silo in" in said.read_text(), "expected that the silo is not let in")
         return "the silo is not let in, says so, and ends with exit code 2"
 
 
-def _same_folder(folder: Path) -> str:
-    with staged(folder) as stage:
-        stage.all()
+def _same_folder(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast) as stage:
+        cast.all()
         run = stage.train()
-        stage.until("a checkpoint", stage.measured(3))
+        until("a checkpoint", stage.measured(3))
         second = stage.start("uefl", "train", "--resume", "run", "--device", "cpu", log="second.log")
         check(second.wait(120) == 2 and "in use by another process" in (stage.folder / "second.log").read_text(), "expected a refusal")
         ended = stage.end(run)
@@ -232,8 +232,8 @@ class Scenario(NamedTuple):
 
     fault: str
     wanted: str
-    play: Callable[[Path], str]
-    """in an empty folder; returns what was found, raises AssertionError where that is not what is wanted"""
+    play: Callable[[Path, Cast], str]
+    """in an empty folder, over a cast; returns what was found, raises AssertionError where that is not what is wanted"""
 
 
 _GOES_ON = "the run goes on without it, counts it, exit code 1"
@@ -264,11 +264,21 @@ SCENARIOS = {
 }
 
 
-def play(name: str) -> str:
-    """Play a scenario in a folder of its own; what was found.
+@contextmanager
+def theatre() -> Iterator[Callable[[str], str]]:
+    """Plays scenarios by name, each in a folder of its own, over one cast that ends with the context; what was found.
 
-    Raises:
-        AssertionError: it is not what is wanted.
+    It raises AssertionError where that is not what is wanted.
     """
-    with tempfile.TemporaryDirectory(prefix="uefl-chaos-") as folder:
-        return SCENARIOS[name].play(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="uefl-chaos-") as place:
+        cast = Cast(Path(place) / "cast")
+
+        def play(name: str) -> str:
+            folder = Path(place) / name
+            folder.mkdir()
+            return SCENARIOS[name].play(folder, cast)
+
+        try:
+            yield play
+        finally:
+            cast.close()

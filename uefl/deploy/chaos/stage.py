@@ -1,4 +1,4 @@
-"""The stage of a scenario: a small federation over Flower on this machine, with real processes."""
+"""The stage of a scenario: a small federation over Flower on this machine, with real processes that serve one scenario after the other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,16 +19,14 @@ from ...engines.flower import QUIET
 from ..processes import free_port
 
 SILOS = ("silo-0", "silo-1", "silo-2")
-_CONFIG = """
+CONFIG = """
 [run]
 passes = 3
 precision = "fp32"
 threads = 1
-quorum = {quorum}
-deadline = {deadline}
-max_update_norm = {norm}
+{run}
 [data]
-clients = 3
+clients = {clients}
 train_per_client = 60
 test_per_client = 20
 [model]
@@ -37,12 +37,9 @@ rounds = [2, 1]
 local_epochs = 1
 batch_size = 16
 lr = 1e-2
-[arms.uefl]
-codewords = 4
-segments = 4
-gamma = 0.0
-stop_when_certain = false
+{arms}
 """
+UEFL = "[arms.uefl]\ncodewords = 4\nsegments = 4\ngamma = 0.0\nstop_when_certain = false\n"
 LINES = 9  # of metrics.jsonl: rounds x silos
 SECRET = "patient 7"  # stands for what an exception may tell of the data
 _SECONDS = 240.0  # for anything to happen
@@ -55,30 +52,46 @@ class Ended(NamedTuple):
     said: str
 
 
-class Stage:
-    """A folder, a SuperLink on a free port and silos; all processes end with it.
+class Processes:
+    """Python modules at work in a folder, each with its output in a file there; all end with the context."""
 
-    Args:
-        folder: a new one.
-        quorum, deadline, norm: keys of ``[run]``.
-    """
-
-    def __init__(self, folder: Path, quorum: float = 0.6, deadline: float = 0.0, norm: float = 0.0) -> None:
-        self.folder, self.port = folder, free_port()
-        self.place = f"127.0.0.1:{self.port}"
-        self._processes: list[subprocess.Popen[bytes]] = []
-        (folder / "tiny.toml").write_text(_CONFIG.format(quorum=quorum, deadline=deadline, norm=norm))
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._all: list[subprocess.Popen[bytes]] = []
 
     def start(self, module: str, *arguments: object, log: str) -> subprocess.Popen[bytes]:
-        """Run a Python module, its output in a file."""
+        """Run a Python module."""
         environment = os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flwr"), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", module, *map(str, arguments)]
         with (self.folder / log).open("ab") as file:
             process = subprocess.Popen(
                 command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
             )
-        self._processes.append(process)
+        self._all.append(process)
         return process
+
+    def close(self) -> None:
+        """End every process."""
+        for process in self._all:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+class Cast(Processes):
+    """A SuperLink on a free port of this machine, and silos. What a scenario has ended the next one starts again.
+
+    Args:
+        folder: a new one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.place = f"127.0.0.1:{self.port}"
+        self.there: dict[str, subprocess.Popen[bytes]] = {}
+        """by name, the SuperLink and the silos that :meth:`all` has started"""
 
     def superlink(self, *options: object) -> subprocess.Popen[bytes]:
         """Start a SuperLink that keeps its state in a file; ``options`` take the place of ``--insecure``."""
@@ -86,19 +99,36 @@ class Stage:
         safety = options or ("--insecure",)
         return self.start("uefl.deploy.superlink", os.getpid(), *safety, "--isolation", "process", *where, log="superlink.log")
 
-    def silo(self, name: str, fault: str | None = None, *options: object) -> subprocess.Popen[bytes]:
-        """Start a silo, which does wrong as :mod:`.faulty` or :mod:`.clock` says where a fault is named."""
-        program: tuple[str, ...] = ("uefl", "silo")
-        if fault is not None:
-            program = ("uefl.deploy.chaos.clock", fault, "silo") if fault.endswith("h") else ("uefl.deploy.chaos.faulty", fault, "silo")
+    def silo(self, name: str, *options: object, program: tuple[str, ...] = ("uefl",)) -> subprocess.Popen[bytes]:
+        """Start a silo; ``program`` takes the place of the command ``uefl``."""
         where = ("--simulate", name, "--superlink", self.place, "--device", "cpu", "--parent", os.getpid())
-        return self.start(*program, *where, *options, log=f"{name}.log")
+        return self.start(*program, "silo", *where, *options, log=f"{name}.log")
 
-    def all(self, **faults: str) -> None:
-        """A SuperLink and every silo; faults by name, with an underscore in the place of the hyphen."""
-        self.superlink()
-        for name in SILOS:
-            self.silo(name, faults.get(name.replace("-", "_")))
+    def all(self, fault: str = "") -> None:
+        """Have the SuperLink and every silo there; silo-1 does wrong as :mod:`.faulty` says."""
+        (self.folder / "fault").write_text(fault)
+        for name in ("superlink", *SILOS):
+            if name not in self.there or self.there[name].poll() is not None:
+                faulty = ("uefl.deploy.chaos.faulty", str(self.folder / "fault"))
+                self.there[name] = (
+                    self.superlink() if name == "superlink" else self.silo(name, program=faulty if name == "silo-1" else ("uefl",))
+                )
+
+
+class Stage(Processes):
+    """A folder with a configuration, for runs over a cast.
+
+    Args:
+        folder: a new one.
+        cast: whose silos the runs are over.
+        quorum, deadline, norm: keys of ``[run]``.
+    """
+
+    def __init__(self, folder: Path, cast: Cast, quorum: float = 0.6, deadline: float = 0.0, norm: float = 0.0) -> None:
+        super().__init__(folder)
+        self.cast = cast
+        own = f"quorum = {quorum}\ndeadline = {deadline}\nmax_update_norm = {norm}"
+        (folder / "tiny.toml").write_text(CONFIG.format(run=own, clients=len(SILOS), arms=UEFL))
 
     def train(self, out: str = "run", *options: object) -> subprocess.Popen[bytes]:
         """Begin a run, or go on with it where there is one; ``options`` take the place of those of Flower."""
@@ -110,7 +140,7 @@ class Stage:
 
     def _train(self, module: str, out: str, *options: object, fault: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
         what = ("--resume", out) if (self.folder / out / "config.toml").exists() else ("tiny.toml", "--out", out)
-        where = ("--engine", "flower", "--superlink", self.place, "--silos", len(SILOS), "--device", "cpu", "--wait", 120)
+        where = ("--engine", "flower", "--superlink", self.cast.place, "--silos", len(SILOS), "--device", "cpu", "--wait", 120)
         return self.start(module, *fault, "train", *what, *(options or where), log=f"{out}.log")
 
     def end(self, run: subprocess.Popen[bytes], out: str = "run") -> Ended:
@@ -118,18 +148,9 @@ class Stage:
         code = run.wait(_SECONDS)
         return Ended(code, (self.folder / f"{out}.log").read_text())
 
-    def until(self, what: str, happened: Callable[[], bool]) -> None:
-        """Wait."""
-        end = time.monotonic() + _SECONDS
-        while not happened():
-            if time.monotonic() > end:
-                raise AssertionError(f"waited {_SECONDS:g} s for {what}")
-            time.sleep(0.02)
-
     def measured(self, lines: int, out: str = "run") -> Callable[[], bool]:
         """Whether so many lines of metrics are there."""
-        path = self.folder / out / "metrics.jsonl"
-        return lambda: path.exists() and len(path.read_text().splitlines()) >= lines
+        return lambda: measured(self.folder / out) >= lines
 
     def metrics(self, out: str = "run") -> str:
         """Its metrics, all of them."""
@@ -141,10 +162,11 @@ class Stage:
         found = [line for line in lines if "left_out" in line]
         check({(line["client"], line["round"]) for line in found} == {("silo-1", round) for round in rounds}, f"it is recorded as {found}")
         check(all(reason in line["left_out"] for line in found), f"expected {reason!r} in {found}")
-        said = self.folder / "report.log"
-        self.start("uefl", "report", "run", log=said.name).wait(_SECONDS)
         page = self.folder / "run" / "report.md"
-        report = page.read_text() if page.exists() else said.read_text()  # which says it where no round was finished
+        if not page.exists():  # the run has stopped
+            page = self.folder / "report.log"
+            self.start("uefl", "report", "run", log=page.name).wait(_SECONDS)
+        report = page.read_text()
         check(all(re.sub(r"\W", "", line["left_out"]) in re.sub(r"\W", "", report) for line in found), "the report does not say it")
         written = [path for path in (self.folder / "run").rglob("*") if path.is_file()]
         told = [path.name for path in [*written, self.folder / "run.log"] if SECRET.encode() in path.read_bytes()]
@@ -152,15 +174,38 @@ class Stage:
 
     def undisturbed(self) -> str:
         """The metrics of the same run in one process."""
-        self.train("local", "--device", "cpu").wait(_SECONDS)
-        return self.metrics("local")
+        return _undisturbed()
 
-    def close(self) -> None:
-        """End every process."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+
+@cache
+def _undisturbed() -> str:
+    with tempfile.TemporaryDirectory(prefix="uefl-chaos-") as folder:
+        stage = Stage(Path(folder), Cast(Path(folder)))
+        try:
+            ended = stage.end(stage.train("run", "--device", "cpu"))
+            check(ended.code == 0, "expected a finished run", ended)
+            return stage.metrics()
+        finally:
+            stage.close()
+
+
+def until(what: str, happened: Callable[[], object], seconds: float = _SECONDS) -> None:
+    """Wait.
+
+    Raises:
+        AssertionError: it does not happen in time.
+    """
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds:g} s for {what}")
+        time.sleep(0.02)
+
+
+def measured(run: Path) -> int:
+    """Lines of metrics so far."""
+    path = run / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def check(true: bool, what: str, ended: Ended | None = None) -> None:
@@ -171,10 +216,13 @@ def check(true: bool, what: str, ended: Ended | None = None) -> None:
 
 
 @contextmanager
-def staged(folder: Path, **keys: float) -> Iterator[Stage]:
-    """A stage whose processes end with the context; keys as of :class:`Stage`."""
-    stage = Stage(folder, **keys)
+def staged(folder: Path, cast: Cast | None = None, **keys: float) -> Iterator[Stage]:
+    """A stage whose processes end with the context, those of the cast too where none is given; keys as of :class:`Stage`."""
+    own = Cast(folder) if cast is None else cast
+    stage = Stage(folder, own, **keys)
     try:
         yield stage
     finally:
         stage.close()
+        if cast is None:
+            own.close()

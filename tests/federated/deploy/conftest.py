@@ -1,0 +1,23 @@
+"""No process survives a module of these tests: whatever it started, and whatever that started, has ended with it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.federated.deploy.runs import content
+from uefl.deploy.chaos.stage import until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_survives(request):
+    """Every process inherits a mark; a process that has lost its parent keeps it."""
+    mark = f"{request.node.nodeid}-{os.getpid()}"
+    os.environ["UEFL_TEST"] = mark
+    yield
+    del os.environ["UEFL_TEST"]
+    until("processes to end", lambda: not _marked(mark), 30)
+
+
+def _marked(mark: str) -> list[Path]:
+    return [path for path in Path("/proc").glob("[0-9]*/environ") if f"UEFL_TEST={mark}\0".encode() in content(path)]
