@@ -6,8 +6,9 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
-from tests.federated.deploy.runs import UEFL, children, config, end, gone, rounds, start, uefl, wait_for
+from tests.federated.deploy.runs import children, config, end, gone, start, uefl
 from uefl.cli import app
+from uefl.deploy.chaos.stage import UEFL, measured, until
 
 WORKERS = ("--engine", "distributed", "--workers", 2, "--device", "cpu")
 
@@ -19,7 +20,7 @@ def test_a_run_of_which_a_process_is_killed_leaves_no_other_and_goes_on(tmp_path
     cfg = config(tmp_path, f"{UEFL}[arms.fedavg]\n[arms.fedper]\n")
     assert uefl("train", cfg, "--out", "local", "--device", "cpu", cwd=tmp_path)[0] == 0
     run = start("train", cfg, *WORKERS, "--out", "run", cwd=tmp_path)
-    wait_for(lambda: rounds(tmp_path / "run"))
+    until("a round", lambda: measured(tmp_path / "run"))
     begun = children(run.pid)
     assert len(begun) == 2
     os.kill(min(begun) if who == "worker" else run.pid, signal.SIGKILL)

@@ -10,9 +10,10 @@ if find_spec("ray") is None:  # its import has to wait for the one of uefl.engin
     pytest.skip("Ray is not installed: make test-ray installs it", allow_module_level=True)
 
 from tests.federated import tiny
-from tests.federated.deploy.runs import UEFL, config, uefl
+from tests.federated.deploy.runs import config, uefl
 from tests.federated.engines import tiny_worker
 from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
+from uefl.deploy.chaos.stage import UEFL
 from uefl.deploy.setting import Setting, task
 from uefl.engines.flower import simulation
 from uefl.engines.flower.address import Unreachable
