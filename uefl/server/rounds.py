@@ -168,7 +168,7 @@ class Arm:
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
         refused: list[str] = []
-        for reply in self.engine.round(messages, self.run.deadline or None):
+        for reply in self._replies(messages):
             name, message = reply.client, messages[reply.client]
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
@@ -271,7 +271,7 @@ class Arm:
             message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": place}
         self._sent.update({name: message.bytes for name, message in messages.items()})
         whole = Lazy(messages, lambda client: replace(messages[client], private=self._private(i, client, {})))
-        for reply in self.engine.round(whole, self.run.deadline or None):
+        for reply in self._replies(whole):
             message = whole[reply.client]
             self._received[reply.client] += reply.bytes
             reason = refusal(reply, message, 0.0)
@@ -286,6 +286,10 @@ class Arm:
             yield replace(reply, private={})
 
     # --- replies ---------------------------------------------------------------------------------------------------
+
+    def _replies(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
+        for reply in self.engine.round(messages, self.run.deadline or None):
+            yield reply.to(self._device)
 
     def _parts(self, reply: Reply) -> list[Reply]:
         """A reply, member by member."""
