@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from .processes import Processes, note_crowd
 from .setting import Setting, greeting, task
 
 Notice = Callable[[str], None]
+_MOMENT = 5.0  # seconds
 
 
 @contextmanager
@@ -42,12 +44,22 @@ def on_workers(count: int, device: str, notice: Notice, go_on: str, module: str 
         try:
             yield Workers(count, device, notice, processes, stack, module)
         except Lost as error:
-            which = [f"{name} has ended: {why}" for name in processes.all if (why := processes.ended(name)) is not None]
-            raise RunError(f"{which[0] if which else error}; go on with: {go_on}") from None
+            raise RunError(f"{_who_ended(processes) or error}; go on with: {go_on}") from None
         finally:  # before the stack is left, in which threads wait for their last words
             logs = processes.stop()
             if logs is not None:
                 notice(f"what the workers say of their failures is in {logs}")
+
+
+def _who_ended(processes: Processes) -> str | None:
+    """Its connection closes a moment before a process can be seen to have ended."""
+    until = time.monotonic() + _MOMENT
+    while time.monotonic() < until:
+        for name in processes.all:
+            if (why := processes.ended(name)) is not None:
+                return f"{name} has ended: {why}"
+        time.sleep(0.02)
+    return None
 
 
 class Workers:
