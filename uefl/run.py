@@ -4,13 +4,12 @@ config.toml        the resolved configuration           metrics.jsonl   a line p
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
 manifest.json      which images each client has         model-*.safetensors  the final model of each arm
 private/           what is each client's own                samples.*       a few images of every client
-events.*        for TensorBoard, where it is installed
+events.*        for TensorBoard, where it is installed  noise.key  the secret of a private run, until it has ended
 plots/, report.md, report.html  what a person looks at
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -36,6 +35,7 @@ from .data.federation import Federation
 from .engines.base import Engine
 from .engines.local import LocalEngine
 from .errors import UserError
+from .folder import Metrics, check_free, lock
 from .models import given, saved
 from .seeds import derive
 from .server.participants import Participants
@@ -109,13 +109,13 @@ def train(
     cfg = cfg.absolute()
     if deployment is None:  # clients in other processes choose for the machine that they are on
         cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, where) else "fp32")
-    _check_free(out)
+    check_free(out)
     run = _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out} cannot be made ({error.strerror}); choose another folder with --out") from None
-    with _lock(out):
+    with lock(out):
         if (out / "config.toml").exists():
             raise UserError(f"{out} was taken by another process just now; choose another folder with --out")
         checkpoint.write_json(out / "manifest.json", run.federation.manifest)
@@ -147,7 +147,7 @@ def resume(
         free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
         advice = f"start one with: uefl train PRESET --out {out}" if free else "expected a run folder, as `uefl train` writes it"
         raise UserError(f"{out} holds no run (no config.toml); {advice}")
-    with _lock(out):
+    with lock(out):
         cfg = config.load_whole(out / "config.toml")
         preset = (out / "config.toml").read_text().splitlines()[0].removeprefix("# ")
         tensors, plain = checkpoint.load(out) or ({}, _START)
@@ -161,20 +161,6 @@ def resume(
         if "made_with" in plain:
             cfg = cfg.with_run(threads=plain["made_with"]["threads"])
         return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(tensors, plain, pages)
-
-
-def _check_free(out: Path) -> None:
-    """A new run needs a folder of its own."""
-    if (out / "summary.json").is_file():
-        raise UserError(f"{out} holds a finished run already; choose another folder with --out, or see that run again: uefl report {out}")
-    if (out / "config.toml").exists():
-        with _lock(out):  # refuses a run that is going on
-            raise UserError(f"{out} holds a run that has not finished; choose another folder with --out, or uefl train --resume {out}")
-    for folder in out.resolve().parents:
-        if (folder / "config.toml").is_file() and (folder / "metrics.jsonl").is_file():
-            raise UserError(f"{out} lies inside of the run folder {folder}; choose another folder with --out")
-    if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
-        raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
 
 
 _START: dict[str, Any] = {"arm": 0, "seconds": {}, "metrics_bytes": 0}
@@ -233,7 +219,7 @@ class _Run:
         self._deployment = deployment
         self.privacy: privacy.Privacy | None = None
         self.cfg, self.preset, self.out, self.federation, self.device, self.observer = cfg, preset, out, federation, device, observer
-        self.metrics = out / "metrics.jsonl"
+        self.metrics = Metrics(out)
         self.clients = Clients((*federation.silos, *federation.unseen), device)
         names = tuple(sorted(silo.name for silo in federation.silos))
         self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names, network)
@@ -257,7 +243,7 @@ class _Run:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
-        self._cut_metrics(plain["metrics_bytes"])
+        self.metrics.cut(plain["metrics_bytes"])
         if self.cfg.run.privacy != "none":
             self.clients.key = privacy.key_of(self.out, begun="made_with" in plain)
             self.privacy = privacy.Privacy(self.cfg.run, self.clients.key)
@@ -308,18 +294,6 @@ class _Run:
         if changed:
             self.observer.notice(f"not bit for bit as without the interruption: {', '.join(changed)}")
 
-    def _cut_metrics(self, size: int) -> None:
-        """Drop the lines of a round that was measured but is in no checkpoint."""
-        self.metrics.touch()
-        if self.metrics.stat().st_size < size:
-            raise UserError(f"{self.metrics} is shorter than when the checkpoint was written; restore it, or start a new run")
-        os.truncate(self.metrics, size)
-        try:
-            for line in self.metrics.read_text().splitlines():
-                json.loads(line)
-        except ValueError:
-            raise UserError(f"{self.metrics} is damaged; restore it, or start a new run") from None
-
     def _arm(self, name: str) -> tuple[Arm, Workspace]:
         workspace, seed = self.workspace(name), self.cfg.run.seed
 
@@ -342,33 +316,23 @@ class _Run:
             try:
                 records = arm.turn()
             finally:  # also where so many were left out that the run ends here
-                self._write(arm.left_out)
+                self.metrics.write(arm.left_out)
                 arm.left_out.clear()
             self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun
             if records:
-                self._write(records)
+                self.metrics.write(records)
                 self.observer.round(arm.name, records[0]["round"], records)
                 if events is not None:
                     events.round(arm.name, records[0]["round"], records)
             tensors, state = arm.state()
-            plain = {"arm": index, "seconds": self.seconds, "metrics_bytes": self.metrics.stat().st_size}
+            plain = {"arm": index, "seconds": self.seconds, "metrics_bytes": self.metrics.bytes}
             arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
             arm.files.sweep(arm.named_files())
         saved.save(self.out / f"model-{arm.name}.safetensors", self.cfg, arm.name, self.federation, arm.networks(workspace))
 
-    def _write(self, lines: list[Record]) -> None:
-        """Add lines to the metrics."""
-        if not lines:
-            return
-        with self.metrics.open("a") as file:
-            file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())  # the checkpoint after it counts on these bytes
-
     def _summary(self) -> dict[str, Any]:
-        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        arms = report.summarize(lines, self.cfg.run.target_accuracy, report.own_columns(self.cfg))
+        arms = report.summarize(self.metrics.lines(), self.cfg.run.target_accuracy, report.own_columns(self.cfg))
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
         summary = {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
@@ -402,20 +366,9 @@ def _make_repeatable(cfg: Config, device: torch.device) -> None:
 
 
 @contextmanager
-def _lock(out: Path) -> Iterator[None]:
-    """One process per run folder; the lock goes with the process, however it ends."""
-    with (out / "run.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{out} is in use by another process; wait for it to end, or choose another folder") from None
-        yield
-
-
-@contextmanager
-def _events(out: Path, metrics: Path, columns: Iterable[str]) -> Iterator[report.EventWriter | None]:
+def _events(out: Path, metrics: Metrics, columns: Iterable[str]) -> Iterator[report.EventWriter | None]:
     """A writer of events that begins with the metrics so far, because the events of a killed run may be ahead of them."""
-    records, _ = report.parted(json.loads(line) for line in metrics.read_text().splitlines())
+    records, _ = report.parted(metrics.lines())
     writer = report.open_event_writer(out, records, columns)
     try:
         yield writer

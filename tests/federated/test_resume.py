@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from uefl import run
+from uefl import folder, run
 from uefl.data import build
 from uefl.errors import UserError
 
@@ -53,7 +53,7 @@ def test_resuming_a_finished_run_returns_its_summary_and_writes_nothing(finished
 
 def test_two_processes_do_not_share_a_folder(finished):
     out = finished[0]
-    with run._lock(out), pytest.raises(UserError, match="in use by another process"):
+    with folder.lock(out), pytest.raises(UserError, match="in use by another process"):
         go_on(out)
 
 

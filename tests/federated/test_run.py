@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from uefl import config, run
+from uefl import config, folder, run
 from uefl.client.workspace import uses_bf16
 from uefl.config.config import tomllib
 from uefl.data import build
@@ -82,7 +82,7 @@ def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     begun = interrupted(tmp_path / "begun")
     with pytest.raises(UserError, match="holds a run that has not finished; choose another folder with --out, or uefl train --resume"):
         start(begun)
-    with run._lock(begun), pytest.raises(UserError, match="is in use by another process"):
+    with folder.lock(begun), pytest.raises(UserError, match="is in use by another process"):
         start(begun)
     with pytest.raises(UserError, match=r"/proc/foo cannot be made \(.*\); choose another folder with --out"):
         start(Path("/proc/foo"))
