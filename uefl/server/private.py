@@ -8,6 +8,7 @@ in the folder is removed after the next checkpoint. A client whose state is the 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..errors import UserError
 from ..lazy import Lazy
 
 if TYPE_CHECKING:
-    from ..algorithms.base import Algorithm
+    from ..algorithms.base import Algorithm, State
 
 Tensors = dict[str, torch.Tensor]
 
@@ -145,6 +146,15 @@ class PrivateStates(Mapping[str, Tensors]):
         own = algorithm.reference(Lazy(trained, lambda client: {k: t for k, t in self[client].items() if k not in self.start}))
         mean = {name: (total / len(trained)).to(self.start[name].dtype) for name, total in totals.items()}
         return mean | {name: tensor for name, tensor in own.items() if name in algorithm.private_predicts}
+
+
+def written(state: State) -> State:
+    """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint."""
+    try:
+        state.plain = json.loads(json.dumps(state.plain))
+    except TypeError as error:
+        raise TypeError(f"state.plain: {error}; it holds values of JSON alone, tensors belong to state.tensors") from None
+    return state
 
 
 def _name(data: bytes, owner: str) -> str:
