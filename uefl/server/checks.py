@@ -91,7 +91,11 @@ def check_course(records: Sequence[Record], last: Iterable[Record], first: float
 
 
 def written(state: State) -> State:
-    """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint."""
+    """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint.
+
+    Raises:
+        TypeError: a value that JSON has not.
+    """
     try:
         state.plain = json.loads(json.dumps(state.plain))
     except TypeError as error:

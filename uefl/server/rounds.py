@@ -35,7 +35,7 @@ from .checks import check_course, check_quorum, not_finite, printable, unsound, 
 from .participants import Participants
 from .private import PrivateStates, StateFiles, Tensors
 from .teacher import Teacher
-from .turn import Turn
+from .turn import Turn, silent
 
 _PLAIN = ("iteration", "trained", "round", "finished", "last", "first_loss", "have_trained")
 
@@ -206,7 +206,7 @@ class Arm:
     def _each(self, measure: bool, train: bool, participants: tuple[str, ...]) -> Iterator[tuple[Algorithm, State, Turn]]:
         """Every member with its state and its turn; the first one reports for all."""
         for i, (algorithm, state) in enumerate(zip(self.members, self.states, strict=True)):
-            notice = self.notice if i == 0 else _silent
+            notice = self.notice if i == 0 else silent
 
             def ask(messages: Mapping[str, Message], algorithm: Algorithm = algorithm, i: int = i) -> Iterator[Reply]:
                 return self._ask(messages, algorithm, i)
@@ -394,7 +394,3 @@ class Arm:
     def named_files(self) -> set[str]:
         """The files of private states that :meth:`state` names."""
         return {name for states in self.private for name in states.named.values()}
-
-
-def _silent(line: str) -> None:
-    """For all members but the first, whose notices would be repetitions."""
