@@ -67,6 +67,8 @@ def test_every_suite_is_a_list_of_runs(name: str, scale: suite.Scale) -> None:
     whole = suite.load(name)
     for case, cfg in whole.configs(scale).items():
         assert whole.cases[case].paper.keys() <= cfg.arms.keys(), f"{case}: the paper's numbers are of arms that it has"
+        if any(arm.algorithm == "uefl-published" for arm in cfg.arms.values()):
+            assert cfg.training.max_iterations, f"{case}: the published code goes on for ever"
     arms = {arm for cfg in whole.configs(scale).values() for arm in cfg.arms}
     assert whole.against in arms
     assert (whole.axis is None) == all(case.x is None for case in whole.cases.values())
