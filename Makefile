@@ -1,6 +1,6 @@
 # make demo     UEFL beside FedAvg on real digits, with pictures, in runs/demo
 # make test     the tests, but those marked slow              make test-slow   those: other instruction sets, nvcc, wheels, long runs
-# make test-flower  those of clients in processes of their own, over Flower
+# make test-flower  those of clients in processes of their own, over Flower      make test-ray   those in Flower's simulation, with Ray
 # make lint     style, types, C++ format
 # make bench    the benchmark suite against its peers       make bench-plot   pictures of its saved results
 # make ctest    C++ tests, without torch                    make clean        remove what was built
@@ -13,7 +13,7 @@ PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` has those of a wheel
 
-.PHONY: setup demo test test-slow test-flower lint bench bench-plot bench-smoke ctest wheel docs gpu-check clean
+.PHONY: setup demo test test-slow test-flower test-ray lint bench bench-plot bench-smoke ctest wheel docs gpu-check clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.built
@@ -43,7 +43,14 @@ test-slow: setup
 
 # Flower wants older versions of some packages: it stands before them on the path, for its own tests alone.
 test-flower: setup build/flower/.installed
-	PYTHONPATH=$(CURDIR)/build/flower:$(CURDIR) $(PY) -m pytest --benchmark-disable tests/federated/engines tests/federated/deploy
+	PYTHONPATH=$(CURDIR)/build/flower:$(CURDIR) $(PY) -m pytest --benchmark-disable tests/federated/engines tests/federated/deploy --ignore tests/federated/engines/test_distributed.py
+
+test-ray: setup build/flower/.installed build/ray/.installed
+	PYTHONPATH=$(CURDIR)/build/flower:$(CURDIR):$(CURDIR)/build/ray $(PY) -m pytest tests/federated/engines/test_simulation.py
+
+build/ray/.installed: requirements-flower.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade --target build/ray ray==2.55.1
+	@touch $@
 
 build/flower/.installed: requirements-flower.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/flower -r requirements-flower.txt

@@ -5,12 +5,10 @@ torch, and all that imports it, is imported inside the commands: help and mistak
 
 from __future__ import annotations
 
-import codecs
-import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import Enum
 from pathlib import Path
@@ -22,6 +20,7 @@ from typer.core import TyperGroup
 
 from . import config
 from .errors import RunError, UserError
+from .terminal import write_nearest_characters
 
 if TYPE_CHECKING:
     from .report.tables import Table
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 _GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
 _TERMINATED = 128 + signal.SIGTERM
 _NOBODY_READS = 128 + signal.SIGPIPE
-_PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
 
 
@@ -78,7 +76,9 @@ app = typer.Typer(
 
 class _Engine(str, Enum):
     local = "local"
+    distributed = "distributed"
     flower = "flower"
+    ray = "ray"
 
 
 class _Device(str, Enum):
@@ -97,18 +97,8 @@ _Wait = Annotated[float, typer.Option(help="Flower: seconds to wait for the Supe
 
 def main() -> None:
     """The entry point ``uefl``."""
-    codecs.register_error("uefl", _nearest_character)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="uefl")
+    write_nearest_characters()
     app()
-
-
-def _nearest_character(error: UnicodeError) -> tuple[str, int]:
-    """What a terminal that lacks a character shows in its place."""
-    assert isinstance(error, UnicodeEncodeError)
-    lacking = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(character, "?") for character in lacking), error.end
 
 
 class _Pipe(Console):
@@ -146,7 +136,13 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
     data_root: _DataRoot = None,
-    engine: Annotated[_Engine, typer.Option(help="Clients in this process, or each in one of its own, over Flower.")] = _Engine.local,
+    engine: Annotated[
+        _Engine,
+        typer.Option(
+            help="Clients in this process; dealt over workers; each in a process of its own, over Flower; in Flower's simulation."
+        ),
+    ] = _Engine.local,
+    workers: Annotated[int | None, typer.Option(min=1, help="Distributed, ray: processes; default: one per GPU, or core.")] = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Flower: join the silos at this SuperLink.")] = None,
     silos: Annotated[int | None, typer.Option(min=1, help="Flower: how many silos take part.")] = None,
     root_certificates: _RootCertificates = None,
@@ -171,17 +167,22 @@ def train(
     from .run import resume as resume_run
     from .run import train as train_run
 
-    options = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates, "secret": secret, "insecure": insecure}
-    if engine is _Engine.local and any(options.values()):
+    options: dict[str, Any] = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates}
+    options |= {"secret": secret, "insecure": insecure}
+    if engine is not _Engine.flower and any(options.values()):
         raise UserError("--superlink, --silos, --root-certificates, --secret and --insecure are for --engine flower")
+    if engine in (_Engine.local, _Engine.flower) and workers is not None:
+        raise UserError("--workers is for --engine distributed and --engine ray")
+    options = options if engine is _Engine.flower else {"workers": workers}
     again = [f" --data-root {data_root}"] if data_root else []
     again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
     again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
     go_on = f"uefl train --resume {folder}{''.join(again)}"
+    options |= {"device": device.value, "go_on": go_on} | ({"wait": wait} if engine is _Engine.flower else {})
     console = _console()
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with watch(console) as observer, _deployment(engine, options, wait, device.value, observer.notice) as deployment:
+        with watch(console) as observer, _deployment(engine, **options, notice=observer.notice) as deployment:
             keys: dict[str, Any] = {"device": device.value, "data_root": data_root, "observer": observer, "deployment": deployment}
             if resume is not None:
                 resume_run(folder, **keys)
@@ -201,14 +202,12 @@ def train(
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
 
 
-def _deployment(
-    engine: _Engine, options: dict[str, Any], wait: float, device: str, notice: Callable[[str], None]
-) -> AbstractContextManager[Deployment | None]:
+def _deployment(engine: _Engine, **options: Any) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
-    from .deploy.command import Flower
+    from .deploy.command import ENGINES
 
-    return Flower(**options, wait=wait).deployment(device, notice)
+    return ENGINES[engine.value](**options)
 
 
 @app.command()

@@ -37,7 +37,7 @@ from .engines.local import LocalEngine
 from .errors import UserError
 from .folder import Metrics, check_free, lock
 from .models import given, saved
-from .seeds import derive
+from .seeds import derive, make_repeatable
 from .server.participants import Participants
 from .server.rounds import Arm
 from .server.teacher import SERVER, Teacher
@@ -178,7 +178,7 @@ def _prepare(
     deployment: Deployment | None,
 ) -> _Run:
     """Build and check all that the configuration names, so that a mistake in it is found before anything is written."""
-    _make_repeatable(cfg, where)
+    make_repeatable(cfg.run.threads or torch.get_num_threads(), where)
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
         for op in sorted({op for kind in kinds for op in kind.ops}):
@@ -354,15 +354,6 @@ def chosen_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no CUDA device is available; use --device cpu, and see `uefl doctor`")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def _make_repeatable(cfg: Config, device: torch.device) -> None:
-    """Set the threads, and the deterministic kernels of a GPU, so that a run repeats itself bit for bit."""
-    if cfg.run.threads:
-        torch.set_num_threads(cfg.run.threads)
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 @contextmanager

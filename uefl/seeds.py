@@ -23,6 +23,14 @@ def seeded(device: torch.device, seed: int, *place: str | int) -> Iterator[None]
         yield
 
 
+def make_repeatable(threads: int, device: torch.device) -> None:
+    """Set the CPU threads, and the deterministic kernels of a GPU, so that this process computes the same bits again."""
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
 def seed_torch(number: int) -> None:
     """Seed torch's generators on the CPU and, once there is one in use, on the GPU.
 

@@ -2,7 +2,6 @@
 
 import io
 import math
-import stat
 import sys
 from types import SimpleNamespace
 
@@ -15,15 +14,13 @@ from scipy.stats import kstest, norm
 from tests.federated import tiny_sets
 from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace
-from tests.federated.whole_run import KEYS, Watcher, go_on, outcome
-from uefl import config, run
+from uefl import config
 from uefl.aggregation import WeightedMean
 from uefl.algorithms.base import registry
 from uefl.deploy.setting import Setting
 from uefl.engines.base import Reply
 from uefl.errors import UserError
-from uefl.models import saved
-from uefl.privacy import KEY, Coins, Privacy, check, clip_factor, gaussian
+from uefl.privacy import Coins, Privacy, check, clip_factor, gaussian
 from uefl.progress import PlainProgress
 
 opacus = pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
@@ -358,69 +355,6 @@ def test_on_unlabeled_sets():
     cfg = tiny_sets.settings("fedul", **PRIVATE, **LITTLE)
     records = finish(tiny_sets.arm(cfg, privacy=Privacy(cfg.run, SECRET))[0])
     assert records[-1]["epsilon"] > 0
-
-
-@pytest.fixture(scope="module")
-def keyed():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("uefl.privacy.secrets.token_bytes", lambda size: SECRET)
-        yield
-
-
-def begin(out, observer=None):
-    keys = [key for key in KEYS if not key.startswith(("arms", "codewords", "gamma", "rounds"))]
-    own = [
-        'arms=["fedavg", "fedprox"]',
-        "rounds=[1]",
-        "privacy=central",
-        "noise_multiplier=2.0",
-        "clip_norm=0.01",
-        "norm_layer=group",
-        "normalize=centred",
-    ]
-    cfg = config.load("demo", [*keys, *own])
-    return run.train(cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher())
-
-
-@pytest.fixture(scope="module")
-def whole(keyed, tmp_path_factory):
-    out, observer = tmp_path_factory.mktemp("private") / "run", Watcher()
-    return out, observer, begin(out, observer)
-
-
-def test_the_summary_says_what_is_hidden_from_whom_and_what_is_not(whole):
-    out, observer, summary = whole
-    told, of_one = summary["privacy"], privacy(noise_multiplier=2.0)
-    assert told["epsilon"] == of_one.epsilon(2)  # both arms tell of the same clients
-    assert {arm["epsilon"] for arm in summary["arms"].values()} == {of_one.epsilon(1)}
-    assert "whether one client was there" in told["hides"]
-    assert "metrics.jsonl" in told["outside"]
-    assert f"central privacy: 1 round spends epsilon {of_one.epsilon(1):.3g} at delta 1e-05" in observer.notices
-    report = (out / "report.md").read_text()
-    assert "privacy: central, clip" in report
-    assert "| epsilon |" in report
-    model = saved.load(out / "model-fedavg.safetensors")
-    assert model.mean.flatten().tolist() == [127.5]
-
-
-def test_the_key_is_its_owner_s_and_goes_with_the_end_of_the_run(whole, keyed, tmp_path):
-    assert not (whole[0] / KEY).exists()
-    with pytest.raises(KeyboardInterrupt):
-        begin(tmp_path / "run", Watcher(stop_after=4))
-    assert stat.S_IMODE((tmp_path / "run" / KEY).stat().st_mode) == 0o600
-    others = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != KEY]
-    assert not [path for path in others if SECRET in path.read_bytes() or SECRET.hex().encode() in path.read_bytes()]
-    go_on(tmp_path / "run")
-    assert outcome(tmp_path / "run") == outcome(whole[0])
-    assert not (tmp_path / "run" / KEY).exists()
-
-
-def test_without_its_key_a_run_does_not_go_on(keyed, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        begin(tmp_path / "run", Watcher(stop_after=4))
-    (tmp_path / "run" / KEY).unlink()
-    with pytest.raises(UserError, match="from which the noise of this run is made, is missing"):
-        go_on(tmp_path / "run")
 
 
 def test_no_silo_is_told_the_mean_of_the_others_pixels():

@@ -52,10 +52,32 @@ _LOGGER = logging.getLogger(_PACKAGE)
 _KEPT = 1000
 
 
-class Clients:
-    """The data of all clients on one device, read when a client has its first turn and kept for every arm.
+class Images:
+    """The data of clients on one device, read when a client has its first turn.
 
     Those of the first 1000 clients that have a turn are kept; with more, the others are read for each turn anew.
+
+    Args:
+        read: the data of a client, by its name.
+        device: where the images go.
+    """
+
+    def __init__(self, read: Callable[[str], LabeledData | SetData], device: torch.device) -> None:
+        self._read, self._device = read, device
+        self._kept: dict[str, LabeledData | SetData] = {}
+
+    def __call__(self, name: str) -> LabeledData | SetData:
+        """One client's data, on the device."""
+        found = self._kept.get(name)
+        if found is None:
+            found = on_device(self._read(name), self._device)
+            if len(self._kept) < _KEPT:
+                self._kept[name] = found
+        return found
+
+
+class Clients:
+    """All clients of a run in this process, whose images stay from one arm to the next.
 
     Args:
         silos: those that are trained on, and those that are measured only.
@@ -65,17 +87,8 @@ class Clients:
     def __init__(self, silos: tuple[Silo, ...], device: torch.device) -> None:
         self.key = secrets.token_bytes(32)
         """of the noise of clients that add it themselves"""
-        self._silos, self._device = {silo.name: silo for silo in silos}, device
-        self._data: dict[str, LabeledData | SetData] = {}
-
-    def data(self, name: str) -> LabeledData | SetData:
-        """One client's data, on the device."""
-        found = self._data.get(name)
-        if found is None:
-            found = on_device(self._silos[name].load(), self._device)
-            if len(self._data) < _KEPT:
-                self._data[name] = found
-        return found
+        self._silos = {silo.name: silo for silo in silos}
+        self.data = Images(lambda name: self._silos[name].load(), device)
 
     def handlers(self, workspace: Workspace) -> Mapping[str, Callable[[Message], Reply]]:
         """The work of every client in one arm, by name."""
@@ -100,7 +113,7 @@ class Client:
         device = self._workspace.device
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                return self._turn(split(message), "members" in message.options)
+                return self._turn(split(message.to(device)), "members" in message.options)
         except Exception as error:
             self._log(error)
             raise

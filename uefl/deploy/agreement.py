@@ -16,7 +16,7 @@ from ..data.partitions.natural import Natural
 from ..data.prepare import PixelCounts, Preparation
 from ..data.sources import own_sets
 from ..data.unlabeled import USE, LabeledRows, Reach, certain, of_all
-from ..engines.flower import faults
+from ..engines import faults
 from ..engines.flower.members import Report
 from ..errors import UserError
 

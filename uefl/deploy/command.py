@@ -1,9 +1,10 @@
-"""What ``uefl train --engine flower`` and ``uefl silo`` do, and what they ask for before they do it."""
+"""What ``uefl train --engine ...`` and ``uefl silo`` do, and what they ask for before they do it."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from ..errors import RunError, UserError
 if TYPE_CHECKING:
     from ..engines.flower.address import Address
     from ..report.tables import Table
+    from ..run import Deployment as RunDeployment
     from .deployment import Deployment
+    from .workers import Workers
 
 ABOUT_FAULTS = """# What faults do to a deployed run
 
@@ -67,6 +70,7 @@ def deployment(
     wait: float,
     device: str,
     notice: Callable[[str], None],
+    go_on: str = "uefl train --resume",
 ) -> Iterator[Deployment]:
     """Where ``uefl train`` finds its clients.
 
@@ -79,6 +83,7 @@ def deployment(
         wait: seconds.
         device: of clients that are started here.
         notice: called with a line for the user.
+        go_on: the command that goes on with the run.
 
     Raises:
         UserError: options that do not go together, or a missing one.
@@ -102,7 +107,52 @@ def deployment(
         with joined(address, silos, None if secret is None else _content(secret, "--secret"), wait, notice) as found:
             yield found
     except Unreachable as error:
-        raise RunError(f"{error}; go on with uefl train --resume") from None
+        raise RunError(f"{error}; go on with: {go_on}") from None
+
+
+def crew(workers: int | None, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Workers]:
+    """Workers on this machine, for ``uefl train --engine distributed``.
+
+    Args:
+        workers: how many; None: one for each GPU, or for each core where the work is done on the CPU.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        notice: called with a line for the user.
+        go_on: the command that goes on with the run.
+
+    Raises:
+        UserError: torch has no gloo here, or there is no such device.
+    """
+    import torch
+
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        raise UserError("this torch was built without gloo, which --engine distributed needs; use --engine local")
+    from .workers import on_workers
+
+    return on_workers(*_processes(workers, device), notice, go_on)
+
+
+def simulation(workers: int | None, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Deployment]:
+    """Flower's simulation, for ``uefl train --engine ray``; arguments as of :func:`crew`.
+
+    Raises:
+        UserError: Flower or Ray is not installed, or there is no such device.
+    """
+    _check_installed()
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("Ray is not installed; install it with: pip install 'uefl[ray]'")
+    from .simulation import in_simulation
+
+    return in_simulation(*_processes(workers, device), notice, go_on)
+
+
+def _processes(workers: int | None, device: str) -> tuple[int, str]:
+    """How many processes do the work of all clients, and on what."""
+    import torch
+
+    from ..run import chosen_device
+
+    where = chosen_device(device).type
+    return workers or (torch.cuda.device_count() if where == "cuda" else len(os.sched_getaffinity(0))), where
 
 
 def silo(
@@ -141,6 +191,7 @@ def silo(
     from flwr.supercore.app_utils import start_parent_process_monitor
 
     from ..engines.flower.address import Unreachable
+    from ..engines.flower.codec import on_records
     from ..engines.flower.node import read_key, serve
     from ..run import chosen_device
     from .silo import SiloProgram
@@ -166,9 +217,13 @@ def silo(
         source = own(data, name)
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
-        serve(address, SiloProgram(source, where), None if key is None else read_key(key), patience=wait)
+        serve(address, on_records(SiloProgram(source, where)), None if key is None else read_key(key), patience=wait)
     except (Unreachable, ValueError) as error:
         raise UserError(str(error)) from None
+
+
+ENGINES: dict[str, Callable[..., AbstractContextManager[RunDeployment]]] = {"distributed": crew, "flower": deployment, "ray": simulation}
+"""by the name of ``--engine``, where ``uefl train`` finds its clients"""
 
 
 def play_all(names: list[str], file: Path | None, progress: Callable[[str], None]) -> tuple[Table, int]:

@@ -14,10 +14,11 @@ from flwr.serverapp import Grid
 from ..config import Config
 from ..data import build
 from ..data.federation import Federation
+from ..engines.flower import QUIET
 from ..engines.flower.address import Address, Unreachable
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import connect
-from ..engines.flower.members import Members, Report
+from ..engines.flower.members import Members, Report, Roster
 from ..errors import RunError, UserError
 from .agreement import agree, check_asked, refused
 from .processes import Processes, free_port
@@ -35,7 +36,7 @@ class Deployment:
         threads: CPU threads of every client; 0: each decides.
     """
 
-    def __init__(self, join: Callable[[Config, Path | None], tuple[Federation, Grid, Members]], threads: Callable[[], int]) -> None:
+    def __init__(self, join: Callable[[Config, Path | None], tuple[Federation, Grid, Roster]], threads: Callable[[], int]) -> None:
         self._join, self._threads = join, threads
 
     def federation(self, cfg: Config, data_root: Path | None) -> Federation:
@@ -61,7 +62,9 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
         device: of the clients.
         notice: called with a line for the user.
     """
-    processes = Processes()
+    processes = Processes("uefl-flower-")
+    processes.environment |= QUIET | {"FLWR_HOME": str(processes.folder / "flwr")}
+    processes.environment |= dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
 
     def stop() -> None:
         logs = processes.stop()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from ..engines.flower import QUIET
+import torch
 
 _GRACE = 5.0  # seconds between asking a process to end and ending it
 
@@ -20,29 +22,36 @@ class Processes:
     """Starts Python modules, each with a log file; a context manager that ends all of them.
 
     They watch this process too, and end by themselves when it is killed.
+
+    Args:
+        prefix: of the name of the folder for their logs.
     """
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="uefl-flower-"))
-        """of the logs, and of Flower's own files"""
+    def __init__(self, prefix: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix))
+        """of the logs, and of files of the processes; only this user may read it"""
+        self.environment = {"PYTHONUNBUFFERED": "1"}
+        """what is added to that of this process"""
         self.all: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Run ``python -m MODULE ARGUMENTS...`` under a name."""
-        environment = os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flwr"), "PYTHONUNBUFFERED": "1"}
-        environment["NO_PROXY"] = environment["no_proxy"] = "127.0.0.1,localhost"
         with self._log(name).open("ab") as log:
             command = [sys.executable, "-m", module, *arguments]
             # of a group of its own: Ctrl-C is for the run, which then ends its processes in order
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | self.environment, start_new_session=True
+            )
         self.all[name] = process
         return process
 
     def ended(self, name: str) -> str | None:
-        """The last line of the log of a process that has ended; None while it runs."""
+        """The last line of the log of a process that has ended, or the signal that ended it; None while it runs."""
         process = self.all[name]
         if process.poll() is None:
             return None
+        if process.returncode < 0:
+            return f"killed by {signal.Signals(-process.returncode).name}"
         lines = [line for line in self._log(name).read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1] if lines else f"exit code {process.returncode}"
 
@@ -64,6 +73,14 @@ class Processes:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
+
+
+def note_crowd(processes: int, device: str, notice: Callable[[str], None]) -> None:
+    """Say so where the threads of all processes are more than the cores."""
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    if device == "cpu" and threads > 1 and processes * threads > cores:
+        crowd = f"{processes} processes with {threads} threads each on {cores} cores slow each other down"
+        notice(f"note: {crowd}; set threads = {max(1, cores // processes)}")
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""One client as a process of its own: it reads its own data only, keeps them and its network, and answers the messages of a run."""
+"""Clients in a process of their own: it reads their data only, keeps them and a network, and answers the messages of a run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import secrets
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
-from flwr.app import RecordDict
 
 from ..algorithms.base import find
-from ..client.client import Client, on_device
+from ..client.client import Client, Images
 from ..client.workspace import Workspace
 from ..config import from_toml
-from ..data.federation import Federation, LabeledData, SetData
+from ..data.federation import Federation, SetData
 from ..data.prepare import PixelCounts
 from ..data.unlabeled import Reach
+from ..engines import faults
 from ..engines.base import Message, Reply, split
-from ..engines.flower import faults
-from ..engines.flower.codec import Header, Unreadable, pack, pack_reply, unpack, unpack_message
+from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply
 from ..errors import UserError
+from ..seeds import make_repeatable
 from .setting import Setting, understood
 from .sources import Source
 
@@ -38,12 +39,12 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 class SiloProgram:
-    """Answers messages; callable with their content.
+    """Answers messages; callable with a packet.
 
     What goes wrong is written to the log of this process, and told to the server as a code.
 
     Args:
-        source: the data.
+        source: the data of the clients that this process stands for.
         device: where the work is done.
     """
 
@@ -52,35 +53,37 @@ class SiloProgram:
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
         self._key = secrets.token_bytes(32)
-        self._setting = ""
-        self._data: LabeledData | SetData | None = None
-        self._arm: tuple[str, Client] | None = None
+        self._images: Images
+        self._arm: tuple[str, str, Workspace] | None = None
+        """the setting, the name of the arm, and its network"""
 
-    def __call__(self, records: RecordDict) -> RecordDict:
-        """The answer to one message; never raises."""
-        name = self._source.name
+    def __call__(self, packet: Packet | None) -> Packet:
+        """The answer to one message, None for one that cannot be read; never raises."""
+        client = self._source.name or ""
         try:
-            header, parts = unpack(records)
+            if packet is None:
+                raise Unreadable("it is no message")
+            header, _ = packet
             if not understood(header):
-                return self._fault(faults.VERSION)
+                return _fault(client, faults.VERSION)
             if header["ask"] == "report":
                 return self._report(header)
-            if header["client"] != name:
-                return self._fault(faults.MISDIRECTED)
-            message = unpack_message(header, parts)
+            if header["client"] != (self._source.name or header["client"]):
+                return _fault(client, faults.MISDIRECTED)
+            client = header["client"]
+            message = message_of(packet)
             self._log.info("arm %s: %s", header["arm"], split(message)[0].options)
-            return pack_reply(self._client(header)(message))
+            return packed_reply(self._client(header)(message))
         except Exception as error:
             self._log.error("%s", traceback.format_exc())
-            return self._fault(next((code for kind, code in _CODES if isinstance(error, kind)), faults.PROGRAM))
+            return _fault(client, next((code for kind, code in _CODES if isinstance(error, kind)), faults.PROGRAM))
 
-    def _fault(self, code: str) -> RecordDict:
-        return pack_reply(Reply(self._source.name, error=code))
-
-    def _report(self, header: Header) -> RecordDict:
+    def _report(self, header: Header) -> Packet:
         """What the server has to know of this client's data, none of which is an image or the name of a file."""
         cfg = from_toml(header["config"])
         federation = self._source.federation(cfg)
+        if self._source.name is None:  # the server has built the same, and asks whether it is the same
+            return Packet({"client": "", "error": None, "federation": federation.digest}, {})
         (silo,) = (silo for silo in (*federation.silos, *federation.unseen) if silo.name == self._source.name)
         counts = PixelCounts(federation.image_shape[0])
         found = silo.load()
@@ -103,28 +106,29 @@ class SiloProgram:
             "federation": federation.digest,
             "torch": torch.__version__,
         }
-        return pack(report, pixels={"counts": counts.counts})
+        return Packet(report, {"pixels": {"counts": counts.counts}})
 
     def _client(self, header: Header) -> Callable[[Message], Reply]:
-        """The client in the arm of a message, on a network that stays loaded from one message to the next."""
+        """A client in the arm of its message, on a network that stays loaded from one message to the next."""
         place = json.dumps(header["setting"])
-        if place != self._setting:
-            self._setting, self._data, self._arm = place, None, None
-        if self._arm is None or self._arm[0] != header["arm"]:
-            self._arm = header["arm"], self._made(Setting.from_plain(header["setting"]), header["arm"])
-        return self._arm[1]
+        if self._arm is None or (place, header["arm"]) != self._arm[:2]:
+            setting = Setting.from_plain(header["setting"])
+            if self._arm is None or place != self._arm[0]:
+                read = partial(self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.image_shape[0])
+                self._images = Images(read, self._device)
+            self._arm = place, header["arm"], self._workspace(setting, header["arm"])
+        return Client(header["client"], partial(self._images, header["client"]), self._arm[2], self._key)
 
-    def _made(self, setting: Setting, name: str) -> Client:
+    def _workspace(self, setting: Setting, name: str) -> Workspace:
         cfg = setting.cfg()
-        torch.set_num_threads(setting.threads or self._threads)
-        if self._data is None:
-            found = self._source.data(cfg, setting.classes, setting.image_shape[0])
-            self._data = on_device(found, self._device)
-        data, arm = self._data, cfg.arms[name]
-        kind = "labeled" if isinstance(data, LabeledData) else "sets"
-        federation = Federation(kind, (), setting.classes, setting.image_shape, setting.mean, setting.std)  # type: ignore[arg-type]
-        workspace = Workspace(find(arm.algorithm)(arm.parameters).bound(setting.context()), cfg.data, federation, self._device)
-        return Client(self._source.name, lambda: data, workspace, self._key)
+        make_repeatable(setting.threads or self._threads, self._device)
+        arm = cfg.arms[name]
+        federation = Federation(cfg.kind, (), setting.classes, setting.image_shape, setting.mean, setting.std)  # type: ignore[arg-type]
+        return Workspace(find(arm.algorithm)(arm.parameters).bound(setting.context()), cfg.data, federation, self._device)
+
+
+def _fault(client: str, code: str) -> Packet:
+    return packed_reply(Reply(client, error=code))
 
 
 def _content(federation: Federation, name: str) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a silo process trains on: its own folder, or, where one machine stands for a federation, its share of a data set."""
+"""What a process with clients trains on: a folder of its own, or, where one machine stands for a federation, shares of a data set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ..data import build, labeled, priors, unlabeled
-from ..data.federation import Federation, LabeledData, SetData, Split
+from ..data.federation import Federation, LabeledData, SetData, Silo, Split
 from ..data.folder import visible
 from ..data.notes import check_names
 from ..data.partitions.base import Deal
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """The data of one client."""
+    """The data of one client, or of all."""
 
-    name: str
-    """of the client"""
+    name: str | None
+    """of the client; None: it has the data of every one"""
 
     def federation(self, cfg: Config) -> Federation:
         """A federation that has this client, with the classes and the shape that its own images have."""
         ...
 
-    def data(self, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
-        """The images of this client, with labels that count in ``classes``, and in as many channels."""
+    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
+        """The images of a client, with labels that count in ``classes``, and in as many channels."""
         ...
 
 
@@ -69,7 +69,7 @@ class OwnFolder:
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        self.name = name
+        self.name: str | None = name
         self._table = own_folder.read_one(path, name)
         self._read = cache(self._federation)
 
@@ -91,7 +91,7 @@ class OwnFolder:
             deal = Natural().deal(self._table, data, cfg.run.seed)
         return labeled.federate(self._table, deal, data, cfg.run.seed, partition={"scheme": Natural.name})
 
-    def data(self, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
+    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
         """The images of this silo."""
         federation = self.federation(cfg)
         (silo,) = (*federation.silos, *federation.unseen)
@@ -130,7 +130,7 @@ class OwnSets:
         if name not in (None, names[0]):
             raise UserError(f"--name {name}: the client in {path} is called {names[0]}, in priors too; leave --name out, or rename it")
         check_names("silo", names)
-        self.name = names[0]
+        self.name: str | None = names[0]
         self._read = cache(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
@@ -146,7 +146,7 @@ class OwnSets:
         data = cfg.data.model_copy(update={"prior_smoothing": 0.0})
         return unlabeled.federate(self._made, {"scheme": "given"}, data, cfg.run.seed, whole=False)
 
-    def data(self, cfg: Config, classes: tuple[str, ...], channels: int) -> SetData:
+    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> SetData:
         """The sets of this silo; the server has seen to it that its classes are those of the run."""
         found = self.federation(cfg).silos[0].load()
         assert isinstance(found, SetData)
@@ -164,29 +164,29 @@ def _in_colour(images: torch.Tensor, channels: int) -> torch.Tensor:
 
 
 class Dealt:
-    """One client of the federation that the configuration describes, which this process builds again for itself.
+    """Clients of the federation that the configuration describes, which this process builds again for itself.
 
     Args:
-        name: of the client.
+        name: of the client; None: it stands for all of them.
         data_root: where the files of data sets lie; None: the environment variable UEFL_DATA.
     """
 
-    def __init__(self, name: str, data_root: Path | None = None) -> None:
+    def __init__(self, name: str | None, data_root: Path | None = None) -> None:
         self.name = name
         self._root = data_root
         self._built = cache(self._build)
 
     def federation(self, cfg: Config) -> Federation:
-        """All clients, of which this process looks at one."""
-        return self._built(cfg.to_toml())
+        """All clients; their images are read by :meth:`data`."""
+        return self._built(cfg.to_toml())[0]
 
-    def _build(self, text: str) -> Federation:
+    def _build(self, text: str) -> tuple[Federation, dict[str, Silo]]:
         from ..config import from_toml
 
         cfg = from_toml(text)
-        return build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
+        federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
+        return federation, {silo.name: silo for silo in (*federation.silos, *federation.unseen)}
 
-    def data(self, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
-        """The images of this client."""
-        federation = self.federation(cfg)
-        return next(silo for silo in (*federation.silos, *federation.unseen) if silo.name == self.name).load()
+    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
+        """The images of a client."""
+        return self._built(cfg.to_toml())[1][client].load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -41,6 +41,11 @@ class Message:
         """Size of the tensors that the server sends: the broadcast ones and the reference, without the client's own state."""
         return _bytes(self.tensors) + _bytes(self.reference)
 
+    def to(self, device: torch.device) -> Message:
+        """The same message with its tensors on a device."""
+        tensors, private, reference = (_moved(part, device) for part in (self.tensors, self.private, self.reference))
+        return replace(self, tensors=tensors, private=private, reference=reference)
+
 
 @dataclass
 class Reply:
@@ -65,9 +70,13 @@ class Reply:
         """Size of the tensors that came back, without the private ones."""
         return _bytes(self.tensors)
 
+    def to(self, device: torch.device) -> Reply:
+        """The same reply with its tensors on a device."""
+        return replace(self, tensors=_moved(self.tensors, device), private=_moved(self.private, device))
+
 
 class Engine(Protocol):
-    """Clients are known by their names; replies come sorted by name, so that sums have one order."""
+    """Clients are known by their names; replies come sorted by name, so that sums have one order, and their tensors on any device."""
 
     def clients(self) -> list[str]:
         """Names of the clients that can be asked, sorted."""
@@ -117,6 +126,10 @@ def member(values: Mapping[str, T], i: int) -> dict[str, T]:
     """The part with number i of what :func:`number` made one."""
     prefix = f"{i}."
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def _moved(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:

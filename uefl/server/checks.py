@@ -1,12 +1,13 @@
-"""What an answer must be to count, and what a round needs for the run to go on."""
+"""What an answer must be to count, what a round needs for the run to go on, and what a state may hold."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..algorithms.base import Record
+from ..algorithms.base import Record, State
 from ..engines.base import Reply
 from ..errors import RunError
 
@@ -87,3 +88,16 @@ def check_course(records: Sequence[Record], last: Iterable[Record], first: float
     if loss > _DIVERGED * max(first, 1.0):
         raise RunError(f"diverged: the training loss is {loss:.3g} in round {round}, it began at {first:.3g}; lower lr")
     return first
+
+
+def written(state: State) -> State:
+    """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint.
+
+    Raises:
+        TypeError: a value that JSON has not.
+    """
+    try:
+        state.plain = json.loads(json.dumps(state.plain))
+    except TypeError as error:
+        raise TypeError(f"state.plain: {error}; it holds values of JSON alone, tensors belong to state.tensors") from None
+    return state

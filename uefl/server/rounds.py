@@ -13,7 +13,6 @@ The state between two turns is all there is to a checkpoint.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -32,11 +31,11 @@ from ..engines.base import Engine, Message, Reply, join, member, split
 from ..lazy import Lazy
 from ..privacy import Privacy
 from ..seeds import seeded
-from .checks import check_course, check_quorum, not_finite, printable, unsound
+from .checks import check_course, check_quorum, not_finite, printable, unsound, written
 from .participants import Participants
 from .private import PrivateStates, StateFiles, Tensors
 from .teacher import Teacher
-from .turn import Turn
+from .turn import Turn, silent
 
 _PLAIN = ("iteration", "trained", "round", "finished", "last", "first_loss", "have_trained")
 
@@ -86,7 +85,7 @@ class Arm:
             with self._seeded(algorithm, "server_state"):
                 state = algorithm.server_state(shared["values"], shared["buffers"], workspace.net)
             state.tensors = {name: tensor.to(self._device) for name, tensor in state.tensors.items()}
-            self.states.append(_written(state))
+            self.states.append(written(state))
             self.private.append(PrivateStates(self.files, self.context.clients, rest, partial(self._fresh, algorithm), self._device))
         central = privacy if privacy is not None and privacy.central else None
         self._rule = central or Rule(self.run.aggregation, self.run.attackers)
@@ -144,7 +143,7 @@ class Arm:
             self.trained += 1
             self.round += 1
         for state in self.states:
-            _written(state)
+            written(state)
         return records
 
     def exchange(self, *, measure: bool, train: bool) -> list[Record]:
@@ -169,7 +168,7 @@ class Arm:
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
         refused: list[str] = []
-        for reply in self.engine.round(messages, self.run.deadline or None):
+        for reply in self._replies(messages):
             name, message = reply.client, messages[reply.client]
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
@@ -207,7 +206,7 @@ class Arm:
     def _each(self, measure: bool, train: bool, participants: tuple[str, ...]) -> Iterator[tuple[Algorithm, State, Turn]]:
         """Every member with its state and its turn; the first one reports for all."""
         for i, (algorithm, state) in enumerate(zip(self.members, self.states, strict=True)):
-            notice = self.notice if i == 0 else _silent
+            notice = self.notice if i == 0 else silent
 
             def ask(messages: Mapping[str, Message], algorithm: Algorithm = algorithm, i: int = i) -> Iterator[Reply]:
                 return self._ask(messages, algorithm, i)
@@ -272,7 +271,7 @@ class Arm:
             message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": place}
         self._sent.update({name: message.bytes for name, message in messages.items()})
         whole = Lazy(messages, lambda client: replace(messages[client], private=self._private(i, client, {})))
-        for reply in self.engine.round(whole, self.run.deadline or None):
+        for reply in self._replies(whole):
             message = whole[reply.client]
             self._received[reply.client] += reply.bytes
             reason = refusal(reply, message, 0.0)
@@ -287,6 +286,10 @@ class Arm:
             yield replace(reply, private={})
 
     # --- replies ---------------------------------------------------------------------------------------------------
+
+    def _replies(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
+        for reply in self.engine.round(messages, self.run.deadline or None):
+            yield reply.to(self._device)
 
     def _parts(self, reply: Reply) -> list[Reply]:
         """A reply, member by member."""
@@ -391,16 +394,3 @@ class Arm:
     def named_files(self) -> set[str]:
         """The files of private states that :meth:`state` names."""
         return {name for states in self.private for name in states.named.values()}
-
-
-def _written(state: State) -> State:
-    """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint."""
-    try:
-        state.plain = json.loads(json.dumps(state.plain))
-    except TypeError as error:
-        raise TypeError(f"state.plain: {error}; it holds values of JSON alone, tensors belong to state.tensors") from None
-    return state
-
-
-def _silent(line: str) -> None:
-    """For all members but the first, whose notices would be repetitions."""

@@ -45,3 +45,7 @@ class Turn:
             if reply.error is not None:
                 raise RunError(f"{reply.client} could not {what}: {reply.error}")
             yield reply
+
+
+def silent(line: str) -> None:
+    """For all members but the first, whose notices would be repetitions."""

@@ -13,7 +13,7 @@ from uefl.deploy.agreement import agree, refused
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import OwnFolder
-from uefl.engines.flower.codec import pack, unpack
+from uefl.engines.flower.codec import on_records, pack, unpack
 from uefl.errors import UserError
 
 
@@ -29,7 +29,7 @@ def settings(folder, **keys):
 
 
 def report(cfg, path):
-    return unpack(sent(SiloProgram(OwnFolder(path, path.name), torch.device("cpu"))(pack(greeting(cfg)))))
+    return unpack(sent(on_records(SiloProgram(OwnFolder(path, path.name), torch.device("cpu")))(pack(greeting(cfg)))))
 
 
 def agreed(cfg, reports):
@@ -48,7 +48,7 @@ def test_the_server_knows_what_it_would_have_read(folder, legacy_holdout):
     assert found.manifest["silos"]["a"]["test"]["images_of_class"] == [4, 4, 0]
     if legacy_holdout:  # no draw: the silos have the very images
         for silo in whole.silos:
-            data, mine = silo.load(), OwnFolder(folder / silo.name, silo.name).data(cfg, found.classes, 3)
+            data, mine = silo.load(), OwnFolder(folder / silo.name, silo.name).data(silo.name, cfg, found.classes, 3)
             assert torch.equal(data.train.images, mine.train.images)
             assert torch.equal(data.train.labels, mine.train.labels)
             assert mine.holdout is mine.test

@@ -17,14 +17,14 @@ from uefl.deploy.agreement import agree, check_asked, refused
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
-from uefl.engines.flower.codec import pack, unpack
+from uefl.engines.flower.codec import on_records, pack, unpack
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.members import Members
 from uefl.errors import UserError
 
 
 def programs(*folders):
-    return {i: SiloProgram(own(folder, None), torch.device("cpu")) for i, folder in enumerate(folders, 10)}
+    return {i: on_records(SiloProgram(own(folder, None), torch.device("cpu"))) for i, folder in enumerate(folders, 10)}
 
 
 def reports(cfg, nodes):

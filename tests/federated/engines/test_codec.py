@@ -12,7 +12,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tests.federated.engines.grid import sent
 from uefl.engines.base import Expected, Message, Reply, expected_like
-from uefl.engines.flower.codec import Unreadable, pack, pack_message, pack_reply, unpack, unpack_message, unpack_reply
+from uefl.engines.codec import Packet, Unreadable, message_of
+from uefl.engines.flower.codec import pack, pack_message, pack_reply, unpack, unpack_reply
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -36,7 +37,7 @@ def test_a_message_comes_back():
     )
     header, parts = unpack(sent(pack_message(message, {"client": "silo-0"})))
     assert header["client"] == "silo-0"
-    found = unpack_message(header, parts)
+    found = message_of(Packet(header, parts))
     for part in ("tensors", "private", "reference"):
         same(getattr(message, part), getattr(found, part))
     assert repr(found.options) == repr(options)
@@ -94,7 +95,7 @@ def test_what_is_no_message_is_refused():
         with pytest.raises(Unreadable):
             unpack(records)
     with pytest.raises(Unreadable):
-        unpack_message({}, {})
+        message_of(Packet({}, {}))
     for field, value in {"examples": "7", "client": 3, "metrics": {"loss": "0.1"}, "training": {"loss": []}, "error": 5}.items():
         plain = {"client": "a", "examples": 1, "metrics": {}, "training": {}, "error": None} | {field: value}
         with pytest.raises(Unreadable):

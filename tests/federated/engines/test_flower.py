@@ -7,13 +7,13 @@ import torch
 
 pytest.importorskip("flwr")
 
-from tests.federated import tiny, tiny_sets
+from tests.federated import tiny
+from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
 from tests.federated.engines.grid import MemoryGrid
-from uefl.algorithms.base import registry
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.engines.base import Message, Reply
-from uefl.engines.flower.codec import pack, pack_reply, unpack
+from uefl.engines.flower.codec import on_records, pack, pack_reply, unpack
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.members import Members
 
@@ -27,15 +27,15 @@ class Given:
     def federation(self, cfg):
         return replace(self._federation, manifest={"silos": {}, "unseen": {}})
 
-    def data(self, cfg, classes, channels):
+    def data(self, client, cfg, classes, channels):
         if self._fail is not None:
             raise self._fail
-        return next(silo for silo in (*self._federation.silos, *self._federation.unseen) if silo.name == self.name).load()
+        return next(silo for silo in (*self._federation.silos, *self._federation.unseen) if silo.name == client).load()
 
 
 def programs(federation, **fail):
     names = [silo.name for silo in (*federation.silos, *federation.unseen)]
-    return {i: SiloProgram(Given(name, federation, fail.get(name)), torch.device("cpu")) for i, name in enumerate(names, 10)}
+    return {i: on_records(SiloProgram(Given(name, federation, fail.get(name)), torch.device("cpu"))) for i, name in enumerate(names, 10)}
 
 
 def engine(cfg, federation, nodes, started=lambda name: None):
@@ -47,34 +47,11 @@ def engine(cfg, federation, nodes, started=lambda name: None):
     return FlowerEngine(grid, members, task(Setting.of(cfg, federation, 0), "arm"), started), grid
 
 
-def local_and_flower(cfg, federation):
-    flower = engine(cfg, federation, programs(federation))[0]
-    return tiny.arm(cfg, federation)[0], tiny.arm(cfg, federation, lambda local: flower)[0]
-
-
-def check_same(cfg, federation):
-    local, flower = local_and_flower(cfg, federation)
-    for _ in range(5):  # over the end of the first iteration; nothing is asked of a run's end
-        if not local.finished:
-            assert repr(flower.turn()) == repr(local.turn())
-    tensors, plain = local.state()
-    found, found_plain = flower.state()
-    assert plain == found_plain
-    assert list(tensors) == list(found)
-    assert all(torch.equal(tensors[name], found[name]) for name in tensors)
-
-
-@pytest.mark.parametrize("name", [name for name in registry() if not name.startswith("toy")])
-def test_every_algorithm_is_the_same_bit_for_bit(name):
-    if registry()[name].kind == "sets":
-        check_same(tiny_sets.settings(name), tiny_sets.federation())
-    else:
-        check_same(tiny.settings(name), tiny.federation(test_is_holdout=name == "uefl-published"))
-
-
-def test_ensembles_newcomers_and_clients_that_are_measured_only_too():
-    check_same(tiny.settings("uefl", uncertainty="ensemble", members=2), tiny.federation())
-    check_same(tiny.settings("fedper", participation=0.5), tiny.federation(unseen=1))
+@every_case
+def test_every_algorithm_is_the_same_bit_for_bit(case):
+    cfg = settings(case)
+    fed = federation(cfg)
+    check_same(cfg, engine(cfg, fed, programs(fed))[0])
 
 
 @pytest.fixture
@@ -82,26 +59,11 @@ def run():
     return tiny.settings("fedavg"), tiny.federation()
 
 
-def messages(cfg, federation):
-    """The first round's, to every client."""
-    caught = {}
-
-    class Catcher:
-        def round(self, messages, deadline):
-            caught.update(messages)
-            raise KeyboardInterrupt
-
-    arm = tiny.arm(cfg, federation, lambda local: Catcher())[0]
-    with pytest.raises(KeyboardInterrupt):
-        arm.turn()
-    return caught
-
-
 def test_replies_come_by_name(run):
     started = []
     one, _ = engine(*run, programs(run[1]), started.append)
     assert one.clients() == ["silo-0", "silo-1", "silo-2"]
-    two = {name: message for name, message in messages(*run).items() if name != "silo-1"}
+    two = {name: message for name, message in messages(run[0]).items() if name != "silo-1"}
     replies = [(reply.error, reply.client) for reply in one.round(two)]
     assert [error for error, _ in replies] == [None, None]
     assert [client for _, client in replies] == started == ["silo-0", "silo-2"]
@@ -148,13 +110,13 @@ def test_a_client_that_does_not_answer_is_given_up_at_the_deadline(run):
     honest = nodes[11]
     nodes[11] = lambda records: honest(records) if unpack(records)[0]["ask"] == "report" else None
     one, _ = engine(cfg, federation, nodes)
-    replies = list(one.round(messages(cfg, federation), deadline=1.0))
+    replies = list(one.round(messages(cfg), deadline=1.0))
     assert [reply.error for reply in replies] == [None, "deadline passed", None]
 
 
 def test_a_client_that_is_gone_says_so_and_one_that_came_again_gets_its_message_again(run, monkeypatch):
     cfg, federation = run
-    asked = messages(cfg, federation)
+    asked = messages(cfg)
     one, grid = engine(cfg, federation, programs(federation))
     program = grid.nodes.pop(12)
     monkeypatch.setattr("uefl.engines.flower.engine._RETURN", 0.1)

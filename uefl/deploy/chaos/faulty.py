@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import RecordDict
 from flwr.supercore import heartbeat
 from flwr.supernode import fleet_http_connection
 
 from ... import checkpoint
 from ...engines.base import Message, Reply
-from ...engines.flower.codec import Header, pack_reply, unpack, unpack_reply
+from ...engines.codec import Header, Packet, packed_reply, reply_of
 from .. import silo
 from ..silo import SiloProgram
 from .stage import SECRET
@@ -67,16 +66,17 @@ class Faulty(SiloProgram):
     file = Path()
     """names the fault"""
 
-    def __call__(self, records: RecordDict) -> RecordDict:
+    def __call__(self, packet: Packet | None) -> Packet:
         """The answer, damaged."""
-        answer = super().__call__(records)
-        header, _ = unpack(records)
-        fault = self.file.read_text()
+        answer = super().__call__(packet)
+        if packet is None:
+            return answer
+        header, fault = packet.header, self.file.read_text()
         if header["ask"] != "work" or header["options"]["round"] != 1 or fault not in DAMAGE:
             return answer
-        reply = unpack_reply(answer)
+        reply = reply_of(answer)
         DAMAGE[fault](reply)
-        return pack_reply(reply)
+        return packed_reply(reply)
 
     def _client(self, header: Header) -> Callable[[Message], Reply]:
         return _raises if self.file.read_text() == "raises" and header["options"]["round"] == 1 else super()._client(header)

@@ -220,8 +220,11 @@ def _same_folder(folder: Path, cast: Cast) -> str:
         cast.all()
         run = stage.train()
         until("a checkpoint", stage.measured(3))
+        run.send_signal(signal.SIGSTOP)  # or it might have ended before the second has started
         second = stage.start("uefl", "train", "--resume", "run", "--device", "cpu", log="second.log")
-        check(second.wait(120) == 2 and "in use by another process" in (stage.folder / "second.log").read_text(), "expected a refusal")
+        code = second.wait(120)
+        run.send_signal(signal.SIGCONT)
+        check(code == 2 and "in use by another process" in (stage.folder / "second.log").read_text(), "expected a refusal")
         ended = stage.end(run)
         check(ended.code == 0 and stage.metrics() == stage.undisturbed(), "the first run was disturbed", ended)
         return "the second is refused: in use by another process, exit code 2; the first has the same metrics, bit for bit"

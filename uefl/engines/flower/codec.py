@@ -1,47 +1,21 @@
-"""Messages and replies as Flower's records: tensors as raw bytes with dtype and shape, everything else as JSON. Nothing is pickled."""
+"""Packets as Flower's records: tensors as raw bytes with dtype and shape, everything else as JSON. Nothing is pickled."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from ..base import Expected, Message, Reply
+from ..base import Message, Reply
+from ..codec import NAMES, Header, Packet, Unreadable, from_raw, packed_message, packed_reply, raw, reply_of
 
-Header = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
-
-_PLAIN = ("client", "examples", "metrics", "error", "training")
-"""fields of a reply that are no tensors"""
 _STORED = "uefl.raw"
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    )
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-class Unreadable(ValueError):
-    """Records that are no message of ours, or a damaged one."""
 
 
 def pack(header: Header, **parts: Mapping[str, torch.Tensor]) -> RecordDict:
-    """Plain values and named groups of tensors as records.
+    """A packet as records.
 
     Args:
         header: what JSON holds, NaN and infinities included.
@@ -55,7 +29,7 @@ def pack(header: Header, **parts: Mapping[str, torch.Tensor]) -> RecordDict:
     return records
 
 
-def unpack(records: RecordDict) -> tuple[Header, dict[str, Tensors]]:
+def unpack(records: RecordDict) -> Packet:
     """The opposite of :func:`pack`; the tensors are on the CPU.
 
     Raises:
@@ -69,33 +43,19 @@ def unpack(records: RecordDict) -> tuple[Header, dict[str, Tensors]]:
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
-    return header, parts
+    return Packet(header, parts)
 
 
 def pack_message(message: Message, header: Header) -> RecordDict:
     """A message; ``header`` says what else the receiver has to know."""
-    expects = {name: [list(expected.shape), _NAMES[expected.dtype]] for name, expected in message.expects.items()}
-    plain = header | {"options": message.options, "expects": expects}
-    return pack(plain, broadcast=message.tensors, private=message.private, reference=message.reference)
-
-
-def unpack_message(header: Header, parts: dict[str, Tensors]) -> Message:
-    """The message in what :func:`unpack` gave.
-
-    Raises:
-        Unreadable: it is no message.
-    """
-    try:
-        expects = {name: Expected(tuple(shape), _DTYPES[dtype]) for name, (shape, dtype) in header["expects"].items()}
-        return Message(parts["broadcast"], header["options"], expects, parts["private"], parts["reference"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Unreadable(f"{type(error).__name__}: {error}") from None
+    packet = packed_message(message, header)
+    return pack(packet.header, **packet.parts)
 
 
 def pack_reply(reply: Reply) -> RecordDict:
     """A reply."""
-    plain = {name: getattr(reply, name) for name in _PLAIN}
-    return pack(plain, update=reply.tensors, private=reply.private)
+    packet = packed_reply(reply)
+    return pack(packet.header, **packet.parts)
 
 
 def unpack_reply(records: RecordDict) -> Reply:
@@ -104,36 +64,29 @@ def unpack_reply(records: RecordDict) -> Reply:
     Raises:
         Unreadable: it is no reply, or one with values of other types than those of a reply.
     """
-    header, parts = unpack(records)
-    try:
-        client, examples, metrics, error, training = (header[name] for name in _PLAIN)
-        known = isinstance(client, str) and type(examples) is int and (error is None or isinstance(error, str))
-        numbers = all(type(value) in (int, float) for value in training.values())
-        if not known or not numbers or not all(_is_metric(value) for value in metrics.values()):
-            raise TypeError("a value of another type than that of a reply")
-        return Reply(client, examples, parts["update"], metrics, error, parts["private"], training)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise Unreadable(f"{type(error).__name__}: {error}") from None
+    return reply_of(unpack(records))
 
 
-def _is_metric(value: Any) -> bool:
-    """What a reply has in its metrics: a number, None where a measurement does not apply, or a list of numbers."""
-    numbers = value if isinstance(value, list) else [] if value is None else [value]
-    return all(type(number) in (int, float) for number in numbers)
+def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDict], RecordDict]:
+    """A program that answers packets, for records; it is given None where they cannot be read."""
+
+    def answer(records: RecordDict) -> RecordDict:
+        try:
+            packet = unpack(records)
+        except Unreadable:
+            packet = None
+        found = program(packet)
+        return pack(found.header, **found.parts)
+
+    return answer
 
 
 def _array(tensor: torch.Tensor) -> Array:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
-    return Array(_NAMES[tensor.dtype], tuple(tensor.shape), _STORED, data)
+    return Array(NAMES[tensor.dtype], tuple(tensor.shape), _STORED, raw(tensor).numpy().tobytes())
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    dtype, shape = _DTYPES.get(array.dtype), tuple(array.shape)
-    if array.stype != _STORED or dtype is None or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"an array of {array.dtype[:20]} {list(shape)} stored as {array.stype[:20]}")
-    if len(array.data) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{len(array.data)} bytes for {dtype} {list(shape)}")
-    if not array.data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(array.data), dtype=torch.uint8).view(dtype).reshape(shape)
+    if array.stype != _STORED:
+        raise ValueError(f"an array stored as {array.stype[:20]}")
+    data = torch.frombuffer(bytearray(array.data), dtype=torch.uint8) if array.data else torch.empty(0, dtype=torch.uint8)
+    return from_raw(array.dtype, tuple(array.shape), data)

@@ -9,10 +9,11 @@ from flwr.app import Message as Sent
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from .. import faults
 from ..base import Message, Reply
-from . import faults
-from .codec import Header, Unreadable, pack_message, unpack_reply
-from .members import Members, push
+from ..codec import Header, Unreadable
+from .codec import pack_message, unpack_reply
+from .members import Roster, push
 
 _PAUSES = (0.02, 0.5)  # seconds between two questions for replies: at first, and when nobody has answered for long
 _RETURN = 30.0  # seconds that a client may take to come again after Flower has seen that it is gone
@@ -32,7 +33,7 @@ class FlowerEngine:
         started: called with the client's name as its message is sent.
     """
 
-    def __init__(self, grid: Grid, members: Members, header: Header, started: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, grid: Grid, members: Roster, header: Header, started: Callable[[str], None] = lambda name: None) -> None:
         self._grid, self._members, self._header, self._started = grid, members, header, started
         self._gone: set[str] = set()
         """clients whose node was gone when they were asked last"""

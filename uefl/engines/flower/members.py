@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from .codec import Header, Tensors, Unreadable, pack, unpack
+from ..codec import Header, Tensors, Unreadable
+from .codec import pack, unpack
 
 _EVERY = 1.0  # seconds between two looks at the nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
 
 Report = tuple[Header, dict[str, Tensors]]
 """what a client says of itself when it is greeted"""
+
+
+class Roster(Protocol):
+    """Which node stands for which client."""
+
+    nodes: dict[str, tuple[int, str]]
+    """by name, the node and its activation"""
+
+    def look(self) -> list[str]:
+        """Names that have moved to another node or activation since the last look."""
+        ...
 
 
 class Members:

@@ -1,0 +1,64 @@
+"""An engine gives the numbers of the local one, bit for bit: the cases, and how a run over it is compared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.federated import tiny, tiny_sets
+from uefl.algorithms.base import registry
+from uefl.config import Config
+from uefl.data.federation import Federation
+from uefl.engines.base import Message
+
+
+def _settings(name: str) -> Config:
+    return tiny_sets.settings(name) if registry()[name].kind == "sets" else tiny.settings(name)
+
+
+CASES = {name: (_settings, name) for name in registry() if not name.startswith("toy")}
+CASES["ensemble"] = lambda name: tiny.settings("uefl", uncertainty="ensemble", members=2), ""
+CASES["newcomer"] = lambda name: tiny.settings("fedper", participation=0.5), ""
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def settings(case: str) -> Config:
+    """Of every algorithm, of an ensemble, and of clients that are measured only."""
+    make, name = CASES[case]
+    return make(name)
+
+
+def federation(cfg: Config) -> Federation:
+    """The one that belongs to a configuration; every process can make it for itself."""
+    if cfg.kind == "sets":
+        return tiny_sets.federation()
+    (arm,) = cfg.arms.values()
+    return tiny.federation(test_is_holdout=arm.algorithm == "uefl-published", unseen=cfg.run.participation < 1)
+
+
+def check_same(cfg: Config, engine: object) -> None:
+    """Over the end of the first iteration; nothing is asked of a run's end."""
+    local, other = (tiny.arm(cfg, federation(cfg), wrap)[0] for wrap in (lambda here: here, lambda here: engine))
+    for _ in range(5):
+        if not local.finished:
+            assert repr(other.turn()) == repr(local.turn())
+    tensors, plain = local.state()
+    found, found_plain = other.state()
+    assert plain == found_plain
+    assert list(tensors) == list(found)
+    assert all(torch.equal(tensors[name], found[name]) for name in tensors)
+
+
+def messages(cfg: Config) -> dict[str, Message]:
+    """The first round's, to every client."""
+    caught: dict[str, Message] = {}
+
+    class Catcher:
+        def round(self, messages, deadline):
+            caught.update(messages)
+            raise KeyboardInterrupt
+
+    arm = tiny.arm(cfg, federation(cfg), lambda local: Catcher())[0]
+    with pytest.raises(KeyboardInterrupt):
+        arm.turn()
+    return caught

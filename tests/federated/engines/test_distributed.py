@@ -1,0 +1,101 @@
+"""Real workers over gloo: the numbers of the local engine, and what a client or a worker that fails costs."""
+
+import shutil
+from contextlib import contextmanager
+
+import pytest
+
+from tests.federated import tiny
+from tests.federated.engines import tiny_worker
+from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
+from uefl.deploy.workers import on_workers
+from uefl.errors import RunError
+from uefl.lazy import Lazy
+
+
+@contextmanager
+def crew():
+    with on_workers(2, "cpu", lambda line: None, "this", "tests.federated.engines.tiny_worker") as started:
+        yield started
+        folder = started._processes.folder
+    shutil.rmtree(folder, ignore_errors=True)  # the logs stay where they tell of an error
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with crew() as started:
+        yield started
+
+
+def engine(workers, cfg, started=lambda name: None):
+    workers.take(cfg, federation(cfg))
+    return workers.engine("arm", started)
+
+
+@every_case
+def test_every_algorithm_is_the_same_bit_for_bit(workers, case):
+    cfg = settings(case)
+    check_same(cfg, engine(workers, cfg))
+
+
+def test_replies_come_by_name_and_the_model_goes_to_a_worker_once(workers, monkeypatch):
+    cfg, started, sent = tiny.settings("fedavg"), [], []
+    one = engine(workers, cfg, started.append)
+    ask = one._crew.ask
+    monkeypatch.setattr(one._crew, "ask", lambda rank, packet: sent.append((rank, list(packet.parts["broadcast"]))) or ask(rank, packet))
+    assert one.clients() == ["silo-0", "silo-1", "silo-2"]
+    replies = [(reply.error, reply.client) for reply in one.round(messages(cfg))]
+    assert replies == [(None, "silo-0"), (None, "silo-1"), (None, "silo-2")]
+    assert sorted(started) == one.clients()
+    assert sorted(sent) == [(1, []), (1, ["values", "buffers"]), (2, ["values", "buffers"])]
+
+
+def test_a_tensor_that_was_changed_in_place_is_sent_again(workers):
+    cfg = tiny.settings("fedavg")
+    one, asked = engine(workers, cfg), messages(cfg)
+    values = asked["silo-0"].tensors["values"]
+    ways = [[], []]
+    for changed, found in enumerate(ways):
+        message = {"silo-0": asked["silo-0"], "silo-2": asked["silo-2"]}  # of one worker
+        broken = Lazy(message, lambda name, changed=changed, message=message: _halved(message[name], changed and name == "silo-2"))
+        found += [reply.training["train_loss"] for reply in one.round(broken)]
+    assert values is asked["silo-2"].tensors["values"]
+    assert ways[0][0] == ways[1][0]
+    assert ways[0][1] != ways[1][1]
+
+
+def _halved(message, really):
+    if really:
+        message.tensors["values"].mul_(0.5)
+    return message
+
+
+def test_a_client_that_raises_says_a_code_and_no_text(workers):
+    cfg = tiny.settings("fedavg", quorum=0.5, seed=tiny_worker.RAISES)
+    arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: engine(workers, cfg))
+    arm.turn()
+    (line,) = arm.left_out
+    assert line["client"] == "silo-1"
+    assert "computation" in line["left_out"]
+    assert not any("patient" in line for line in notices)
+
+
+def test_a_client_that_is_late_is_given_up_and_its_answer_dropped_when_it_comes(workers):
+    cfg = tiny.settings("fedavg", seed=tiny_worker.LATE)
+    one, asked = engine(workers, cfg), messages(cfg)
+    assert [reply.error for reply in one.round(asked, deadline=1.0)] == [None, "deadline passed", None]
+    assert [reply.error for reply in one.round(asked)] == [None, None, None]
+
+
+def test_a_worker_that_dies_ends_the_run_with_a_line_and_the_others_with_it():
+    cfg, begun = tiny.settings("fedavg", seed=tiny_worker.DIES), []
+
+    def run():
+        with crew() as workers:
+            one = engine(workers, cfg)
+            begun.extend(workers._processes.all.values())
+            list(one.round(messages(cfg)))
+
+    with pytest.raises(RunError, match="worker-2 has ended: killed by SIGKILL; go on with: this"):
+        run()
+    assert [process.poll() is not None for process in begun] == [True, True]

@@ -1,0 +1,39 @@
+"""A packet as bytes comes back bit for bit; what is damaged is refused."""
+
+import math
+
+import pytest
+import torch
+
+from uefl.engines.codec import DTYPES, Packet, Unreadable, decode, encode
+
+HEADER = {"text": 'a "word"\n', "number": 0.1 + 0.2, "nothing": None, "list": [1, math.inf]}
+
+
+def same(a, b):
+    assert list(a) == list(b)
+    for name in a:
+        assert (a[name].dtype, a[name].shape) == (b[name].dtype, b[name].shape)
+        assert torch.equal(a[name].contiguous().view(-1).view(torch.uint8), b[name].contiguous().view(-1).view(torch.uint8))
+
+
+def test_a_packet_comes_back():
+    tensors = {name: (torch.randn(3, 5) * 3).to(dtype) for name, dtype in DTYPES.items()}
+    odd = {"empty": torch.empty(0, 4), "scalar": torch.tensor(2.5), "": torch.ones(2, dtype=torch.bool), "turned": torch.randn(2, 3).t()}
+    found = decode(encode(Packet(HEADER, {"z": tensors, "a": odd, "none": {}})))
+    assert found.header == HEADER
+    assert list(found.parts) == ["z", "a", "none"]
+    same(found.parts["z"], tensors)
+    same(found.parts["a"], odd)
+
+
+def test_what_arrives_shares_nothing_with_what_was_sent():
+    x = torch.zeros(3)
+    decode(encode(Packet({}, {"p": {"x": x}}))).parts["p"]["x"] += 1
+    assert torch.equal(x, torch.zeros(3))
+
+
+@pytest.mark.parametrize("damage", [lambda f: f[:-8], lambda f: f[:4], lambda f: f[8:], lambda f: torch.zeros_like(f)])
+def test_a_damaged_packet_is_refused(damage):
+    with pytest.raises(Unreadable):
+        decode(damage(encode(Packet(HEADER, {"p": {"x": torch.ones(4)}}))))

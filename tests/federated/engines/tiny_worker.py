@@ -1,0 +1,52 @@
+"""A worker, and an actor of Ray, with the clients of the tests. By the run's seed, silo-1 raises, is late, or kills its process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from tests.federated.engines.conformance import federation
+from uefl.deploy.silo import SiloProgram
+from uefl.deploy.worker import work
+
+RAISES, LATE, DIES = 101, 102, 103
+
+
+class Tiny:
+    name = None
+
+    def federation(self, cfg):
+        return replace(federation(cfg), manifest={"silos": {}, "unseen": {}})
+
+    def data(self, client, cfg, classes, channels):
+        if client == "silo-1" and cfg.run.seed == RAISES:
+            raise RuntimeError("patient 7")
+        if client == "silo-1" and cfg.run.seed == LATE:
+            time.sleep(2)
+        if client == "silo-1" and cfg.run.seed == DIES:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = federation(cfg)
+        return next(silo for silo in (*found.silos, *found.unseen) if silo.name == client).load()
+
+
+@cache
+def _program():
+    from uefl.engines.flower.codec import on_records
+
+    return on_records(SiloProgram(Tiny(), torch.device("cpu")))
+
+
+def answer(records):
+    return _program()(records)
+
+
+if __name__ == "__main__":
+    folder, rank, size, device, parent = sys.argv[1:]
+    work(Path(folder), int(rank), int(size), device, int(parent), Tiny())

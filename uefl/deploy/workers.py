@@ -1,0 +1,126 @@
+"""The server's side of a run whose clients are dealt over workers on this machine, started here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from ..config import Config
+from ..data import build
+from ..data.federation import Federation
+from ..engines import faults
+from ..engines.codec import Packet
+from ..engines.distributed.engine import DistributedEngine
+from ..engines.distributed.group import Crew, Group, Lost
+from ..errors import RunError
+from .processes import Processes, note_crowd
+from .setting import Setting, greeting, task
+
+Notice = Callable[[str], None]
+_MOMENT = 5.0  # seconds
+
+
+@contextmanager
+def on_workers(count: int, device: str, notice: Notice, go_on: str, module: str = "uefl.deploy.worker") -> Iterator[Workers]:
+    """Processes that end with the context.
+
+    Args:
+        count: of the workers.
+        device: theirs, ``cpu`` or ``cuda``.
+        notice: called with a line for the user.
+        go_on: the command that goes on with the run.
+        module: the program of a worker.
+
+    Raises:
+        RunError: a worker has ended in the middle of the run.
+    """
+    processes = Processes("uefl-workers-")
+    with ExitStack() as stack:
+        try:
+            yield Workers(count, device, notice, processes, stack, module)
+        except Lost as error:
+            raise RunError(f"{_who_ended(processes) or error}; go on with: {go_on}") from None
+        finally:  # before the stack is left, in which threads wait for their last words
+            logs = processes.stop()
+            if logs is not None:
+                notice(f"what the workers say of their failures is in {logs}")
+
+
+def _who_ended(processes: Processes) -> str | None:
+    """Its connection closes a moment before a process can be seen to have ended."""
+    until = time.monotonic() + _MOMENT
+    while time.monotonic() < until:
+        for name in processes.all:
+            if (why := processes.ended(name)) is not None:
+                return f"{name} has ended: {why}"
+        time.sleep(0.02)
+    return None
+
+
+class Workers:
+    """A run over workers: its federation, and an engine for each of its arms.
+
+    Args:
+        count: of the workers.
+        device: theirs, ``cpu`` or ``cuda``.
+        notice: called with a line for the user.
+        processes: starts them.
+        stack: is left once they have ended.
+        module: their program.
+    """
+
+    def __init__(self, count: int, device: str, notice: Notice, processes: Processes, stack: ExitStack, module: str) -> None:
+        self._count, self._device, self._notice = count, device, notice
+        self._processes, self._stack, self._module = processes, stack, module
+        self._crew: Crew | None = None
+
+    def federation(self, cfg: Config, data_root: Path | None) -> Federation:
+        """Build the federation here, and see that the workers build the same.
+
+        Raises:
+            UserError: the clients cannot be built.
+            RunError: a worker does not start, or has other images.
+        """
+        federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
+        self.take(cfg, federation, data_root)
+        return federation
+
+    def take(self, cfg: Config, federation: Federation, data_root: Path | None = None) -> None:
+        """Have the workers stand for the clients of a federation; they are started the first time."""
+        if self._crew is None:
+            self._crew = self._start(data_root)
+        for _ in [self._crew.ask(rank, Packet(greeting(cfg), {})) for rank in self._crew.ranks]:
+            while (found := self._crew.answer(1.0)) is None:
+                pass
+            header, _ = found[1]
+            if header["error"] is not None or header["federation"] != federation.digest:
+                why = "it has other images than the server" if header["error"] is None else faults.words(header["error"])
+                raise RunError(f"a worker takes no part: {why}")
+        self._names = [silo.name for silo in (*federation.silos, *federation.unseen)]
+        self._setting = Setting.of(cfg, federation, torch.get_num_threads())
+
+    def engine(self, arm: str, started: Callable[[str], None]) -> DistributedEngine:
+        """The clients in one arm."""
+        assert self._crew is not None
+        return DistributedEngine(self._crew, self._names, task(self._setting, arm), started)
+
+    def _start(self, data_root: Path | None) -> Crew:
+        note_crowd(self._count, self._device, self._notice)
+        size, root = str(self._count + 1), [] if data_root is None else [str(data_root)]
+        for rank in range(1, self._count + 1):
+            place = (str(self._processes.folder), str(rank), size, self._device, str(os.getpid()))
+            self._processes.start(f"worker-{rank}", self._module, *place, *root)
+
+        def check() -> None:
+            for name in self._processes.all:
+                if (last := self._processes.ended(name)) is not None:
+                    raise RunError(f"{name} ended before the run began: {last}")
+
+        crew = Crew(Group(self._processes.folder, 0, self._count + 1, check), self._count)
+        self._stack.callback(crew.close)
+        return crew

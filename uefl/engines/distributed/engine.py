@@ -1,0 +1,103 @@
+"""One message per client and round to workers on this machine, each of which has a share of the clients and one network."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+
+import torch
+
+from .. import faults
+from ..base import Message, Reply
+from ..codec import Header, Packet, packed_message, reply_of
+from .group import Crew, Group, Lost
+
+_AHEAD = 4  # messages for each worker that may be out, or answered, before the reply that is next: the memory of a round
+_PAUSE = 0.5  # seconds
+
+
+class DistributedEngine:
+    """Clients dealt over the workers of a crew by their number among all, so that a worker reads the images of its own ones alone.
+
+    A tensor that one worker's last message had under the same name, the model above all, is not sent to it again.
+
+    Args:
+        crew: the workers.
+        clients: all names.
+        header: what a worker has to know to do a client's work, with every message.
+        started: called with the client's name as its message is sent.
+    """
+
+    def __init__(self, crew: Crew, clients: Iterable[str], header: Header, started: Callable[[str], None] = lambda name: None) -> None:
+        self._crew, self._header, self._started = crew, header, started
+        self._rank = {name: crew.ranks[i % len(crew.ranks)] for i, name in enumerate(sorted(clients))}
+        self._sent: dict[int, dict[str, tuple[torch.Tensor, int]]] = {}
+        """by rank, the tensors of its last message in this round, and how often each had been changed in place"""
+
+    def clients(self) -> list[str]:
+        """Names of the clients, sorted."""
+        return list(self._rank)
+
+    def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
+        """Yield the replies by name; past the deadline, an error for each that is missing.
+
+        Raises:
+            Lost: a worker has ended.
+        """
+        end = None if deadline is None else time.monotonic() + deadline
+        names = sorted(messages)
+        queues = {rank: deque(i for i, name in enumerate(names) if self._rank[name] == rank) for rank in self._crew.ranks}
+        awaited: dict[int, str] = {}
+        arrived: dict[str, Reply] = {}
+        self._sent = {}
+        for i, name in enumerate(names):
+            while name not in arrived:
+                left = _PAUSE if end is None else end - time.monotonic()
+                if left <= 0:
+                    arrived |= {late: Reply(late, error="deadline passed") for late in names[i:] if late not in arrived}
+                    break
+                for rank, queue in queues.items():
+                    if queue and queue[0] < i + _AHEAD * len(queues) and self._crew.idle(rank):
+                        client = names[queue.popleft()]
+                        self._started(client)
+                        awaited[self._send(rank, client, messages[client])] = client
+                found = self._crew.answer(min(left, _PAUSE))
+                if found is not None and found[0] in awaited:  # else it is late, of a round before
+                    client = awaited.pop(found[0])
+                    arrived[client] = self._reply(found[1], client)
+            yield arrived.pop(name)
+        self._sent = {}
+
+    def _send(self, rank: int, client: str, message: Message) -> int:
+        there = self._sent.get(rank, {})
+        self._sent[rank] = {name: (tensor, tensor._version) for name, tensor in message.tensors.items()}
+        new = {name: tensor for name, tensor in message.tensors.items() if not _is_there(tensor, there.get(name))}
+        packet = packed_message(message, self._header | {"client": client, "broadcast": list(message.tensors)})
+        return self._crew.ask(rank, Packet(packet.header, packet.parts | {"broadcast": new}))
+
+    def _reply(self, packet: Packet, name: str) -> Reply:
+        reply = reply_of(packet)
+        return reply if reply.error is None else Reply(name, error=faults.words(reply.error))
+
+
+def _is_there(tensor: torch.Tensor, sent: tuple[torch.Tensor, int] | None) -> bool:
+    return sent is not None and sent[0] is tensor and sent[1] == tensor._version
+
+
+def serve(group: Group, program: Callable[[Packet], Packet]) -> None:
+    """Be a worker: answer the packets of the server until it ends.
+
+    Args:
+        group: that both are in.
+        program: must not raise.
+    """
+    kept: dict[str, torch.Tensor] = {}
+    with suppress(Lost):
+        while True:
+            header, parts = group.receive(0)
+            if "broadcast" in parts:
+                there = kept | parts["broadcast"]
+                kept = parts["broadcast"] = {name: there[name] for name in header["broadcast"]}
+            group.send(program(Packet(header, parts)), 0)
