@@ -235,7 +235,11 @@ class UEFL(Quantised):
         return {"codewords": size, "extended": client in state.plain["extended"]}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7)."""
+        """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7).
+
+        Raises:
+            RunError: no client sent what decides.
+        """
         p = self.parameters
         if p.extend in ("all", "none"):
             state.plain["pending"] = list(self.context.clients) if p.extend == "all" else []
