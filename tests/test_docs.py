@@ -8,6 +8,8 @@ import inspect
 import itertools
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,13 @@ def test_every_page_is_in_the_navigation():
     assert named == pages - results
     linked = "\n".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in named)
     assert {page for page in results if f"({page})" not in linked} == set()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_only_its_owner_reads_the_secret_of_the_guide(tmp_path):
+    (command,) = (line for line in (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").splitlines() if "openssl rand" in line)
+    subprocess.run(["sh", "-c", f"umask 022; {command}"], cwd=tmp_path, check=True)
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
 
 
 def test_links_out_of_the_docs_become_text(monkeypatch):
