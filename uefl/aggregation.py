@@ -231,6 +231,8 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
         if kept is None or kept.dtype != mine.dtype or kept.shape != mine.shape:
             return f"its private {name} is missing, or of another shape or type than before"
     for name, kept in reply.private.items():
+        if name == "__metadata__" or not name.isprintable():  # a file of safetensors cannot hold it
+            return f"it keeps a tensor called {name!r}"
         if not bool(torch.isfinite(kept).all()):
             return f"its private {name} is not finite"
     return None

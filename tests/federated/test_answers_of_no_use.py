@@ -1,6 +1,7 @@
 """Numbers that a client may send over the wire and that no client of ours does: they cost its answer, never the run."""
 
 import pytest
+import torch
 
 from tests.federated.tiny import arm, finish, settings
 from uefl.engines.codec import decode, encode, packed_reply, reply_of
@@ -67,6 +68,12 @@ def test_a_number_of_examples(claim):
 def test_a_training_loss():
     notices, _ = outcome(lambda reply: reply.training.update(train_loss=10**400))
     assert any(line.startswith("round 1: left out silo-1: its train_loss is 1000") for line in notices)
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "\ud800", "a\nb"])
+def test_a_private_tensor_that_no_file_holds(name):
+    notices, _ = outcome(lambda reply: reply.private.update({name: torch.zeros(2)}))
+    assert f"round 1: left out silo-1: it keeps a tensor called {name!r}" in notices
 
 
 def without_entropy(reply):
