@@ -8,6 +8,8 @@ import inspect
 import itertools
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,8 +57,9 @@ def test_python_of_the_guides_runs_alone(page, number, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
 def test_runs_that_a_page_names_can_be_configured(page):
-    for command in re.findall(r"\buefl train [a-z][^\n`;#|)]*", page.read_text(encoding="utf-8")):
-        _, _, source, *options = shlex.split(command.rstrip("\\ "))  # which may go on in the next line
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")  # a command may go on in the next line
+    for command in re.findall(r"\buefl train [a-z][^\n`;#|)]*", text):
+        _, _, source, *options = shlex.split(command)
         settings = [value for option, value in itertools.pairwise(options) if option == "--set" and "$" not in value]
         if not source.endswith(".toml"):
             config.load(source, settings)
@@ -86,7 +89,18 @@ def test_entries_say_shapes_errors_source_and_what_they_are_equal_to(name):
 def test_every_page_is_in_the_navigation():
     """Which `make docs` refuses otherwise."""
     named = set(re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
-    assert named == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    results = {page for page in pages if page.startswith("results/")}  # for which other pages stand there, with links
+    assert named == pages - results
+    linked = "\n".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in named)
+    assert {page for page in results if f"({page})" not in linked} == set()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_only_its_owner_reads_the_secret_of_the_guide(tmp_path):
+    (command,) = (line for line in (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").splitlines() if "openssl rand" in line)
+    subprocess.run(["sh", "-c", f"umask 022; {command}"], cwd=tmp_path, check=True)
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
 
 
 def test_links_out_of_the_docs_become_text(monkeypatch):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .algorithms.base import Algorithm, State
     from .config import Run
 
+_MOST_EXAMPLES = 2**53  # beyond it float64 does not count
+
 
 class Mean(Protocol):
     """A running average of tensors of one shape, of any floating type."""
@@ -201,7 +203,7 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
     """
     if reply.error is not None:
         return reply.error
-    if not (math.isfinite(reply.examples) and reply.examples >= 1):
+    if not 1 <= reply.examples <= _MOST_EXAMPLES:
         return f"it claims {reply.examples} examples"
     loss = reply.training.get("train_loss")
     if isinstance(loss, float) and not math.isfinite(loss):
@@ -229,6 +231,8 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
         if kept is None or kept.dtype != mine.dtype or kept.shape != mine.shape:
             return f"its private {name} is missing, or of another shape or type than before"
     for name, kept in reply.private.items():
+        if name == "__metadata__" or not name.isprintable():  # a file of safetensors cannot hold it
+            return f"it keeps a tensor called {name!r}"
         if not bool(torch.isfinite(kept).all()):
             return f"its private {name} is not finite"
     return None

@@ -16,7 +16,7 @@ from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace
 from uefl import config
 from uefl.aggregation import WeightedMean
-from uefl.algorithms.base import registry
+from uefl.algorithms.base import Algorithm, registry
 from uefl.deploy.setting import Setting
 from uefl.engines.base import Reply
 from uefl.errors import UserError
@@ -312,6 +312,18 @@ def test_an_algorithm_that_lies_about_its_averages_is_found_out():
 
     with pytest.raises(TypeError, match="must say only_the_model = False"):
         privacy().averages(Plain({"a": Other()}), None)
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_a_tensor_that_a_client_keeps_is_found_out(mode):
+    class Keeper(Algorithm):
+        def before_round(self, work):
+            work.private["seen"] = torch.zeros(1)
+
+    cfg = settings("fedavg", **(PRIVATE | LITTLE | {"privacy": mode}))
+    one, *_ = arm(cfg, federation(), algorithm=Keeper(), privacy=Privacy(cfg.run, SECRET))
+    with pytest.raises(TypeError, match=r"Keeper: work\.private has 'seen', which no noise hides; .* only_the_model = False"):
+        finish(one)
 
 
 # --- the network -------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_an_extension_waits_until_its_client_takes_part():
     assert waiting
     while not one.finished:
         one.turn()
-        (client,) = one._participants.of(one.round - 1)
+        (client,) = one.participants.of(one.round - 1)
         assert client not in state(one).plain["pending"]
 
 

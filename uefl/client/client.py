@@ -185,6 +185,9 @@ class Client:
         result = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
         update, kept = algorithm.update(work), work.private | self._workspace.private()
         run = self._workspace.context.run
+        if run.privacy != "none" and kept:
+            name = f"{type(algorithm).__name__}: work.private has {min(kept)!r}"
+            raise TypeError(f"{name}, which no noise hides; the algorithm must say only_the_model = False")
         if run.privacy == "local":
             update = Privacy(run, self._key).hidden(update, work.message.tensors, self.name, work.round)
         work.metrics = {name: float(value) for name, value in (work.noted() | work.metrics).items()}

@@ -91,6 +91,11 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
     return result | counts | recorded(own, f"{type(algorithm).__name__}.measure")
 
 
+def list_lengths(classes: int) -> dict[str, int]:
+    """The metrics that are lists, and how long each is."""
+    return {"reliability": 2 * _BINS, "confusion": classes * classes, "confidence": _BINS}
+
+
 def _counts(probs: torch.Tensor, labels: torch.Tensor) -> Metrics:
     """What a report draws of the predictions, in numbers that do not grow with the images.
 

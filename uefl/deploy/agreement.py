@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,10 +18,13 @@ from ..data.prepare import PixelCounts, Preparation
 from ..data.sources import own_sets
 from ..data.unlabeled import USE, LabeledRows, Reach, certain, of_all
 from ..engines import faults
-from ..engines.flower.members import Report
 from ..errors import UserError
 
+if TYPE_CHECKING:
+    from ..engines.flower.members import Report
+
 Shape = tuple[int, int, int]
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def check_asked(cfg: Config) -> None:
@@ -49,24 +53,44 @@ def refused(report: Report) -> str | None:
     """Why a node that reports cannot be a silo of a run, or None."""
     header, parts = report
     if header.get("error") is not None:
-        return faults.words(header["error"])
+        return faults.words(str(header["error"]))
     try:
         check_names("silo", [str(header["client"])])
+        check_names("class", header["classes"])
+        check_names("version of torch", [header["torch"]])
         sizes = Sizes(**_sizes(header))
         classes, shape, counts = header["classes"], header["image_shape"], parts["pixels"]["counts"]
         whole = [sizes.train, sizes.holdout, sizes.test, *sizes.sets]
-        sound = all(isinstance(name, str) for name in classes) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
+        sound = (
+            isinstance(classes, list | tuple)
+            and header["kind"] in ("labeled", "sets")
+            and len(shape) == 3
+            and all(type(n) is int and n > 0 for n in shape)
+        )
         sound = sound and all(type(n) is int and n >= 0 for n in whole)
         if header["kind"] == "sets":
             reach = Reach(**header["reach"])
             sound = sound and len(reach.has) == len(classes) and all(type(one) is bool for one in [*reach.has, reach.full_rank])
+        sound = sound and _is_content(header["content"], len(classes))
         if not sound or counts.dtype != torch.int64 or list(counts.shape) != [shape[0], 256] or int(counts.min()) < 0:
             return "its report does not fit itself"
     except UserError as error:
         return str(error)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return "its report is not complete"
     return None
+
+
+def _is_content(content: Mapping[str, Mapping[str, Any]], classes: int) -> bool:
+    """Whether it is what a report says of splits, and nothing else: it goes into the manifest of the run."""
+    for part, split in content.items():
+        hashes, counts = {key: split[key] for key in split if key != "images_of_class"}, split.get("images_of_class", [0] * classes)
+        known = part in ("train", "holdout", "test") and "sha256" in hashes and hashes.keys() <= {"sha256", "sets_sha256"}
+        if not known or not all(_SHA256.fullmatch(value) for value in hashes.values()):
+            return False
+        if type(counts) is not list or len(counts) != classes or not all(type(n) is int and n >= 0 for n in counts):
+            return False
+    return "train" in content or "test" in content
 
 
 def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:

@@ -8,7 +8,7 @@ import logging
 import secrets
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -123,8 +123,11 @@ class SiloProgram:
         cfg = setting.cfg()
         make_repeatable(setting.threads or self._threads, self._device)
         arm = cfg.arms[name]
+        context = setting.context()
+        # every weight comes with a message: the server names no file that is opened here
+        context = replace(context, model=context.model.model_copy(update={"pretrained": False}))
         federation = Federation(cfg.kind, (), setting.classes, setting.image_shape, setting.mean, setting.std)  # type: ignore[arg-type]
-        return Workspace(find(arm.algorithm)(arm.parameters).bound(setting.context()), cfg.data, federation, self._device)
+        return Workspace(find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device)
 
 
 def _fault(client: str, code: str) -> Packet:

@@ -113,7 +113,10 @@ def from_raw(dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> torch.Te
         raise ValueError(f"an array of {dtype[:20]} {list(shape)}")
     if len(data) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{len(data)} bytes for {kind} {list(shape)}")
-    return data.view(kind).reshape(shape) if len(data) else torch.empty(shape, dtype=kind)
+    try:
+        return data.view(kind).reshape(shape) if len(data) else torch.empty(shape, dtype=kind)
+    except (RuntimeError, TypeError):  # 0 elements in a shape that no tensor may have
+        raise ValueError(f"an array of {len(shape)} dimensions, one of them too large") from None
 
 
 def encode(packet: Packet) -> torch.Tensor:

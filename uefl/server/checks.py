@@ -4,32 +4,53 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..algorithms.base import Record, State
+from ..client.evaluation import list_lengths
+from ..client.work import RESERVED
 from ..engines.base import Reply
 from ..errors import RunError
 
 _DIVERGED = 1e3  # times the first round's training loss: far beyond the swings of a run that learns
+_LARGEST = 3.4028234663852886e38  # of float32: sums of numbers up to this stay finite
 _LONGEST = 200  # characters of a reason, parts of which a client may have chosen
 _OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "left_out"))
 """keys of metrics.jsonl that say which line this is, which no client may say"""
 
 
-def unsound(reply: Reply) -> str | None:
-    """Why nothing of a reply can be used, or None: it is an error, or its metrics are none."""
+def unsound(reply: Reply, classes: int, columns: Collection[str] = ()) -> str | None:
+    """Why nothing of a reply can be used, or None: it is an error, or its metrics are none.
+
+    Args:
+        reply: of a client.
+        classes: how many there are.
+        columns: metrics of the algorithm that a report takes the mean of.
+    """
     if reply.error is not None:
         return reply.error
     taken = sorted(_OWN & (reply.metrics.keys() | reply.training.keys()))
-    return f"it sends a metric called {taken[0]}" if taken else not_finite(reply.metrics)
+    if taken:
+        return f"it sends a metric called {taken[0]}"
+    error = not_finite(reply.metrics)
+    if error is not None:
+        return error
+    lengths = list_lengths(classes)
+    for key in sorted(reply.metrics.keys() & RESERVED.union(columns)):
+        value, length = reply.metrics[key], lengths.get(key)
+        if length is not None and not (isinstance(value, list) and len(value) == length):
+            return f"its {key} is no list of {length} numbers"
+        if length is None and isinstance(value, list):
+            return f"its {key} is a list, expected one number"
+    return None
 
 
 def not_finite(values: Mapping[str, Any]) -> str | None:
-    """The first number that is NaN or infinite, in words; None: all are finite."""
+    """The first number that is NaN, infinite, or beyond float32, in words; None: all are finite."""
     for key, value in values.items():
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, float) and not math.isfinite(number):
+            if isinstance(number, (int, float)) and not abs(number) <= _LARGEST:
                 return f"its {key} is {number}; if the model has diverged, lower lr"
     return None
 

@@ -172,7 +172,7 @@ class Arm:
             name, message = reply.client, messages[reply.client]
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
-            error = unsound(reply)
+            error = unsound(reply, len(self.context.classes), self.members[0].columns)
             if name in measuring and error is None:
                 records.append(self._record(reply, each))
             reason = self._refused(reply, message) if error is None and name in training else error

@@ -91,6 +91,7 @@ def test_what_is_no_message_is_refused():
         RecordDict(),
         RecordDict({"header": ConfigRecord({"json": "no json"})}),
         RecordDict({"header": ConfigRecord({"json": "[]"})}),
+        RecordDict({"header": ConfigRecord({"json": "[" * 100_000})}),
     ):
         with pytest.raises(Unreadable):
             unpack(records)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from uefl.engines.codec import DTYPES, Packet, Unreadable, decode, encode
+from uefl.engines.codec import DTYPES, Packet, Unreadable, decode, encode, from_raw
 
 HEADER = {"text": 'a "word"\n', "number": 0.1 + 0.2, "nothing": None, "list": [1, math.inf]}
 
@@ -37,3 +37,9 @@ def test_what_arrives_shares_nothing_with_what_was_sent():
 def test_a_damaged_packet_is_refused(damage):
     with pytest.raises(Unreadable):
         decode(damage(encode(Packet(HEADER, {"p": {"x": torch.ones(4)}}))))
+
+
+@pytest.mark.parametrize("shape", [(2**62, 2**62, 0), (2**63, 0), (10**30, 0)])
+def test_no_elements_in_a_shape_beyond_all_tensors(shape):
+    with pytest.raises(ValueError, match="dimensions, one of them too large"):
+        from_raw("float32", shape, torch.empty(0, dtype=torch.uint8))

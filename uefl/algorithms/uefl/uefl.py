@@ -11,7 +11,7 @@ import torch
 from ...aggregation import Mean, WeightedMean
 from ...data.federation import Federation
 from ...engines.base import Expected, Message, Reply
-from ...errors import UserError
+from ...errors import RunError, UserError
 from ...seeds import derive
 from ...server.turn import Turn
 from ..base import Record, State, register
@@ -235,13 +235,24 @@ class UEFL(Quantised):
         return {"codewords": size, "extended": client in state.plain["extended"]}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7)."""
+        """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7).
+
+        Raises:
+            RunError: no client sent what decides.
+        """
         p = self.parameters
         if p.extend in ("all", "none"):
             state.plain["pending"] = list(self.context.clients) if p.extend == "all" else []
             return False
         by_entropy = p.criterion == "entropy"
-        measured = {record["client"]: record["holdout_entropy" if by_entropy else "holdout_nll"] for record in records}
+        needed = ("holdout_entropy", "holdout_entropy_se") if by_entropy else ("holdout_nll",)
+        lacking = [record["client"] for record in records if any(record.get(key) is None for key in needed)]
+        if lacking:  # a client's metrics are its own word
+            turn.notice(f"after iteration {turn.iteration + 1}: {', '.join(lacking)} sent no {needed[0]}, and cannot be extended")
+            records = [record for record in records if record["client"] not in lacking]
+        if not records:
+            raise RunError(f"no client sent its {needed[0]}, by which clients are extended; see what each of them logs")
+        measured = {record["client"]: record[needed[0]] for record in records}
         if state.plain["threshold"] is None or p.threshold == "current":
             state.plain["threshold"] = extension.threshold(measured, p)
             line = extension.unsure(state.plain["threshold"], measured, records) if by_entropy else None

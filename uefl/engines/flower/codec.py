@@ -41,7 +41,7 @@ def unpack(records: RecordDict) -> Packet:
         parts = {
             part: {name: _tensor(records.array_records[part][name]) for name in names} if names else {} for part, names in order.items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:  # the last of JSON that is nested without end
         raise Unreadable(f"{type(error).__name__}: {error}") from None
     return Packet(header, parts)
 

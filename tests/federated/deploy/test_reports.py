@@ -1,0 +1,74 @@
+"""A report of a silo is what a report may say, or it is refused: it goes into the manifest of a run and onto its screen."""
+
+import shutil
+
+import pytest
+import torch
+
+from tests.federated import tiny_sets
+from tests.federated.data.test_own_sets import ROWS, write
+from tests.federated.deploy.machines import images
+from uefl import config
+from uefl.deploy.agreement import refused
+from uefl.deploy.setting import greeting
+from uefl.deploy.silo import SiloProgram
+from uefl.deploy.sources import OwnFolder, own
+from uefl.engines.codec import Packet, decode, encode
+
+HASH = 64 * "0"
+
+
+@pytest.fixture
+def report(tmp_path):
+    images(tmp_path / "a", {"cat": 0, "dog": 1})
+    cfg = config.load({"data": {"source": str(tmp_path)}, "arms": {"arm": {"algorithm": "fedavg"}}})
+    found = SiloProgram(OwnFolder(tmp_path / "a", "a"), torch.device("cpu"))(Packet(greeting(cfg), {}))
+    return decode(encode(found))
+
+
+def test_an_honest_one(report):
+    assert refused(report) is None
+
+
+def test_one_of_sets(tmp_path):
+    whole = write(tmp_path / "whole")
+    shutil.copytree(whole / "clients" / "berlin", tmp_path / "berlin" / "clients" / "berlin")
+    rows = [f"berlin,{name},{','.join(map(str, shares))}" for name, shares in ROWS["berlin"].items()]
+    (tmp_path / "berlin" / "priors.csv").write_text("\n".join(["client,set,cat,dog", *rows]))
+    cfg = config.load({**tiny_sets.KEYS, "data": {"source": str(whole)}, "arms": {"arm": {"algorithm": "fedul"}}})
+    found = SiloProgram(own(tmp_path / "berlin", None), torch.device("cpu"))(Packet(greeting(cfg), {}))
+    assert refused(decode(encode(found))) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("error", ["memory"]),
+        ("kind", "other"),
+        ("classes", ["cat", "dog\x1b[2J"]),
+        ("classes", ["cat", "cat"]),
+        ("classes", "ab"),
+        ("torch", "2\n"),
+        ("torch", 2),
+        ("content", None),
+        ("content", {}),
+        ("content", {"../train": {"sha256": HASH}}),
+        ("content", {"train": {"sha256": "x"}}),
+        ("content", {"train": {"sha256": HASH, "images_of_class": [1]}}),
+        ("content", {"train": {"sha256": HASH, "images_of_class": [1, -1]}}),
+        ("content", {"train": {"sha256": HASH, "files": ["a.png"]}}),
+        ("content", {"train": 3}),
+    ],
+)
+def test_what_is_none_is_a_line(report, key, value):
+    report.header[key] = value
+    line = refused(report)
+    assert line
+    assert line.isprintable()
+
+
+def test_what_is_missing_is_a_line(report):
+    for key in ("classes", "content", "image_shape", "kind", "sizes", "torch"):
+        value = report.header.pop(key)
+        assert refused(report) == "its report is not complete", key
+        report.header[key] = value

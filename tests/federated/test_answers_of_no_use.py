@@ -1,0 +1,90 @@
+"""Numbers that a client may send over the wire and that no client of ours does: they cost its answer, never the run."""
+
+import pytest
+import torch
+
+from tests.federated.tiny import arm, finish, settings
+from uefl.engines.codec import decode, encode, packed_reply, reply_of
+from uefl.errors import RunError
+from uefl.report.folder import summarize
+from uefl.report.words import means
+
+
+class Changed:
+    """An engine, of which some clients' replies are changed before they travel."""
+
+    def __init__(self, engine, change, clients):
+        self.engine, self.change, self.names = engine, change, clients
+
+    def clients(self):
+        return self.engine.clients()
+
+    def round(self, messages, deadline):
+        for reply in self.engine.round(messages, deadline):
+            if reply.client in self.names:
+                self.change(reply)
+            yield reply_of(decode(encode(packed_reply(reply))))
+
+
+def outcome(change, clients=("silo-1",)):
+    one, _, notices = arm(settings("uefl", quorum=0.5), wrap=lambda engine: Changed(engine, change, clients))
+    records = finish(one)
+    assert means(records)
+    assert summarize(records)
+    return notices, {record["client"] for record in records if record["accuracy"] is not None}
+
+
+def measured(name, value):
+    def change(reply):
+        if reply.metrics:
+            reply.metrics[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("accuracy", [0.5], "its accuracy is a list, expected one number"),
+        ("holdout_entropy", [0.5], "its holdout_entropy is a list, expected one number"),
+        ("accuracy", 10**400, "its accuracy is 1000"),
+        ("nll", 1e300, "its nll is 1e+300"),
+        ("confusion", [1, 2], "its confusion is no list of 9 numbers"),
+        ("reliability", 0.5, "its reliability is no list of 30 numbers"),
+    ],
+)
+def test_metrics(name, value, reason):
+    notices, there = outcome(measured(name, value))
+    assert any(line.startswith(f"round 2: left out silo-1: {reason}") for line in notices)
+    assert there == {"silo-0", "silo-2"}
+
+
+@pytest.mark.parametrize("claim", [10**400, 10**30])
+def test_a_number_of_examples(claim):
+    notices, _ = outcome(lambda reply: setattr(reply, "examples", claim))
+    assert any(line.startswith("round 1: left out silo-1: it claims 1000") for line in notices)
+
+
+def test_a_training_loss():
+    notices, _ = outcome(lambda reply: reply.training.update(train_loss=10**400))
+    assert any(line.startswith("round 1: left out silo-1: its train_loss is 1000") for line in notices)
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "\ud800", "a\nb"])
+def test_a_private_tensor_that_no_file_holds(name):
+    notices, _ = outcome(lambda reply: reply.private.update({name: torch.zeros(2)}))
+    assert f"round 1: left out silo-1: it keeps a tensor called {name!r}" in notices
+
+
+def without_entropy(reply):
+    reply.metrics.pop("holdout_entropy", None)
+
+
+def test_who_does_not_say_its_entropy_is_not_extended():
+    notices, _ = outcome(without_entropy)
+    assert "after iteration 1: silo-1 sent no holdout_entropy, and cannot be extended" in notices
+
+
+def test_where_nobody_says_it_the_run_stops_with_a_line():
+    with pytest.raises(RunError, match="no client sent its holdout_entropy"):
+        outcome(without_entropy, ("silo-0", "silo-1", "silo-2"))
