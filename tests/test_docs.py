@@ -56,7 +56,7 @@ def test_python_of_the_guides_runs_alone(page, number, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
 def test_runs_that_a_page_names_can_be_configured(page):
     for command in re.findall(r"\buefl train [a-z][^\n`;#|)]*", page.read_text(encoding="utf-8")):
-        _, _, source, *options = shlex.split(command)
+        _, _, source, *options = shlex.split(command.rstrip("\\ "))  # which may go on in the next line
         settings = [value for option, value in itertools.pairwise(options) if option == "--set" and "$" not in value]
         if not source.endswith(".toml"):
             config.load(source, settings)

@@ -165,7 +165,7 @@ def smallest(cfg: Config) -> Iterator[Config]:
         draws = cfg.kind == "labeled" and find(of_arm["algorithm"]).draws and not ensemble
         keys["run"] = {"precision": "fp32", "evaluation": 1.0} | ({"passes": 2} if draws else {}) | ({"members": 2} if ensemble else {})
         smaller = {"codewords": 4, "codebook_after": min(1, of_arm.get("codebook_after", 0)), "samples": 2, "head_epochs": 1}
-        if not isinstance(of_arm.get("personal", False), bool):
+        if isinstance(of_arm.get("personal"), (list, tuple)):
             smaller |= {"personal": [["silo-0"], ["silo-1"]]}  # each client is in a list, and there are two
         table = cfg.table() | {"arms": {name: of_arm | {key: value for key, value in smaller.items() if key in of_arm}}}
         yield config.load(table, **keys)
