@@ -243,7 +243,7 @@ ALLOWED = {
     },
     "local": {"api.py", "cli.py", "stage.py", *("client.py", "config.py", "privacy.py", "sections.py")},
 }
-"""names of algorithms that are also those of something else, here the package, an engine and a kind of privacy, and the files that name that"""
+"""names of algorithms that are also those of something else (the package, an engine, a kind of privacy), and the files that name that"""
 
 
 def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
