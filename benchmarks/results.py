@@ -155,9 +155,10 @@ def page(files: list[Path]) -> str:
     """docs/measured.md: what was measured, machine by machine."""
     parts = [
         "# Measured",
-        "Written by `python -m benchmarks.results > docs/measured.md` out of [benchmarks/results](../benchmarks/results), which has\n"
-        "the answers of all peers, their errors and versions too. A row of ours names the instruction sets, the best first; times\n"
-        "faster has one number for each. What rows and rulers are: [benchmarks/README.md](../benchmarks/README.md).",
+        "`python -m benchmarks.results > docs/measured.md` writes this page out of [benchmarks/results](../benchmarks/results),\n"
+        'which also has all peers, the errors of their answers, and their versions. The column "ours ms" names the instruction sets,\n'
+        'the best one first; "times faster" has one number for each of them. [benchmarks/README.md](../benchmarks/README.md) says what\n'
+        "rows and rulers are.",
     ]
     for path in files:
         rows = load(path)

@@ -11,10 +11,10 @@ _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 
 def write_nearest_characters() -> None:
     """Have stdout and stderr never fail for a character that they lack."""
-    codecs.register_error("uefl", _nearest_character)
+    codecs.register_error("nearest-character", _nearest_character)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="uefl")
+            stream.reconfigure(errors="nearest-character")
 
 
 def _nearest_character(error: UnicodeError) -> tuple[str, int]:

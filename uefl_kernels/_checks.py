@@ -29,6 +29,20 @@ def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.d
         raise ValueError(f"{op}: {name} is on {tensor.device}, which has no float64; move it to the CPU")
 
 
+def packed(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The contiguous tensor; RuntimeError in one line where no memory holds the copy: from C++ it would come with a page of frames."""
+    if torch.compiler.is_compiling() or tensor.is_contiguous():
+        return tensor.contiguous()
+    try:
+        return tensor.contiguous()
+    except RuntimeError as error:
+        size = tensor.numel() * tensor.element_size()
+        reason = str(error).partition("\n")[0]
+        raise type(error)(
+            f"{op}: a contiguous copy of {name} {list(tensor.shape)} takes {size:,} bytes; give fewer rows ({reason})"
+        ) from None
+
+
 def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
     """Raise RuntimeError for a dual tensor of forward-mode differentiation, whose derivative would be lost without a word, and for one of
     ``torch.func.grad``, which the autograd of these ops does not know.

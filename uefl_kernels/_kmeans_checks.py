@@ -71,7 +71,8 @@ def check_request(
 def _integer(op: str, name: str, value: Any) -> int:
     number = as_integer(value)
     if number is None:
-        raise TypeError(f"{op}: {name} must be an int, got {value!r}")
+        got = type(value).__name__ if getattr(value, "ndim", 0) else repr(value)  # the elements of an array take many lines
+        raise TypeError(f"{op}: {name} must be an int, got {got}")
     return number
 
 

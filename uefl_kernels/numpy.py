@@ -54,6 +54,7 @@ def vq_assign(
         TypeError: no array, a dtype other than float32 and float64, or masked values.
         ValueError: shapes, metric or precision that do not fit.
         RuntimeError: the codebook is not finite.
+        MemoryError: the codebook is not contiguous, and no memory holds the copy.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eq. 1.
 
@@ -66,6 +67,10 @@ def vq_assign(
         raise ValueError(f"vq_assign: precision {precision!r} is not known, expected 'exact' or 'fast'")
     threads = _threads("vq_assign", threads)
     x, codebook = _floats("vq_assign", "x", x), _floats("vq_assign", "codebook", codebook)
+    try:  # here, since the conversion of pybind11 loses the error
+        codebook = np.require(codebook, requirements=("C", "A"))
+    except MemoryError as error:
+        raise MemoryError(f"vq_assign: codebook {list(codebook.shape)}: {error}; give fewer rows") from None
     indices: npt.NDArray[np.int64] = _host.vq_assign(x, codebook, metric=metric, exact=precision == "exact", threads=threads)
     return indices
 

@@ -64,7 +64,7 @@ class Lloyd {
   std::vector<int64_t> labels_;
   std::optional<KMeansBounds> bounds_, sample_;  // of all rows, where they pay, and of some, by which that is seen
   std::vector<int64_t> sample_labels_;
-  int64_t few_ = 8;  // one of so many distances is few: scored one by one they take as long as a search of all
+  int64_t one_in_ = 8;  // bounds pay while they leave one distance in so many: more take, one by one, as long as a search of all
   double inertia_ = 0;
   int64_t iterations_ = 0;
 };
@@ -101,7 +101,7 @@ bool Lloyd::assign() {
     };
     const bool changed =
         kmeans_step(rows_of(dense_), kBlockRows, finder, centres_.data(), units_, parallel, labels_.data(), totals_, nullptr);
-    if (filled && scored > dense_.n * k_ / few_) bounds_.reset(), few_ *= 2;
+    if (filled && scored > dense_.n * k_ / one_in_) bounds_.reset(), one_in_ *= 2;
     return changed;
   }
   const Search search({centres_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2, true, "kmeans", parallel);
@@ -113,13 +113,13 @@ bool Lloyd::assign() {
 bool Lloyd::bounds_pay() {
   if (KMeansBounds::width(k_) > dense_.d || dense_.n < kLeastRows || max_iter_ - iterations_ < kLeastRounds) return false;
   if (isa() >= Isa::avx512vnni && !on_every_shape()) return false;  // whose search is as fast
-  bool few = false;
+  bool pay = false;
   if (sample_) {
     sample_->follow(centres_, on_this_thread);
-    few = sample_->assign(0, sample_->rows(), sample_labels_.data()) <= sample_->rows() * k_ / few_;
+    pay = sample_->assign(0, sample_->rows(), sample_labels_.data()) <= sample_->rows() * k_ / one_in_;
   }
   sample_.reset();
-  if (few) return true;
+  if (pay) return true;
   sample_.emplace(dense_, dense_.n / kSampleRows, centres_, on_this_thread);
   sample_labels_.assign(sample_->rows(), 0);
   sample_->assign(0, sample_->rows(), sample_labels_.data());

@@ -7,7 +7,8 @@
 //   2. accept the best where the gap exceeds the error bound of common/certificate.h;
 //   3. score the other rows again and evaluate the few codewords within the bound of the best by the definition.
 // Long codewords are scored in half the bits before that (vq_prefilter.h): only rows with many codewords within the larger bound go
-// on to 1. Of few, each is scored in float32, and those that this leaves possible are evaluated by the definition.
+// on to 1. Where few codewords are left, each of them is scored in float32, and those that are still possible are evaluated by the
+// definition.
 // So the result depends on the row alone: not on the instruction set, the tile, the batch or the number of threads.
 #pragma once
 

@@ -179,6 +179,16 @@ def test_silos_of_any_name_are_drawn(tmp_path, clients):
     assert all(len(line) < 1000 for line in text.splitlines())
 
 
+@pytest.mark.usefixtures("drawn")
+def test_classes_of_any_name_are_drawn(tmp_path):
+    with_samples(run_folder.write(tmp_path, classes=["a", "肺炎", "c", "d"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns of letters that it lacks
+        write_report(tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
+    assert page.text.count("class 2: 肺炎.") == 2  # below accuracy by class, and below the confusion
+
+
 def test_one_is_one():
     assert (count(1, "round"), count(2, "round"), count(0, "round")) == ("1 round", "2 rounds", "0 rounds")
 

@@ -276,6 +276,7 @@ REFUSED = {
     "too many clusters": (lambda: kmeans(X, 7), ValueError, r"^kmeans: 7 clusters need at least 7 rows, got 6; lower k or give more data"),
     "no clusters": (lambda: kmeans(X, 0), ValueError, r"^kmeans: k must be at least 1, got 0"),
     "k not an int": (lambda: kmeans(X, 2.0), TypeError, r"^kmeans: k must be an int, got 2.0"),
+    "k of many lines": (lambda: kmeans(X, torch.ones(9, 9)), TypeError, r"^kmeans: k must be an int, got Tensor$"),
     "seed too large": (lambda: kmeans(X, 2, seed=2**63), ValueError, r"^kmeans: seed must be from -2\^63 to 2\^63 - 1, got 9223"),
     "n_init": (lambda: kmeans(X, 2, n_init=0), ValueError, r"^kmeans: n_init must be 'auto' or an int of at least 1, got 0"),
     "n_init by name": (lambda: kmeans(X, 2, n_init="warn"), ValueError, r"^kmeans: n_init must be 'auto' or an int .*'warn'"),

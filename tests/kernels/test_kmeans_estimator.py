@@ -258,6 +258,11 @@ NUMPY_REFUSED = {
     ),
     "integers": (lambda front: front.vq_assign(DATA.astype(int), DATA), TypeError, "^vq_assign: x has dtype int64, .*; convert it"),
     "list of codewords": (lambda front: front.vq_assign(DATA, [[1.0]]), TypeError, "^vq_assign: codebook must be a NumPy array, got list"),
+    "a codebook that no memory holds": (
+        lambda front: front.vq_assign(DATA, np.broadcast_to(DATA[:1], (2**44, 5))),
+        MemoryError,
+        r"^vq_assign: codebook \[17592186044416, 5\]: Unable to allocate .* TiB for an array .*; give fewer rows$",
+    ),
     "masked": (lambda front: front.kmeans(MASKED, 4), TypeError, "^kmeans: x is a masked array with masked values"),
     "masked weights": (lambda front: front.kmeans(DATA, 4, weights=MASKED[:, 0]), TypeError, "^kmeans: weights is a masked array"),
     "masked rows": (lambda front: front.vq_assign(MASKED, DATA), TypeError, "^vq_assign: x is a masked array .*; remove"),

@@ -282,7 +282,7 @@ def test_compile_fullgraph(full_graph):
     compiled_grad, codebook.grad = codebook.grad, None
     expected, expected_counts = step(x)
     expected.backward()
-    assert torch.equal(loss, expected)
+    torch.testing.assert_close(loss, expected)  # inductor has an order of its own in which it adds the elements of quantized
     assert torch.equal(counts, expected_counts)
     assert torch.equal(compiled_grad, codebook.grad)
 

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 ABOUT_FAULTS = """# What faults do to a deployed run
 
 `uefl chaos --table docs/faults.md` writes this page. Each row was played with real processes on one machine: a SuperLink,
-three silos and a run of three rounds. The table holds no times and no numbers of a machine: it says what was broken, what is
-wanted, what was found, and the exit code. An answer that is left out stands in metrics.jsonl and in the report, with its
-round and the reason; no text of an exception does. What is played "bit for bit" has the metrics of the run in one process.
+three silos and a run of three rounds. The table holds no times and nothing that depends on the machine: it says what was
+broken, what is wanted, what was found, and the exit code. metrics.jsonl and the report name every answer that was left out,
+with its round and the reason, but have no text of an exception. A row with "bit for bit" ended with the metrics of the same
+run in one process.
 
 """
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from .folder import Run
-from .style import Matrix, canvas, color, legend
+from .style import Matrix, canvas, color, drawn_classes, legend, replaced_classes
 
 _COLUMNS = 3
 _WITH_NUMBERS = 12  # classes; the cells of more are too small
@@ -34,9 +34,11 @@ def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
         arm: found.reshape(2 * [math.isqrt(len(found))]) for arm in run.arms if (found := run.counts(arm, "confusion")) is not None
     }
     if confusion:
-        yield "classes.png", "Accuracy by class", "Test images of each class that were predicted right.", _classes(confusion, run)
+        others = replaced_classes(run)
+        yield "classes.png", "Accuracy by class", f"Test images of each class that were predicted right.{others}", _classes(confusion, run)
         caption = (
-            "Rows: the class of an image; columns: the class that was predicted; in percent of the row. The root of the share is shown."
+            "Rows: the class of an image; columns: the class that was predicted; in percent of the row. "
+            f"The colour shows the root of the share.{others}"
         )
         yield "confusion.png", "Confusion of classes", caption, _confusion(confusion, run)
 
@@ -87,7 +89,7 @@ def _reliability(bins: dict[str, Matrix], run: Run) -> Figure:
 
 def _classes(confusion: dict[str, Matrix], run: Run) -> Figure:
     count = len(next(iter(confusion.values())))
-    names = run.classes or tuple(map(str, range(count)))
+    names = drawn_classes(run) or list(map(str, range(count)))
     figure = canvas(8.4, min(1.2 + (0.16 + 0.08 * len(confusion)) * count, 30))
     ax = figure.subplots()
     entries = []
@@ -114,7 +116,7 @@ def _confusion(confusion: dict[str, Matrix], run: Run) -> Figure:
     count = len(next(iter(confusion.values())))
     size = min(max(2.9, 0.29 * count + 0.6), 6.5)
     figure, panels = _panels(len(confusion), size, size + 0.45)
-    names = [_short(name) for name in run.classes or map(str, range(count))]
+    names = [_short(name) for name in drawn_classes(run) or map(str, range(count))]
     turned = 90 if max(map(len, names)) > 2 else 0
     step = math.ceil(count / 30)
     for ax, (arm, table) in zip(panels, confusion.items(), strict=True):

@@ -15,7 +15,7 @@ from .. import checkpoint
 from ..data.federation import LabeledData, SetData
 from ..errors import UserError
 from .folder import Run
-from .style import canvas, drawn
+from .style import canvas, drawn, drawn_classes
 
 _FILE = "samples.safetensors"
 _CLIENTS, _IMAGES = 12, 10
@@ -69,7 +69,7 @@ def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
 
 def _grid(run: Run, rows: list[tuple[np.ndarray, torch.Tensor | None]]) -> Figure:
     height, width = rows[0][0].shape[2:]
-    cell, names = 0.72, run.classes
+    cell, names = 0.72, drawn_classes(run)
     labeled = any(labels is not None for _, labels in rows)
     gap_x, gap_y = max(1, width // 12), max(1, height // 12) + (height // 4 if labeled else 0)
     sheet = np.full((len(rows) * (height + gap_y), _IMAGES * (width + gap_x), 3), 255, dtype=np.uint8)

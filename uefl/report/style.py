@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -121,14 +121,29 @@ def legend(figure: Figure, entries: list[Line2D]) -> None:
 
 def drawn(run: Run) -> dict[str, str]:
     """Names of the clients as the font can draw them; a client whose name it lacks letters for is named by its place."""
-    font = get_font(findfont(RC["font.family"]))
-    return {
-        client: name if all(font.get_char_index(ord(c)) for c in name) else f"client {place}"
-        for place, (client, name) in enumerate(run.labels.items(), 1)
-    }
+    return dict(zip(run.labels, _readable(run.labels.values(), "client"), strict=True))
+
+
+def drawn_classes(run: Run) -> list[str]:
+    """Names of the classes, likewise."""
+    return _readable(run.classes, "class")
 
 
 def replaced(run: Run) -> str:
-    """Return the names that pictures replace, for a caption; empty where there are none."""
-    other = [f"{name}: {run.labels[client]}" for client, name in drawn(run).items() if name != run.labels[client]]
+    """Return the names of clients that pictures replace, for a caption; empty where there are none."""
+    return _replaced(drawn(run).values(), run.labels.values())
+
+
+def replaced_classes(run: Run) -> str:
+    """Return the names of classes that pictures replace, likewise."""
+    return _replaced(drawn_classes(run), run.classes)
+
+
+def _readable(names: Iterable[str], kind: str) -> list[str]:
+    font = get_font(findfont(RC["font.family"]))
+    return [name if all(font.get_char_index(ord(c)) for c in name) else f"{kind} {place}" for place, name in enumerate(names, 1)]
+
+
+def _replaced(shown: Iterable[str], names: Iterable[str]) -> str:
+    other = [f"{one}: {name}" for one, name in zip(shown, names, strict=True) if one != name]
     return f" {'; '.join(other)}." if other else ""

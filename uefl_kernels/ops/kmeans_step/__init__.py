@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._checks import check_tensor
+from ..._checks import check_tensor, packed
 from ..._kmeans_checks import check_shape
 from ..._library import define, define_triton, forced, resolve
 from . import reference
@@ -117,7 +117,7 @@ def kmeans_step(
     """
     _check(x, centres, weights, units)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    x, before = x.detach(), centres.detach().to(wide)
+    x, before = x.detach(), packed("kmeans_step", "centres", centres.detach()).to(wide)
     mass = None if weights is None else weights.detach().double()
     if units is None:
         kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl  # plain PyTorch on a GPU, whatever the backend

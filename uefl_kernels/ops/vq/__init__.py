@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_reverse_mode, check_search
+from ..._checks import check_reverse_mode, check_search, packed
 from ..._hold import hold
 from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
 from .. import vq_backward as _defined_first  # noqa: F401
@@ -217,7 +217,7 @@ def _call(
             raise ValueError(f"vq: {name} must be a finite number, got {weight!r}")
     if torch.compiler.is_compiling() and torch.is_grad_enabled() and (x.requires_grad or codebook.requires_grad):
         codebook = hold(codebook)  # the caller may update it in place before the backward pass; eager autograd refuses that
-    codebook = codebook.contiguous()  # as in vq_assign
+    codebook = packed("vq", "codebook", codebook)
     weights = float(codebook_weight), float(commitment_weight)
     *out, sums = resolve("vq", x)(x, codebook, metric, precision == "exact", with_sums, *weights, estimator == "rotation")
     return VQOutput(*out), sums

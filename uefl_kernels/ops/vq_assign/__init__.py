@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..._checks import check_search
+from ..._checks import check_search, packed
 from ..._library import define, define_triton, resolve
 from . import fallback, reference
 
@@ -58,6 +58,6 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", pr
         ((rows.unsqueeze(-2) - codebook.double()) ** 2).sum(-1).argmin(-1)
     """
     check_search("vq_assign", x, codebook, metric, precision)
-    rows = codebook.contiguous()  # here, so that too large a copy is an error of torch in one line: from C++ it comes with a page of frames
-    indices: torch.Tensor = resolve("vq_assign", x)(x, rows, metric, precision == "exact")
+    codebook = packed("vq_assign", "codebook", codebook)
+    indices: torch.Tensor = resolve("vq_assign", x)(x, codebook, metric, precision == "exact")
     return indices
