@@ -93,6 +93,7 @@ def test_own_sets_through_the_command(tmp_path):
         "width=2",
         "rounds=[2]",
         "batch_size=8",
+        "precision=fp32",
     ]
     cfg = config.load("own-sets", keys)
     run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())

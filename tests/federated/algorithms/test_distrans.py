@@ -116,7 +116,7 @@ def test_averaged_offsets_are_the_servers():
     one, room, _ = arm(settings("distrans", offsets="mean"))
     one.turn()
     assert one.private[0] == {name: {} for name in one.context.clients}
-    room.load(one._messages(list(one._each(True, False, ())), True, ())["silo-0"])
+    room.load(one._messages(list(one._each(True, False, ())), frozenset(["silo-0"]), frozenset())["silo-0"])
     mean = room.net.offset.clone()
     local = arm(settings("distrans"))[0]
     local.turn()

@@ -56,7 +56,7 @@ def test_the_server_sends_and_keeps_no_batch_norm():
     whole = sum(p.numel() for p in room.net.parameters())
     assert len(values(one)) == whole - sent
     assert len(one.states[0].tensors["buffers"]) == 0
-    message = one._messages(list(one._each(False, True, ("silo-0",))), False, ("silo-0",))["silo-0"]
+    message = one._messages(list(one._each(False, True, ("silo-0",))), frozenset(), frozenset(["silo-0"]))["silo-0"]
     assert {name: len(tensor) for name, tensor in message.tensors.items()} == {"values": whole - sent, "buffers": 0}
     assert {name: expected.shape for name, expected in message.expects.items()} == {"values": (whole - sent,), "buffers": (0,)}
     assert one.engine._clients["silo-0"](message).tensors.keys() == {"values", "buffers"}

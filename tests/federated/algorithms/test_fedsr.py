@@ -96,7 +96,7 @@ def test_the_terms_do_what_they_are_for():
         one.turn()
         client = one.engine._clients["silo-0"]
         room = client._workspace
-        room.load(one._messages(list(one._each(True, False, ())), True, ())["silo-0"])
+        room.load(one._messages(list(one._each(True, False, ())), frozenset(["silo-0"]), frozenset())["silo-0"])
         images = room.normalize(client._data().train.images)
         lengths.append(room.net.eval().distribution(images).mean.norm(dim=1).mean().item())
     assert lengths[1] < 0.5 * lengths[0]
