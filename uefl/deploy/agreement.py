@@ -121,6 +121,8 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
         certain(of_all([Reach(**header["reach"]) for header in headers.values()], classes), strict=cfg.data.strict) if _sets(cfg) else []
     )
     server = own_sets.read_server(cfg.data.path, classes) if _sets(cfg) and cfg.data.path is not None else {}
+    if _sets(cfg) and not server:
+        doubts.append(f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation images")
     shape = _shape(headers, server, cfg.data.image_size)
     prepare = Preparation(shape[0], cfg.data.image_size, shape)
     held = {part: rows.load(prepare) for part, rows in server.items()}

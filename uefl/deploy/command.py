@@ -282,6 +282,8 @@ def _address(superlink: str, root_certificates: Path | None, insecure: bool) -> 
     if insecure and root_certificates is not None:
         raise UserError("--root-certificates and --insecure exclude each other")
     root = None if root_certificates is None else _content(root_certificates, "--root-certificates")
+    if root is not None and b"BEGIN CERTIFICATE" not in root:
+        raise UserError(f"--root-certificates: {root_certificates} holds no certificate; expected PEM, as server.pem in docs/deploy.md")
     return Address(place, insecure or (root is None and Address(place).is_loopback), root)
 
 

@@ -72,7 +72,7 @@ class SiloProgram:
                 return _fault(client, faults.MISDIRECTED)
             client = header["client"]
             message = message_of(packet)
-            self._log.info("arm %s: %s", header["arm"], split(message)[0].options)
+            self._log.info("arm %r: %s", header["arm"], split(message)[0].options)
             return packed_reply(self._client(header)(message))
         except Exception as error:
             self._log.error("%s", traceback.format_exc())

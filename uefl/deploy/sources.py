@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -71,7 +71,7 @@ class OwnFolder:
     def __init__(self, path: Path, name: str) -> None:
         self.name: str | None = name
         self._table = own_folder.read_one(path, name)
-        self._read = cache(self._federation)
+        self._read = lru_cache(2)(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
         """A federation of this silo alone."""
@@ -131,7 +131,7 @@ class OwnSets:
             raise UserError(f"--name {name}: the client in {path} is called {names[0]}, in priors too; leave --name out, or rename it")
         check_names("silo", names)
         self.name: str | None = names[0]
-        self._read = cache(self._federation)
+        self._read = lru_cache(2)(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
         """A federation of this silo alone; its priors are not smoothed."""
@@ -174,7 +174,7 @@ class Dealt:
     def __init__(self, name: str | None, data_root: Path | None = None) -> None:
         self.name = name
         self._root = data_root
-        self._built = cache(self._build)
+        self._built = lru_cache(2)(self._build)
 
     def federation(self, cfg: Config) -> Federation:
         """All clients; their images are read by :meth:`data`."""

@@ -33,6 +33,12 @@ def said(*arguments):
         ((*JOIN, "--silos", "2", "--secret", "nowhere"), "--secret: nowhere cannot be read"),
         ((*JOIN, "--silos", "2", "--insecure", "--root-certificates", "x"), "exclude each other"),
         (("train", "demo", "--engine", "flower", "--superlink", "there", "--silos", "2"), "expected HOST:PORT, got 'there'"),
+        (
+            ("train", "demo", "--engine", "flower", "--superlink", "https://there:1", "--silos", "2"),
+            "expected HOST:PORT, got 'https://there:1'",
+        ),
+        ((*JOIN, "--silos", "2", "--root-certificates", "key.pem"), "key.pem holds no certificate; expected PEM"),
+        (("silo", *AWAY, "--insecure", "--data", "empty"), "expected FOLDER/CLASS/image.png"),
         (("silo", *AWAY), "give this silo's private key with --key"),
         (("silo", *AWAY, "--insecure"), "name the folder of this silo's images"),
         (("silo", *AWAY, "--insecure", "--key", "x"), "keys need TLS"),
@@ -41,6 +47,8 @@ def said(*arguments):
 )
 def test_what_is_missing_is_a_line(arguments, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
     code, error = said(*arguments)
     assert code == 2
     assert line in error

@@ -130,7 +130,6 @@ def test_other_priors_or_other_images_of_the_server_are_another_federation(sets)
     [
         ("classes", "silo 'madrid' has the classes dog, cat, silo 'berlin' cat, dog; write the columns of priors.csv alike"),
         ("test", "silo 'berlin' has test images, silo 'madrid' has none; give them to all or to none"),
-        ("empty", "holds neither labeled nor validation images of the server"),
         ("unknown", "class 'emu' of the folder .* is not one of those of the silos"),
         ("absent", "class 'emu' is in no set of any client"),
         ("strict", "no client's priors have full rank.*strict = true"),
@@ -143,9 +142,6 @@ def test_silos_and_a_server_that_do_not_go_together_are_a_line(sets, change, lin
             tables[1].write_text(tables[1].read_text().replace("cat,dog", "dog,cat"))
         case "test":
             shutil.copytree(sets / "server" / "labeled", sets / "berlin" / "test")
-        case "empty":
-            shutil.rmtree(sets / "server")
-            (sets / "server").mkdir()
         case "unknown":
             (sets / "server" / "labeled" / "cat").rename(sets / "server" / "labeled" / "emu")
         case "absent":
@@ -162,6 +158,14 @@ def test_silos_and_a_server_that_do_not_go_together_are_a_line(sets, change, lin
             header["reach"]["full_rank"] = False
     with pytest.raises(UserError, match=line):
         agree(found, cfg, "there:1")
+
+
+def test_a_server_without_images_of_its_own_is_noted(sets):
+    nodes = programs(sets / "berlin", sets / "madrid")
+    for source in ("nowhere", "berlin"):  # which is not there, and which holds a client
+        found = agreed(of_sets(sets / source), nodes)
+        assert found.notes[-1] == f"the server has no images of its own: {sets / source} holds neither labeled nor validation images"
+        assert (found.server.labeled, found.server.validation) == (None, None)
 
 
 @pytest.mark.parametrize(

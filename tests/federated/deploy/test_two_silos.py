@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 import uefl
 from tests.federated.deploy.machines import HOST, Machines, images, may_make_namespaces
 from tests.federated.deploy.runs import content
-from uefl.deploy.chaos.keys import certificates, node_key
+from uefl.deploy.chaos.keys import certificate, node_key
 from uefl.deploy.chaos.stage import until
 
 pytestmark = [
@@ -49,19 +49,19 @@ def folder(tmp_path_factory):
     (folder / "mine.toml").write_text(CONFIG)
     images(folder / "data" / "ulm", {"cat": 0, "dog": 1})
     images(folder / "data" / "bonn", {"dog": 1, "emu": 2}, colour=True, seed=1)
-    certificates(folder, HOST)
+    certificate(folder, HOST)
     for name in ("ulm", "bonn", "stranger"):
         node_key(folder, name)
     (folder / "secret").write_bytes(b"0123456789abcdef" * 4)
     (folder / "flwr").mkdir()
-    (folder / "flwr" / "config.toml").write_text(f'[superlink.here]\naddress = "{PLACE}"\nroot-certificates = "{folder}/ca.crt"\n')
+    (folder / "flwr" / "config.toml").write_text(f'[superlink.here]\naddress = "{PLACE}"\nroot-certificates = "{folder}/server.pem"\n')
     return folder
 
 
 @pytest.fixture(scope="module")
 def machines(folder):
     with Machines(folder, ("ulm", "bonn")) as machines:
-        tls = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        tls = ("--ssl-ca-certfile", "server.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
         own = ("--isolation", "process", "--enable-supernode-auth", "--superexec-auth-secret-file", "secret")
         superlink = machines.start("server", "flower-superlink", "--host", HOST, "--port", "8000", *tls, *own)
         until("the SuperLink", lambda: "Uvicorn running" in superlink.log.read_text() or superlink.poll() is not None)
@@ -84,7 +84,7 @@ def told(folder, secrets):
     return [(str(path), name) for path, text in places.items() for name, secret in secrets.items() if secret in text]
 
 
-TRUST = ("--root-certificates", "ca.crt")
+TRUST = ("--root-certificates", "server.pem")
 
 
 def test_two_machines_with_certificates_and_keys(folder, machines, monkeypatch):
@@ -95,8 +95,8 @@ def test_two_machines_with_certificates_and_keys(folder, machines, monkeypatch):
         silos[name] = silo(machines, name, *TRUST, "--key", f"{name}.key")
     stranger = silo(machines, "ulm", *TRUST, "--key", "stranger.key", "--name", "stranger", "--wait", "5")
     run = machines.start("server", "uefl", *train("runs/flower", *TRUST, "--secret", "secret"))
-    until("a message", lambda: "arm fedavg" in silos["ulm"].log.read_text() or run.poll() is not None, 300)
-    secrets = {name: (folder / name).read_bytes() for name in ("secret", "server.key", "ca.key", "ulm.key", "bonn.key")}
+    until("a message", lambda: "arm 'fedavg'" in silos["ulm"].log.read_text() or run.poll() is not None, 300)
+    secrets = {name: (folder / name).read_bytes() for name in ("secret", "server.key", "ulm.key", "bonn.key")}
     bodies = {name: text[:32] if name == "secret" else text.splitlines()[2] for name, text in secrets.items()}
     assert told(folder, bodies) == []
     silos["ulm"].kill()  # at work: its message has to come again, to the same node
@@ -114,8 +114,8 @@ def test_two_machines_with_certificates_and_keys(folder, machines, monkeypatch):
 
 
 def test_who_has_no_secret_or_trusts_another_gets_a_line(folder, machines):
-    certificates(folder, HOST, "other-")
-    other = ("--root-certificates", "other-ca.crt")
+    certificate(folder, HOST, "other")
+    other = ("--root-certificates", "other.pem")
     asked = {
         "the SuperLink at 10.77.0.1:8000 refuses a run": train("no", *TRUST, "--secret", "mine.toml"),
         "cannot be trusted": train("no", *other, "--secret", "secret"),

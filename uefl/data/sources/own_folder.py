@@ -12,6 +12,7 @@ from ..images import on_disk
 from ..table import Table
 
 LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/image.png"
+_OF_ONE = "expected FOLDER/CLASS/image.png or FOLDER/train|test/CLASS/image.png of one silo"
 
 
 def read(root: Path) -> Table:
@@ -27,12 +28,12 @@ def read(root: Path) -> Table:
     Raises:
         UserError: folders or images missing or misplaced, a file that is no image.
     """
-    return _table(root, {silo.name: _parts(silo) for silo in subfolders(root, LAYOUT)}, _strays(root))
+    return _table(root, {silo.name: _parts(silo, LAYOUT) for silo in subfolders(root, LAYOUT)}, _strays(root))
 
 
 def read_one(silo: Path, name: str) -> Table:
     """One silo by itself, laid out as a subfolder of what :func:`read` takes."""
-    return _table(silo, {name: _parts(silo)}, ())
+    return _table(silo, {name: _parts(silo, _OF_ONE)}, ())
 
 
 def _table(root: Path, silos: dict[str, dict[str, list[tuple[Path, str]]]], strays: tuple[str, ...]) -> Table:
@@ -55,9 +56,9 @@ def _table(root: Path, silos: dict[str, dict[str, list[tuple[Path, str]]]], stra
     )
 
 
-def _parts(silo: Path) -> dict[str, list[tuple[Path, str]]]:
+def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
     """Files and their classes by split; a silo that is not split yet counts as ``train``."""
-    inside = subfolders(silo, LAYOUT)
+    inside = subfolders(silo, layout)
     # classes that are called train and test hold images, splits hold folders
     names = {f.name for f in inside}
     split = names <= {"train", "test"} and any(f.is_dir() for part in inside for f in visible(part))
@@ -68,10 +69,10 @@ def _parts(silo: Path) -> dict[str, list[tuple[Path, str]]]:
             f"{silo / there} has no {other} beside it; add {silo / other}, or put the class folders straight into {silo}, from which a "
             "test split is then taken"
         )
-    parts = {part.name: labelled(part, LAYOUT) for part in inside} if split else {"train": labelled(silo, LAYOUT)}
+    parts = {part.name: labelled(part, layout) for part in inside} if split else {"train": labelled(silo, layout)}
     for name, part in parts.items():
         if not part:
-            raise UserError(f"{silo / name if split else silo} holds no image; {LAYOUT}")
+            raise UserError(f"{silo / name if split else silo} holds no image; {layout}")
     return parts
 
 

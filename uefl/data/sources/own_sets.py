@@ -75,11 +75,9 @@ def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
     """What ``labeled`` and ``validation`` hold, each where it is there; clients and test images are elsewhere.
 
     Raises:
-        UserError: neither is there, or files are misplaced or unreadable.
+        UserError: files are misplaced or unreadable.
     """
     found = {part: _labelled(root, part, classes, "the silos") for part in _PARTS if part != "test"}
-    if not any(found.values()):
-        raise UserError(f"{root} holds neither labeled nor validation images of the server; expected labeled/CLASS/*.png or labeled.npz")
     return {part: rows[0] for part, rows in found.items() if rows}
 
 

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-from .keys import certificates, node_key
+from .keys import certificate, node_key
 from .stage import LINES, Cast, check, staged, until
 
 
@@ -190,10 +190,10 @@ def _clock(folder: Path, cast: Cast) -> str:
 
 def _certificate(folder: Path, cast: Cast) -> str:
     with staged(folder) as stage:
-        certificates(stage.folder, "127.0.0.1")
-        certificates(stage.folder, "127.0.0.1", "other-")
-        stage.cast.superlink("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
-        other = ("--root-certificates", "other-ca.crt", "--wait", 60)
+        certificate(stage.folder, "127.0.0.1")
+        certificate(stage.folder, "127.0.0.1", "other")
+        stage.cast.superlink("--ssl-ca-certfile", "server.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        other = ("--root-certificates", "other.pem", "--wait", 60)
         silo = stage.cast.silo("silo-0", *other)
         run = stage.train("run", "--engine", "flower", "--superlink", stage.cast.place, "--silos", 1, *other)
         check(silo.wait(120) == 2 and "cannot be trusted" in (stage.folder / "silo-0.log").read_text(), "expected that the silo refuses")
@@ -205,11 +205,11 @@ def _certificate(folder: Path, cast: Cast) -> str:
 
 def _key(folder: Path, cast: Cast) -> str:
     with staged(folder) as stage:
-        certificates(stage.folder, "127.0.0.1")
+        certificate(stage.folder, "127.0.0.1")
         node_key(stage.folder, "stranger")
-        tls = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        tls = ("--ssl-ca-certfile", "server.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
         stage.cast.superlink("--enable-supernode-auth", *tls)
-        silo = stage.cast.silo("silo-0", "--root-certificates", "ca.crt", "--key", "stranger.key", "--wait", 10)
+        silo = stage.cast.silo("silo-0", "--root-certificates", "server.pem", "--key", "stranger.key", "--wait", 10)
         said = stage.folder / "silo-0.log"
         check(silo.wait(120) == 2 and "does not let this silo in" in said.read_text(), "expected that the silo is not let in")
         return "the silo is not let in, says so, and ends with exit code 2"

@@ -84,6 +84,6 @@ def parse(place: str) -> str:
         ValueError: it is not of that form.
     """
     host, _, port = place.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"expected HOST:PORT, got {place!r}")
     return place

@@ -129,4 +129,7 @@ def _limit(invoker: RetryInvoker) -> None:
 
 def _why(error: httpx.HTTPError) -> str:
     """What a status says, without the body, which may be long."""
-    return str(error.response.status_code) if isinstance(error, httpx.HTTPStatusError) else str(error)
+    if not isinstance(error, httpx.HTTPStatusError):
+        return str(error)
+    code = error.response.status_code
+    return f"{code}; give with --secret the file that the SuperLink was started with" if code == 401 else str(code)
