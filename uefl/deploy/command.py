@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -201,6 +202,7 @@ def silo(
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
     if parent is not None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # by which the monitor ends this; a shell's background jobs ignore it
         start_parent_process_monitor(parent)
     address = _address(superlink, root_certificates, insecure)
     if key is None and not address.is_loopback and not address.insecure:

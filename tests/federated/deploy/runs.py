@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from uefl.deploy.chaos.stage import CONFIG, until
@@ -19,11 +21,14 @@ def config(folder: Path, arms: str = "[arms.fedavg]", clients: int = 3, run: str
     return path
 
 
-def start(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
-    """Run ``uefl ARGUMENTS...``."""
+def start(*arguments: object, cwd: Path, background: bool = False) -> subprocess.Popen[str]:
+    """Run ``uefl ARGUMENTS...``, with SIGINT ignored if it is as in the background of a shell script."""
     command = [sys.executable, "-m", "uefl", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, env=os.environ | ENVIRONMENT, start_new_session=True)
+    pipe, environment = subprocess.PIPE, os.environ | ENVIRONMENT
+    first = partial(signal.signal, signal.SIGINT, signal.SIG_IGN if background else signal.SIG_DFL)
+    return subprocess.Popen(
+        command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True, preexec_fn=first
+    )
 
 
 def end(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:

@@ -72,7 +72,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "SIGTERM", "kill -9"])
 def test_an_interrupted_run_leaves_no_process_and_goes_on(tmp_path, how, undisturbed):
     cfg = config(tmp_path, UEFL)
-    run = start("train", cfg, "--engine", "flower", "--out", "run", "--device", "cpu", cwd=tmp_path)
+    run = start("train", cfg, "--engine", "flower", "--out", "run", "--device", "cpu", cwd=tmp_path, background=how == signal.SIGKILL)
     until("a round", lambda: measured(tmp_path / "run"))
     begun = children(run.pid)
     assert len(begun) == 4
