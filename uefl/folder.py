@@ -14,17 +14,22 @@ from .errors import UserError
 
 
 @contextmanager
-def lock(out: Path) -> Iterator[None]:
-    """One process per run folder; the lock goes with the process, however it ends.
+def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder") -> Iterator[None]:
+    """One process per folder of a run or of a suite; the lock goes with the process, however it ends.
+
+    Args:
+        out: the folder.
+        name: of the file in it that is locked.
+        advice: what else a user may do than wait.
 
     Raises:
         UserError: another process has it.
     """
-    with (out / "run.lock").open("w") as file:
+    with (out / name).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{out} is in use by another process; wait for it to end, or choose another folder") from None
+            raise UserError(f"{out} is in use by another process; wait for it to end, or {advice}") from None
         yield
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing
 import os
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from .. import config
 from ..errors import UserError
+from ..folder import lock
 from .suite import Job
 from .work import work
 
@@ -88,11 +88,7 @@ def locked(out: Path) -> Iterator[None]:
         UserError: another one is at work there.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "suite.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{out} is in use by another process; wait for it to end, or choose another folder with --out") from None
+    with lock(out, "suite.lock", "choose another folder with --out"):
         yield
 
 

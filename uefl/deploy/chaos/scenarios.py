@@ -76,8 +76,7 @@ def _server_killed(folder: Path, cast: Cast) -> str:
         run.wait()
         check(not stage.measured(LINES)(), "the run was too quick for this scenario")
         ended = stage.end(stage.train())
-        check(ended.code == 0, "expected a finished run", ended)
-        check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
+        stage.check_same(ended)
         return "goes on with --resume, with the same silos; same metrics, bit for bit"
 
 
@@ -93,8 +92,7 @@ def _superlink_killed(folder: Path, cast: Cast) -> str:
         if ended.code != 0:
             check(ended.code == 1 and "go on with" in ended.said, "expected a clear line", ended)
             ended = stage.end(stage.train())
-        check(ended.code == 0, "expected a finished run", ended)
-        check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
+        stage.check_same(ended)
         return "waits until it is back; same metrics, bit for bit"
 
 
@@ -152,8 +150,7 @@ def _disk_full(file: str) -> Callable[[Path, Cast], str]:
             check(ended.code == 1 and "go on with: uefl train --resume" in ended.said, "expected a line that says how to go on", ended)
             check("Traceback" not in ended.said, "expected a line and no traceback", ended)
             ended = stage.end(stage.train())
-            check(ended.code == 0, "expected a finished run", ended)
-            check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
+            stage.check_same(ended)
             return "stops with exit code 1 and says how to go on; with space again --resume ends with the same metrics, bit for bit"
 
     return play
@@ -166,8 +163,7 @@ def _mid_checkpoint(folder: Path, cast: Cast) -> str:
         check(stage.end(run).code == -signal.SIGKILL, "the server did not die in its checkpoint")
         check(len(list((stage.folder / "run").glob("checkpoint-*.safetensors"))) == 2, "expected the tensors of two checkpoints")
         ended = stage.end(stage.train())
-        check(ended.code == 0, "expected a finished run", ended)
-        check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
+        stage.check_same(ended)
         return "--resume goes on from the checkpoint before; same metrics, bit for bit"
 
 

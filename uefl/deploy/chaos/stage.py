@@ -172,6 +172,11 @@ class Stage(Processes):
         told = [path.name for path in [*written, self.folder / "run.log"] if SECRET.encode() in path.read_bytes()]
         check(not told, f"the text of the exception is in {told}")
 
+    def check_same(self, ended: Ended) -> None:
+        """The run has finished, with the metrics of an undisturbed one."""
+        check(ended.code == 0, "expected a finished run", ended)
+        check(self.metrics() == self.undisturbed(), "the metrics differ from those of an undisturbed run")
+
     def undisturbed(self) -> str:
         """The metrics of the same run in one process."""
         return _undisturbed()
