@@ -20,12 +20,16 @@ def sent(content: RecordDict) -> RecordDict:
 
 
 class MemoryGrid(Grid):
-    """Nodes by number. A node that returns None does not answer; ``calls`` counts the messages of each."""
+    """Nodes by number. A node that returns None does not answer; ``log`` has the node of each message.
+
+    Of so many answers of a node as ``torn`` says, a part does not come.
+    """
 
     def __init__(self, nodes):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.nodes, self.activated = dict(nodes), dict.fromkeys(nodes, "1")
         self.replies = {}
+        self.torn = {}
         self.number = 0
         self.log = deque()
 
@@ -59,6 +63,10 @@ class MemoryGrid(Grid):
                 self.replies[numbers[-1]] = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
                 continue
             answer = self.nodes[node](sent(message.content))
+            if self.torn.get(node):
+                self.torn[node] -= 1
+                self.replies[numbers[-1]] = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "torn"), reply_to=message)
+                continue
             if answer is not None:
                 self.replies[numbers[-1]] = Message(sent(answer), reply_to=message)
         return numbers

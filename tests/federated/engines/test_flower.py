@@ -132,6 +132,26 @@ def test_a_client_that_is_gone_says_so_and_one_that_came_again_gets_its_message_
     assert [reply.error for reply in one.round(asked)] == [None, None, None]
 
 
+def test_an_answer_that_did_not_come_whole_is_asked_for_once_more(run):
+    cfg, federation = run
+    asked = messages(cfg)
+    one, grid = engine(cfg, federation, programs(federation))
+    grid.torn[11] = 1
+    assert [reply.error for reply in one.round(asked)] == [None, None, None]
+    grid.torn[11] = 2
+    assert [reply.error for reply in one.round(asked)] == [None, "its reply did not come whole", None]
+
+
+def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
+    cfg, federation = run
+    grid = MemoryGrid(programs(federation))
+    grid.activated[40] = "1"  # it is there no more
+    members = Members(grid, greeting(cfg), lambda report: None)
+    members.look()
+    assert members.refused == {}
+    assert sorted(members.nodes) == ["silo-0", "silo-1", "silo-2"]
+
+
 @pytest.mark.parametrize("bound", [True, False])
 def test_a_name_that_is_taken(run, bound):
     """Nodes with keys stay the same node, so a name never moves; without, the newest node of a name is the client."""

@@ -1,7 +1,7 @@
 """Programs that do wrong on purpose: ``python -m uefl.deploy.chaos.faulty FILE silo OPTIONS...``, or ``... FAULT train OPTIONS...``.
 
 A silo does wrong in the second round, as the file says at that moment; where it says nothing, it is like any silo. A server with the fault
-``checkpoint`` dies between the tensors and the index of its second checkpoint.
+``checkpoint`` dies between the tensors and the index of its second checkpoint, one with ``sending`` in the middle of a message.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.supercore import heartbeat
+from flwr.superlink.grid import http_grid
 from flwr.supernode import fleet_http_connection
 
 from ... import checkpoint
 from ...engines.base import Message, Reply
 from ...engines.codec import Header, Packet, packed_reply, reply_of
+from ...engines.flower import node
 from .. import silo
 from ..silo import SiloProgram
 from .stage import SECRET
@@ -32,6 +35,10 @@ def _raises(message: Message) -> Reply:
 
 def _dies(reply: Reply) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _dies_answering(reply: Reply) -> None:
+    node.push_objects = _dying(node.push_objects)  # type: ignore[attr-defined]
 
 
 def _late(reply: Reply) -> None:
@@ -57,6 +64,7 @@ DAMAGE: dict[str, Callable[[Reply], None]] = {
     "norm": _changed(lambda values: values * 1e6),
     "late": _late,
     "dies": _dies,
+    "answering": _dies_answering,
 }
 
 
@@ -94,10 +102,35 @@ def _die_in_a_checkpoint() -> None:
     checkpoint.write_json = write_or_die
 
 
+def _die_sending() -> None:
+    """Have this process die in the middle of its eighth message: three silos are greeted, and asked in the first round."""
+    push, messages = http_grid.push_objects, count(1)
+
+    def push_or_die(*arguments: Any, **keys: Any) -> None:
+        (_dying(push) if next(messages) == 8 else push)(*arguments, **keys)
+
+    http_grid.push_objects = push_or_die
+
+
+def _dying(push_objects: Callable[..., None]) -> Callable[..., None]:
+    """As Flower's function, but the process dies after the first part of the message."""
+
+    def push_one(objects: dict[str, Any], push_object_fn: Callable[[str, bytes], None], **keys: Any) -> None:
+        def push_and_die(*arguments: Any) -> None:
+            push_object_fn(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        push_objects(objects, push_and_die, **keys)
+
+    return push_one
+
+
+SERVER: dict[str, Callable[[], None]] = {"checkpoint": _die_in_a_checkpoint, "sending": _die_sending}
+
 if __name__ == "__main__":
     fault = sys.argv.pop(1)
-    if fault == "checkpoint":
-        _die_in_a_checkpoint()
+    if fault in SERVER:
+        SERVER[fault]()
     else:
         Faulty.file = Path(fault)
         silo.SiloProgram = Faulty  # type: ignore[misc]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .keys import certificate, node_key
-from .stage import LINES, Cast, check, staged, until
+from .stage import LINES, Cast, Stage, check, staged, until
 
 
 def _left_out(reason: str, fault: str, **keys: float) -> Callable[[Path, Cast], str]:
@@ -45,17 +46,27 @@ def _quorum(folder: Path, cast: Cast) -> str:
         return "stops: 2 of 3 clients sent a sound update, the quorum is 3; exit code 1"
 
 
-def _client_killed(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast) as stage:
-        cast.all("dies")
-        before, run = dict(cast.there), stage.train()
-        until("silo-1 to die", lambda: before["silo-1"].poll() is not None)
-        cast.all()
-        ended = stage.end(run)
-        again = [name for name, process in cast.there.items() if process is not before[name]]
-        check(ended.code == 0 and again == ["silo-1"], f"expected a finished run, and that {again} is silo-1 alone", ended)
-        check(stage.metrics() == stage.undisturbed(), "the metrics differ from those of an undisturbed run")
-        return "gets its message again; same metrics, bit for bit; exit code 0"
+def _client_killed(fault: str) -> Callable[[Path, Cast], str]:
+    """A silo that dies by a fault and is started again."""
+
+    def play(folder: Path, cast: Cast) -> str:
+        with staged(folder, cast) as stage:
+            cast.all(fault)
+            before, run = dict(cast.there), stage.train()
+            until("silo-1 to die", lambda: before["silo-1"].poll() is not None)
+            cast.all()
+            ended = stage.end(run)
+            stage.check_same(ended)
+            _check_alive(cast, before, {"silo-1"})
+            return "gets its message again; same metrics, bit for bit; exit code 0"
+
+    return play
+
+
+def _check_alive(cast: Cast, before: dict[str, subprocess.Popen[bytes]], dead: set[str]) -> None:
+    """Of those that were there before, these have died and nobody else."""
+    found = {name for name, process in before.items() if process.poll() is not None}
+    check(found == dead, f"expected that {sorted(dead)} ended; it was {sorted(found)}")
 
 
 def _client_gone(folder: Path, cast: Cast) -> str:
@@ -75,9 +86,22 @@ def _server_killed(folder: Path, cast: Cast) -> str:
         run.kill()
         run.wait()
         check(not stage.measured(LINES)(), "the run was too quick for this scenario")
-        ended = stage.end(stage.train())
-        stage.check_same(ended)
-        return "goes on with --resume, with the same silos; same metrics, bit for bit"
+        return _resumed(stage)
+
+
+def _server_killed_sending(folder: Path, cast: Cast) -> str:
+    with staged(folder, cast) as stage:
+        cast.all()
+        check(stage.end(stage.faulty_train("sending")).code == -signal.SIGKILL, "the server did not die in a message")
+        return _resumed(stage)
+
+
+def _resumed(stage: Stage) -> str:
+    """Go on with a run whose server has died, over the silos that it had."""
+    before = dict(stage.cast.there)
+    stage.check_same(stage.end(stage.train()))
+    _check_alive(stage.cast, before, set())
+    return "goes on with --resume, with the same silos; same metrics, bit for bit"
 
 
 def _superlink_killed(folder: Path, cast: Cast) -> str:
@@ -243,10 +267,14 @@ SCENARIOS = {
     "dtype": Scenario("an update of another type", _GOES_ON, _left_out("is torch.float64", "dtype")),
     "norm": Scenario("an update of absurd length", _GOES_ON, _left_out("more than max_update_norm", "norm", norm=1e3)),
     "late": Scenario("a client past the deadline", _GOES_ON, _left_out("deadline passed", "late", deadline=15.0)),
-    "client": Scenario("a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed),
+    "client": Scenario("a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed("dies")),
+    "answering": Scenario(
+        "a client killed -9 in the middle of its answer, started again", "the same run, bit for bit", _client_killed("answering")
+    ),
     "gone": Scenario("a client killed -9, not started again", _GOES_ON, _client_gone),
     "quorum": Scenario("fewer sound updates than the quorum", "the run stops, exit code 1", _quorum),
     "server": Scenario("the server killed -9 in a round, resumed", "the same run, bit for bit", _server_killed),
+    "sending": Scenario("the server killed -9 in the middle of a message, resumed", "the same run, bit for bit", _server_killed_sending),
     "superlink": Scenario("the SuperLink killed -9, started again", "the same run, bit for bit", _superlink_killed),
     "checkpoint": Scenario("a truncated checkpoint", "refused, exit code 2", _checkpoint),
     "index": Scenario("the server killed -9 between tensors and index of a checkpoint", "the same run, bit for bit", _mid_checkpoint),

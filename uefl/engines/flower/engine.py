@@ -52,12 +52,17 @@ class FlowerEngine:
         arrived: dict[str, Reply] = {}
         missed: dict[str, float] = {}
         """clients that have just gone, and until when they may come again"""
+        torn: set[str] = set()
+        """clients of whose reply a part did not come, which have been asked once more"""
         for name in sorted(messages):
             pause = _PAUSES[0]
             while name not in arrived:
                 for sent in self._grid.pull_messages(list(awaited)):
                     client, pause = awaited.pop(sent.metadata.reply_to_message_id), _PAUSES[0]
-                    if not _is_gone(sent):
+                    if _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE) and client not in torn and (end is None or time.monotonic() < end):
+                        torn.add(client)
+                        awaited[self._send(client, messages[client], end)] = client
+                    elif not _failed(sent, ErrorCode.NODE_UNAVAILABLE):
                         self._gone.discard(client)
                         arrived[client] = self._reply(sent, client)
                     else:  # one that was gone before is not waited for again
@@ -87,6 +92,8 @@ class FlowerEngine:
         return number
 
     def _reply(self, sent: Sent, name: str) -> Reply:
+        if _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE):
+            return Reply(name, error="its reply did not come whole")
         if sent.has_error():
             return Reply(name, error=f"no reply (Flower's error {sent.error.code})")
         try:
@@ -98,5 +105,5 @@ class FlowerEngine:
         return reply if reply.error is None else Reply(name, error=faults.words(reply.error))
 
 
-def _is_gone(sent: Sent) -> bool:
-    return bool(sent.has_error() and sent.error.code == ErrorCode.NODE_UNAVAILABLE)
+def _failed(sent: Sent, code: int) -> bool:
+    return bool(sent.has_error() and sent.error.code == code)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 
 import httpx
 from flwr.cli.build import build_fab_from_files
@@ -25,14 +26,15 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
+from flwr.superlink.grid import HttpGrid, http_grid
 
 from .address import Address, Unreachable
+from .limits import TRIES, stop_at_refusal
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
+http_grid.pull_objects = partial(http_grid.pull_objects, max_tries_per_object=TRIES)  # type: ignore[assignment]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _PATIENCE = 20.0  # seconds for a SuperLink to hand out the task of a run
@@ -65,7 +67,8 @@ def connect(address: Address, secret: bytes | None = None) -> Iterator[Grid]:
     try:
         _start(address)
         grid = HttpGrid(address.place, address.insecure, address.root_certificates, token=_token(address, secret))
-        _limit(grid._retry_invoker)
+        stop_at_refusal(grid._retry_invoker)
+        grid._retry_invoker.max_time = _ABSENCE
         client = grid._runtime_client
         task = client.PullTaskInput(PullTaskInputRequest())
     except httpx.HTTPError as error:
@@ -112,19 +115,6 @@ def _token(address: Address, secret: bytes | None) -> str:
                 return str(answer.token)
             time.sleep(0.2)
     raise Unreachable(f"the SuperLink at {address.place} gave the task away; start it with --isolation process")
-
-
-def _limit(invoker: RetryInvoker) -> None:
-    """Requests are tried again for a while, but for those of a run that the SuperLink does not know any more."""
-    flowers = invoker.should_giveup
-    invoker.max_time = _ABSENCE
-
-    def gives_up(error: Exception) -> bool:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
-            return True  # Flower would end this process
-        return flowers is not None and flowers(error)
-
-    invoker.should_giveup = gives_up
 
 
 def _why(error: httpx.HTTPError) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ..codec import Header, Tensors, Unreadable
@@ -72,6 +73,8 @@ class Members:
     def _hear(self, message: Message) -> str | None:
         node = self._greeted.pop(message.metadata.reply_to_message_id)
         if message.has_error():
+            if message.error.code == ErrorCode.NODE_UNAVAILABLE:  # it has ended; one that takes its place is another activation
+                return None
             self.refused[node[0]] = "it does not answer as a silo of uefl does"
             return None
         try:

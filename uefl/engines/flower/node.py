@@ -6,10 +6,13 @@ One process is one node. It asks for messages itself, so it needs no open port, 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,46 +20,55 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, RecordDict
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, pull_and_inflate_object_from_tree, push_objects
 from flwr.supernode import fleet_http_connection as fleet
 
 from .address import Address, Unreachable
+from .limits import TRIES, stop_at_refusal
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
+_LOG = logging.getLogger("uefl")
 
 _SHORT, _LONG = 0.05, 1.0  # seconds between two questions for a message, after a message and when there has been none for long
 _AGAIN = 3.0  # seconds before a lost connection is tried again
 
 
 class _Refused(Exception):
-    """A SuperLink does not let this node in."""
+    """A SuperLink does not let this node in; what it said is the context."""
 
 
 def _refuse(*arguments: object, **keys: object) -> None:
     raise _Refused
 
 
-fleet.flwr_exit = _refuse  # type: ignore[attr-defined, assignment]  # Flower would end this process, and say why to nobody
+class _Heartbeat(HeartbeatSender):  # type: ignore[misc]
+    """Flower's, whose thread ends without a word where the SuperLink does not take a heartbeat: :attr:`current` is looked at for that."""
 
+    current: _Heartbeat
 
-_flowers_invoker = fleet.make_simple_http_retry_invoker
+    def __init__(self, heartbeat_fn: Callable[[], bool]) -> None:
+        super().__init__(heartbeat_fn)
+        _Heartbeat.current = self
+
+    def _run(self) -> None:
+        with suppress(_Refused, httpx.HTTPError, RuntimeError):
+            super()._run()
 
 
 def _invoker() -> Any:
-    """Flower's, which gives up where the SuperLink does not take a signature; Flower would send this process Ctrl-C."""
     invoker = _flowers_invoker()
-    flowers = invoker.should_giveup
-
-    def gives_up(error: Exception) -> bool:
-        refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401
-        return refused or (flowers is not None and flowers(error))
-
-    invoker.should_giveup = gives_up
+    stop_at_refusal(invoker)
     return invoker
 
 
+_flowers_invoker = fleet.make_simple_http_retry_invoker
 fleet.make_simple_http_retry_invoker = _invoker  # type: ignore[assignment]
+fleet.HeartbeatSender = _Heartbeat  # type: ignore[misc]
+# Flower would end this process, or send it Ctrl-C, and say why to nobody
+fleet.flwr_exit = _refuse  # type: ignore[attr-defined, assignment]
+fleet.os = SimpleNamespace(getpid=os.getpid, kill=_refuse)  # type: ignore[attr-defined, assignment]
 
 
 def serve(
@@ -82,13 +94,13 @@ def serve(
             with fleet.http_request_response(address.place, address.insecure, address.root_certificates, keys, max_retries=3) as connection:
                 refused = None
                 _answer_all(connection, answer)
-        except _Refused:
+        except _Refused as refusal:
             if refused is None:
                 refused = time.monotonic()
-                logging.getLogger("uefl").warning(
+                _LOG.warning(
                     "not let in yet: its key is not registered, a process before it still counts as there, or its clock is minutes off"
                 )
-            if key is None or time.monotonic() - refused > patience:
+            if (key is None and _is_final(refusal.__context__)) or time.monotonic() - refused > patience:
                 why = "" if key is None else "register its public key there, and "
                 raise Unreachable(
                     f"the SuperLink at {address.place} does not let this silo in; {why}check the clock of this machine"
@@ -96,10 +108,16 @@ def serve(
         time.sleep(_AGAIN)
 
 
+def _is_final(error: BaseException | None) -> bool:
+    """Whether it is an answer of the SuperLink, and none that says that it is not well."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+
+
 def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], RecordDict]) -> None:
+    """Until the connection is lost; a server whose message did not arrive whole sends it to the next one."""
     _, receive, send, _, _, pull, push, confirm = connection
     pause = _SHORT
-    while True:
+    while _Heartbeat.current.is_running:
         received = receive()
         if received is None:
             time.sleep(pause)
@@ -108,7 +126,9 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
         pause = _SHORT
         (head, tree), run = received, received[0].metadata.run_id
         try:
-            message = pull_and_inflate_object_from_tree(tree, partial(pull, run), partial(confirm, run), return_type=Message)
+            message = pull_and_inflate_object_from_tree(
+                tree, partial(pull, run), partial(confirm, run), return_type=Message, max_tries_per_object=TRIES
+            )
             message.metadata.__dict__["_message_id"] = head.metadata.message_id
             reply = Message(answer(message.content), reply_to=message)
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -117,7 +137,10 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
                 raise
-            logging.getLogger("uefl").warning("an answer was not taken (%d): its run has ended", error.response.status_code)
+            _LOG.warning("a message or its answer is given up (%d): its run has ended", error.response.status_code)
+        except (ObjectPullError, ObjectPushError):
+            _LOG.warning("a message or its answer did not go over whole; connecting again")
+            return
 
 
 def read_key(path: Path) -> EllipticCurvePrivateKey:
