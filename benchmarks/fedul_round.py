@@ -1,6 +1,6 @@
 """A FedUL round beside the published loop: the same sets, network, penalty and batches, both on the same threads, in turns.
 
-python -m benchmarks.fedul_round [PRESET] [--threads 1] [--turns 3] [--workers 3] [--set key=value]...
+python -m benchmarks.fedul_round [PRESET] [--threads 1] [--turns 3] [--workers 3] [--held avx2] [--save] [--set key=value]...
 
 Without arguments it is a whole round of the paper's setting, 5 clients x 75 steps and 10,000 test images: on a quiet core of a
 Sapphire Rapids machine some six minutes a turn, of which the first is not counted; a line follows every turn. ``--set clients=2 --set
@@ -23,6 +23,7 @@ from uefl.config import Config
 from uefl.data import Federation, SetData, build
 
 from . import rounds
+from .held import hold
 
 _MEAN, _STD = (0.1307,) * 3, (0.3081,) * 3
 
@@ -130,6 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = rounds.parser(__doc__, "fedul-mnist")
     parser.add_argument("--workers", type=int, default=3)
     args = parser.parse_args(arguments)
+    hold(args.held, "benchmarks.fedul_round", arguments)
     torch.set_num_threads(args.threads)
     cfg = config.load(args.preset, [*args.set, "validation=0"])  # both measure on the test images, once
     federation = build(cfg.data, kind="sets", seed=cfg.run.seed)

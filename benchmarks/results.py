@@ -22,13 +22,15 @@ import torch
 from .registry import ours
 
 FOLDER = Path(__file__).with_name("results")
+ROUNDS = FOLDER / "rounds"
 KEY = ("op", "shape", "provider", "variant", "threads")
+ROUNDS_KEY = ("round", "loop", "threads")
 COLUMNS = ("op", "shape", "provider", "variant", "median ms", "spread", "ratio", "error", "peak MB", "GB/s", "GFLOP/s", "cores")
 WIDTHS = (25, 20, 24, 10, 10, 7, 7, 8, 8, 7, 8, 6)  # of the second at least: a shape of one's own may be longer
 
 
-def about(device: str, threads: int) -> dict[str, Any]:
-    """What the numbers depend on besides the code."""
+def about(device: str, threads: int, held: str | None = None) -> dict[str, Any]:
+    """What the numbers depend on besides the code; a machine that is held to fewer instructions counts as one of its own."""
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
@@ -40,7 +42,7 @@ def about(device: str, threads: int) -> dict[str, Any]:
         changed = commit and git("diff", "--quiet", "HEAD", "--", ":/", ":(exclude)*.csv").returncode  # what was measured, not the results
     return {
         "threads": threads,
-        "machine": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
+        "machine": (torch.cuda.get_device_name() if device == "cuda" else _cpu_name()) + (f", held to {held}" if held else ""),
         "torch": torch.__version__,
         "commit": f"{commit}{'-dirty' if changed else ''}" or "unknown",
         "date": datetime.date.today().isoformat(),
@@ -106,12 +108,12 @@ def load(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def save(rows: list[dict[str, Any]], folder: Path) -> Path:
-    """Put the rows into their machine's file, in place of older ones of the same key."""
+def save(rows: list[dict[str, Any]], folder: Path, key: tuple[str, ...] = KEY) -> Path:
+    """Put the rows into their machine's file, in place of older ones with the same values in the columns ``key``."""
     path = path_of(rows[0]["machine"], folder)
     written = [{name: "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in row.items()} for row in rows]
-    fresh = {tuple(row[name] for name in KEY): row for row in written}
-    kept = [fresh.pop(key, row) for row in load(path) for key in [tuple(row[name] for name in KEY)]]
+    fresh = {tuple(row[name] for name in key): row for row in written}
+    kept = [fresh.pop(tuple(row[name] for name in key), row) for row in load(path)]
     folder.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -151,7 +153,7 @@ def summary(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def page(files: list[Path]) -> str:
+def page(folder: Path) -> str:
     """docs/measured.md: what was measured, machine by machine."""
     parts = [
         "# Measured",
@@ -160,11 +162,30 @@ def page(files: list[Path]) -> str:
         'the best one first; "times faster" has one number for each of them. [benchmarks/README.md](../benchmarks/README.md) says what\n'
         "rows and rulers are.",
     ]
-    for path in files:
+    for path in sorted(folder.glob("*.csv")):
         rows = load(path)
         dates = sorted({row["date"] for row in rows})
         parts.append(f"## {rows[0]['machine']}\n\n{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}.")
         parts.append(summary(rows))
+    if rounds := sorted((folder / ROUNDS.name).glob("*.csv")):
+        parts.append(rounds_page(rounds))
+    return "\n\n".join(parts)
+
+
+def rounds_page(files: list[Path]) -> str:
+    """What rounds took, machine by machine, as the last part of the page."""
+    parts = [
+        "## Federated rounds",
+        "`python -m benchmarks.uefl_round --save` and `fedul_round` write them: seconds of a round, medians of turns, and how many times\n"
+        "as long as ours by the clock. What stands behind the name of the preset was set with `--set`.",
+    ]
+    for path in files:
+        rows = load(path)
+        lines = ["| round | threads | loop | train s | measure s | round s | times ours |", "|---|---|---|---|---|---|---|"]
+        for row in rows:
+            numbers = (f"{float(row[name]):.3g}" for name in ("train_s", "measure_s", "wall_s", "wall_ratio"))
+            lines.append(f"| {' | '.join((row['round'], row['threads'], row['loop'], *numbers))} |")
+        parts += [f"{rows[0]['machine']}, {rows[0]['date']}:", "\n".join(lines)]
     return "\n\n".join(parts)
 
 
@@ -174,4 +195,4 @@ def _times(other: dict[str, str], mains: list[dict[str, str]]) -> str:
 
 if __name__ == "__main__":
     named = [Path(argument) for argument in sys.argv[1:]]
-    print(summary([row for path in named for row in load(path)]) if named else page(sorted(FOLDER.glob("*.csv"))))
+    print(summary([row for path in named for row in load(path)]) if named else page(FOLDER))

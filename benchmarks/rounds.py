@@ -1,4 +1,4 @@
-"""Loops of federated rounds in turns, on the same data and threads, and a table of what a round of each takes."""
+"""Loops of federated rounds in turns, on the same data, threads and instructions, and a table of what a round of each takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import resource
 import statistics
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -15,8 +16,9 @@ from rich.table import Table
 from uefl.config import Config
 from uefl.data import Federation
 
+from . import results
 from .federated_round import arm_of
-from .results import about
+from .held import HELD
 
 Turn = tuple[float, float, float, float]
 """seconds of training, of measuring, of both, and of CPU"""
@@ -55,6 +57,15 @@ def parser(description: str | None, preset: str) -> argparse.ArgumentParser:
     made.add_argument("preset", nargs="?", default=preset)
     made.add_argument("--threads", type=int, default=1)
     made.add_argument("--turns", type=int, default=3)
+    made.add_argument("--held", choices=list(HELD), help="hold everyone to these instructions; saved as a machine of its own")
+    made.add_argument(
+        "--save",
+        nargs="?",
+        type=Path,
+        const=results.ROUNDS,
+        metavar="FOLDER",
+        help="put the medians into FOLDER/<machine>.csv, in place of older ones (default: benchmarks/results/rounds)",
+    )
     made.add_argument("--bf16", action="store_true", help="the published loop also with bfloat16")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     return made
@@ -69,21 +80,35 @@ def compare(loops: Mapping[str, Loop], title: str, args: argparse.Namespace) -> 
             timed[name].append(_time(loop))
         line = ", ".join(f"{name} {values[-1][2]:.1f} s (CPU {values[-1][3]:.1f})" for name, values in timed.items())
         console.print(f"turn {turn or 'not counted'}: {line}", highlight=False)
-    console.print(table({name: values[1:] for name, values in timed.items()}, f"{title}, {args.threads} thread(s)", args.threads))
+    about = results.about("cpu", args.threads, args.held)
+    counted = {name: values[1:] for name, values in timed.items()}
+    rows = [{"round": " ".join([args.preset, *args.set])} | row | about for row in medians(counted)]
+    console.print(table(rows, f"{title}, {args.threads} thread(s)"))
+    if args.save:
+        console.print(results.save(rows, args.save, results.ROUNDS_KEY))
 
 
-def table(timed: Mapping[str, list[Turn]], title: str, threads: int) -> Table:
-    """Medians over the turns; ratios are taken turn by turn, to the first loop, and ``turns`` is the range of that of the CPU."""
+def medians(timed: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
+    """Of every loop, over the turns; ratios are taken turn by turn, to the first loop, with the range of that of the CPU."""
     ours, *_ = timed.values()
-    caption = "{machine}, torch {torch}, commit {commit}, {date}; medians of {turns} turns".format(**about("cpu", threads), turns=len(ours))
-    made = Table(title=title, caption=caption)
-    for column in ("loop", "train s", "measure s", "wall s", "rounds/min", "of ours", "CPU s", "of ours", "turns"):
-        made.add_column(column, justify="left" if column == "loop" else "right")
+    rows: list[dict[str, Any]] = []
     for name, values in timed.items():
         train, measure, whole, cpu = (statistics.median(part) for part in zip(*values, strict=True))
         wall_ratio, cpu_ratio = (sorted(theirs[i] / mine[i] for theirs, mine in zip(values, ours, strict=True)) for i in (2, 3))
-        numbers = (train, measure, whole, 60 / whole, statistics.median(wall_ratio), cpu, statistics.median(cpu_ratio))
-        made.add_row(name, *(f"{x:.2f}" for x in numbers), f"{cpu_ratio[0]:.2f} to {cpu_ratio[-1]:.2f}")
+        row = {"loop": name, "turns": len(values), "train_s": train, "measure_s": measure, "wall_s": whole, "cpu_s": cpu}
+        ratios = {"wall_ratio": statistics.median(wall_ratio), "cpu_ratio": statistics.median(cpu_ratio)}
+        rows.append(row | ratios | {"cpu_least": cpu_ratio[0], "cpu_most": cpu_ratio[-1]})
+    return rows
+
+
+def table(rows: list[dict[str, Any]], title: str) -> Table:
+    """The rows as a terminal shows them."""
+    made = Table(title=title, caption="{machine}, torch {torch}, commit {commit}, {date}; medians of {turns} turns".format(**rows[0]))
+    for column in ("loop", "train s", "measure s", "wall s", "rounds/min", "of ours", "CPU s", "of ours", "turns"):
+        made.add_column(column, justify="left" if column == "loop" else "right")
+    for row in rows:
+        numbers = (row["train_s"], row["measure_s"], row["wall_s"], 60 / row["wall_s"], row["wall_ratio"], row["cpu_s"], row["cpu_ratio"])
+        made.add_row(row["loop"], *(f"{x:.2f}" for x in numbers), f"{row['cpu_least']:.2f} to {row['cpu_most']:.2f}")
     return made
 
 

@@ -19,22 +19,10 @@ from typing import Any
 import torch
 
 from . import results
+from .held import HELD, hold
 from .measure import VARIANTS, Bench, elsewhere, measure, threads_differ, use_threads
 from .ops import REGISTRY
 from .registry import Case, case_of, form, ours
-
-# What holds a machine that has more to the instructions of one that has less: ours, torch's MKL, ATen and oneDNN, the OpenBLAS of NumPy,
-# SciPy and faiss, and faiss itself. superkmeans takes what it finds.
-HELD = {
-    "avx2": {
-        "UEFL_CPU": "avx2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "OPENBLAS_CORETYPE": "Haswell",
-        "FAISS_OPT_LEVEL": "avx2",
-    }
-}
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -136,14 +124,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         show(options.op, options.device)
         return 0
-    if options.held and not HELD[options.held].items() <= os.environ.items():  # the libraries read it when they are loaded
-        os.environ.update(HELD[options.held])
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.run", *(sys.argv[1:] if arguments is None else arguments)])
+    hold(options.held, "benchmarks.run", arguments)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # torch.compile without a GPU: a warning amid the table
     use_threads(options.threads)
-    about = results.about(options.device, options.threads)
-    if options.held:
-        about["machine"] += f", held to {options.held}"
+    about = results.about(options.device, options.threads, options.held)
     print(f"{about['machine']}, {about['threads']} thread(s), torch {torch.__version__}, commit {about['commit']}, {about['date']}")
 
     rows: list[dict[str, Any]] = []

@@ -1,11 +1,12 @@
 """A UEFL round beside the published loop: the same silos, network, codebook and batches, both on the same threads, in turns.
 
-python -m benchmarks.uefl_round [PRESET] [--threads 1] [--turns 3] [--bf16] [--set key=value]...
+python -m benchmarks.uefl_round [PRESET] [--threads 1] [--turns 3] [--bf16] [--held avx2] [--save] [--set key=value]...
 
 Without arguments it is a whole round of the paper's setting, 9 silos x 20 epochs of 2,000 images at width 128, which takes a CPU many
 hours. ``--set width=16 --set clients=3 --set angles=[0,-50,120] --set train_per_client=500 --set test_per_client=125`` is some seven
 hundred times less work. The arms of the preset are ours; the default one has ``uefl-published``, which does what the published loop
-does, with its mistakes. Rounds are those of the first iteration, before any codebook is extended; the first turn is not counted.
+does, with its mistakes. ``demo --set arms=uefl --set precision=fp32`` is a round of the demo by UEFL as we have it. Rounds are those of
+the first iteration, before any codebook is extended; the first turn is not counted.
 
 The published loop measures the test images after every local epoch, and 20 times after the round with dropout off, which gives the same
 20 times. The row ``published, once`` is without these repetitions. On a machine with other jobs, compare the seconds of CPU on one thread.
@@ -26,6 +27,7 @@ from uefl.data.federation import LabeledData
 from uefl.models.normalization import normalization
 
 from . import rounds
+from .held import hold
 
 _TEST_BATCH = 100
 
@@ -160,6 +162,7 @@ class Published:
 def main(arguments: list[str] | None = None) -> None:
     """Time a few rounds of everyone in turns, after one that is not counted, and print the medians."""
     args = rounds.parser(__doc__, "mnist-9-published").parse_args(arguments)
+    hold(args.held, "benchmarks.uefl_round", arguments)
     torch.set_num_threads(args.threads)
     cfg = config.load(args.preset, args.set)
     federation = build(cfg.data, kind="labeled", seed=cfg.run.seed)

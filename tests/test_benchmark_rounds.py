@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import fedul_round, rounds, uefl_round
+from benchmarks import fedul_round, results, rounds, uefl_round
 from uefl import config
 from uefl.data import build
 
@@ -17,12 +17,26 @@ def options(*keys):
     return [part for key in keys for part in ("--set", key)]
 
 
-def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys):
-    uefl_round.main(["--turns", "1", "--bf16", *options(*TINY)])
+def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
+    """What is saved is shown on the page of measurements."""
+    uefl_round.main(["--turns", "1", "--bf16", "--save", str(tmp_path / "rounds"), *options(*TINY)])
     printed = capsys.readouterr().out
+    page = results.page(tmp_path)
+    assert "## Federated rounds" in page
     for loop in ("uefl-published", "published", "published, once", "published, bfloat16", "published, once, bfloat16"):
         assert f"│ {loop} " in printed
+        assert f"| mnist-9-published {' '.join(TINY)} | 1 | {loop} | " in page
     assert "3 silos, 240 images, width 4" in printed
+
+
+def test_rounds_are_compared_turn_by_turn():
+    """Medians, and ratios to the first loop in the same turn."""
+    ours = [(1.0, 1.0, 2.0, 2.0), (3.0, 1.0, 4.0, 4.0), (2.0, 1.0, 3.0, 3.0)]
+    theirs = [(2.0, 2.0, 4.0, 2.0), (8.0, 8.0, 16.0, 8.0), (7.0, 2.0, 9.0, 9.0)]
+    first, second = rounds.medians({"uefl": ours, "published": theirs})
+    assert (first["train_s"], first["wall_s"], first["wall_ratio"], first["turns"]) == (2.0, 3.0, 1.0, 3)
+    assert (second["train_s"], second["measure_s"], second["wall_s"], second["cpu_s"]) == (7.0, 2.0, 9.0, 8.0)
+    assert (second["wall_ratio"], second["cpu_ratio"], second["cpu_least"], second["cpu_most"]) == (3.0, 2.0, 1.0, 3.0)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import torch
 
 import uefl_kernels.ops
 from benchmarks import gpu_model, measure, results, roofline, run, sass
+from benchmarks.held import HELD
 from benchmarks.ops import REGISTRY
 from benchmarks.ops.vq import nearest, wrong_rate
 from benchmarks.registry import case_of
@@ -297,7 +298,14 @@ def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
 
 def test_the_page_of_measurements_is_that_of_the_results():
     page = Path(__file__).parents[1] / "docs" / "measured.md"
-    assert page.read_text() == results.page(sorted(results.FOLDER.glob("*.csv"))) + "\n", "python -m benchmarks.results > docs/measured.md"
+    assert page.read_text() == results.page(results.FOLDER) + "\n", "python -m benchmarks.results > docs/measured.md"
+
+
+def test_a_machine_can_be_held_to_our_variants():
+    assert set(HELD) < set(measure.VARIANTS)
+    for variant, variables in HELD.items():
+        assert variables["UEFL_CPU"] == variant
+        assert variables.keys() == HELD["avx2"].keys(), "a library that is held to one is held to all"
 
 
 def test_everyone_is_held_to_the_same_instructions(tmp_path):

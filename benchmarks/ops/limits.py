@@ -19,7 +19,8 @@ from ..registry import Call, Case, Gate, Op, Skip, needs
 
 PEAK = Path(__file__).parent.with_name("peak.cpp")
 SOURCES = PEAK.parents[1] / "csrc"  # the vectors of our kernels
-FLAGS = {"avx2": ("-mavx2", "-mfma")}  # of what a run is held to
+AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma")
+FLAGS: dict[str, tuple[str, ...]] = {"avx512": AVX512, "avx2": ("-mavx2", "-mfma"), "portable": ()}  # of what a run is held to
 
 Inputs = tuple[str, torch.Tensor, torch.Tensor]
 

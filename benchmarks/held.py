@@ -1,0 +1,41 @@
+"""A machine that has more held to the instructions of one that has less, for everyone who takes part in a comparison."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Ours, torch's MKL, ATen and oneDNN, the OpenBLAS of NumPy, SciPy and faiss, and faiss itself. superkmeans takes what it finds.
+HELD = {
+    "avx512": {  # without VNNI; what it does for float32 is the same
+        "UEFL_CPU": "avx512",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+        "OPENBLAS_CORETYPE": "SkylakeX",
+        "FAISS_OPT_LEVEL": "avx512",
+    },
+    "avx2": {
+        "UEFL_CPU": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "OPENBLAS_CORETYPE": "Haswell",
+        "FAISS_OPT_LEVEL": "avx2",
+    },
+    "portable": {  # ours has SSE2; the least that MKL, oneDNN and OpenBLAS can be held to is SSE4
+        "UEFL_CPU": "portable",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "OPENBLAS_CORETYPE": "Nehalem",
+        "FAISS_OPT_LEVEL": "generic",
+    },
+}
+
+
+def hold(to: str | None, module: str, arguments: list[str] | None) -> None:
+    """Begin ``python -m module`` anew in this process, held to ``to``, unless it already is: libraries read it when they are loaded."""
+    if to is not None and not HELD[to].items() <= os.environ.items():
+        os.environ.update(HELD[to])
+        os.execv(sys.executable, [sys.executable, "-m", module, *(sys.argv[1:] if arguments is None else arguments)])
