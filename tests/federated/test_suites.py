@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from uefl import load
 from uefl.cli import app
 from uefl.errors import UserError
-from uefl.suites import report, runner, suite
+from uefl.report import read_run
+from uefl.suites import features, report, runner, suite
 
 from . import run_folder
 from .test_presets import trains
@@ -254,6 +256,38 @@ def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_pat
     assert result.values("few", "uefl", "entropy")[0] == pytest.approx(rounds[-1])
 
 
+def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
+    """Two clients upright and one turned, by either partition; accuracies of a round are 0.01 apart, those of the rounds 0.1."""
+    found = {}
+    schemes = {
+        "rotations": {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}},
+        "imbalanced": {"partition": {"scheme": "imbalanced", "angles": [0, -50], "clients_per_angle": [2, 1]}},
+    }
+    for name, data in schemes.items():
+        run = read_run(run_folder.write(tmp_path / name, data=data))
+        assert run.angles == {"silo-0": 0, "silo-1": 0, "silo-2": -50}
+        measures = ("accuracy@0", "accuracy@-50", "entropy@-50", "entropy_last4@0", "accuracy@120")
+        found[name] = [report._value(run, "fedavg", measure) for measure in measures]
+    expected = [0.25 + 0.005, 0.25 + 0.02, 0.7, 0.85]
+    assert found["rotations"][:4] == found["imbalanced"][:4] == pytest.approx(expected)
+    assert found["rotations"][4] is found["imbalanced"][4] is None
+    assert read_run(run_folder.write(tmp_path / "upright")).angles == {}
+
+
+def test_table_5_is_table_1_by_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Path]] = []
+    monkeypatch.setattr("uefl.suites.command.run", lambda name, *, out, **_: asked.append((name, out)))
+    assert CliRunner().invoke(app, ["suite", "table5"]).exit_code == 0
+    assert asked == [("table1", Path("runs/table1-cpu"))]
+    table1 = suite.load("table1")
+    for case in table1.cases.values():
+        for arm, numbers in case.paper.items():
+            for measure in {"accuracy", "entropy"} & numbers.keys():  # three silos of each rotation, and three digits
+                of_each = [numbers[f"{measure}@{angle}"] for angle in (0, -50, 120)]
+                assert statistics.fmean(of_each) == pytest.approx(numbers[measure], abs=0.0011), (arm, measure)
+    assert {f"{m}@{a}" for m in ("accuracy", "entropy") for a in (0, -50, 120)} <= set(table1.measures)
+
+
 def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
     result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"})
     assert report.content(result, []).warnings == ["1 of 7 runs are not there; see the end"]
@@ -318,10 +352,23 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "report.md").read_text()
     assert "absent/uefl/seed-0: " in text
     assert "cifar100" in text
+    pictures = {path.name for path in (tmp_path / "out" / "plots").iterdir()}
+    assert pictures >= {"curves.png", "sweep.png", "entropy-few-uefl.png", "usage-few-uefl.png", "features-few-uefl.png"}
+    assert "features-few-fedavg.png" not in pictures
+    _shows_features_and_codewords(tmp_path / "out" / "few" / "uefl" / "seed-0")
     before = (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
     again = CliRunner().invoke(app, command)
     assert "4 runs, 2 of them finished" in again.output
     assert (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def _shows_features_and_codewords(run: Path) -> None:
+    """A panel for each client: nine tokens of each of its ten test images, the four shared codewords, and those that it has got."""
+    panels = features.draw(run, None).axes
+    books = [tensors["codebook"] for tensors in load(run).model("uefl").members[0][1].values()]
+    assert [ax.get_title() for ax in panels] == [f"silo-{i}, {len(book)} codewords" for i, book in enumerate(books)]
+    for ax, book in zip(panels, books, strict=True):
+        assert [len(points.get_offsets()) for points in ax.collections] == [90, 4, len(book) - 4]
 
 
 @pytest.mark.slow
