@@ -254,6 +254,33 @@ def test_the_command_line_itself_imports_neither_torch_nor_matplotlib():
     assert result.stdout == "[]\n"
 
 
+MISTAKES = ["run.seed=-1", "data.clients=many", "data.partition.scheme=rows", "model.width=0", "training.lr=fast"]
+
+
+def test_a_mistake_in_a_section_or_an_option_is_found_without_torch():
+    lines = [["train", "demo", "--set", mistake] for mistake in MISTAKES] + [["train", "demo", "--silos", "2"], ["presets", "demo"]]
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from uefl.cli import app
+print([CliRunner().invoke(app, line).exit_code for line in {lines}], sorted({{'torch', 'torchvision', 'scipy'}} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[2, 2, 2, 2, 2, 2, 0] []\n"
+
+
+def test_an_unknown_key_costs_the_import_of_torch_but_not_of_torchvision():
+    code = """
+import sys
+from typer.testing import CliRunner
+from uefl.cli import app
+result = CliRunner().invoke(app, ["train", "demo", "--set", "nosuch=1"])
+print(result.exit_code, sorted({"torchvision", "scipy.stats", "pandas", "uefl.run"} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "2 []\n"
+
+
 @pytest.fixture(autouse=True)
 def _signals():
     before = signal.getsignal(signal.SIGTERM)
