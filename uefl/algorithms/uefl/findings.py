@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ...findings import Findings, History, Shares
 
-
 RECORDED = {"entropy": ("threshold", "deciding_entropy"), "loss": ("loss_threshold", "deciding_loss")}
 """by the criterion, the entries of a client's record that tell of a decision: the threshold, and what was compared with it, in nats"""
 
