@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import Enum
 from pathlib import Path
@@ -173,7 +173,7 @@ def train(
     again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
     again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
     go_on = f"uefl train --resume {folder}{''.join(again)}"
-    options |= {"device": device.value, "go_on": go_on} | ({"wait": wait} if engine is _Engine.flower else {})
+    options |= {"wait": wait} if engine is _Engine.flower else {}
     console = _console()
 
     from . import report
@@ -183,7 +183,7 @@ def train(
 
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with watch(console) as observer, _deployment(engine, **options, notice=observer.notice) as deployment:
+        with watch(console) as observer, _deployment(engine, options, device.value, observer.notice, go_on) as deployment:
             keys: dict[str, Any] = {"device": device.value, "data_root": data_root, "observer": observer, "deployment": deployment}
             if resume is not None:
                 resume_run(folder, **keys)
@@ -203,12 +203,14 @@ def train(
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
 
 
-def _deployment(engine: _Engine, **options: Any) -> AbstractContextManager[Deployment | None]:
+def _deployment(
+    engine: _Engine, options: dict[str, Any], device: str, notice: Callable[[str], None], go_on: str
+) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
-    from .deploy.command import ENGINES
+    from .deploy.choices import CHOICES
 
-    return ENGINES[engine.value](**options)
+    return CHOICES[engine.value](**options).deployment(device, notice, go_on)
 
 
 @app.command()
