@@ -391,7 +391,7 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _show(console: Console, *tables: Table) -> None:
-    console.print(*(part.rich() for table in tables for part in table.parts(console.width)))
+    console.print(*(part.rich(console.encoding) for table in tables for part in table.parts(console.width)))
 
 
 def _console() -> Console:

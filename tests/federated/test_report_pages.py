@@ -279,6 +279,9 @@ def test_a_terminal_of_ascii_shows_the_report(tmp_path):
     out, error = process.communicate(timeout=120)
     assert (process.returncode, error) == (0, b"")
     assert b"0.450 +- 0.129" in out
+    table = [line for line in out.decode("ascii").partition("clients and traffic")[0].splitlines() if line.startswith(("+", "|"))]
+    assert len(table) == 6
+    assert len({len(line) for line in table}) == 1
     assert b"???????" in out
 
 
