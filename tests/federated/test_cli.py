@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests import fresh
 from uefl import config, progress
 from uefl.cli import _Terminated, app
 from uefl.errors import RunError, UserError
@@ -277,8 +278,7 @@ from uefl.cli import app
 result = CliRunner().invoke(app, ["train", "demo", "--set", "nosuch=1"])
 print(result.exit_code, sorted({"torchvision", "scipy.stats", "pandas", "uefl.run"} & set(sys.modules)))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "2 []\n"
+    assert fresh.python(code).stdout == "2 []\n"
 
 
 @pytest.fixture(autouse=True)
