@@ -43,7 +43,7 @@ class Distributed:
         import torch
 
         if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-            raise UserError("this torch was built without gloo, which the engine 'distributed' needs; use 'local'")
+            raise UserError("this torch was built without gloo, which the engine 'distributed' needs; leave the engine out")
         from .workers import on_workers
 
         return on_workers(*_processes(self.workers, device), notice, go_on)
