@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import Enum
 from pathlib import Path
@@ -203,14 +203,12 @@ def train(
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
 
 
-def _deployment(
-    engine: _Engine, options: dict[str, Any], device: str, notice: Callable[[str], None], go_on: str
-) -> AbstractContextManager[Deployment | None]:
+def _deployment(engine: _Engine, options: dict[str, Any], *asked: Any) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
     from .deploy.choices import CHOICES
 
-    return CHOICES[engine.value](**options).deployment(device, notice, go_on)
+    return CHOICES[engine.value](**options).deployment(*asked)
 
 
 @app.command()
