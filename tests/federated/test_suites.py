@@ -250,6 +250,10 @@ def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_pat
     rounds = [1.0 - 0.1 * round for round in range(sum(run_folder.ROUNDS))]
     assert result.values("few", "uefl", "entropy_last4")[0] == pytest.approx(statistics.fmean(rounds[-4:]))
     assert result.values("few", "uefl", "entropy")[0] == pytest.approx(rounds[-1])
+    said = result.runs["few", "uefl"][0].arms["uefl"]
+    said["accuracy"] = 0.7
+    assert result.values("few", "uefl", "last_accuracy")[0] == 0.7
+    assert result.values("few", "uefl", "accuracy")[0] == said["accuracy_last4"]["mean"]
 
 
 def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def _value(run: Run, arm: str, measure: str) -> float | None:
     if "@" in measure:
         return _turned(run, arm, *measure.split("@", 1))
     outcome = run.arms[arm] | cost.read(run.path)
-    outcome |= {"accuracy": outcome["accuracy_last4"]["mean"], "selected_accuracy": outcome.get("selected", {}).get("accuracy")}
+    selected = outcome.get("selected", {}).get("accuracy")
+    outcome |= {"accuracy": outcome["accuracy_last4"]["mean"], "last_accuracy": outcome["accuracy"], "selected_accuracy": selected}
     found, column = outcome.get(measure), measure.removesuffix("_last4")
     if not isinstance(found, (int, float)) and any(isinstance(r.get(column), (int, float)) for r in run.of(arm)):
         found = run.mean(arm, column) if column == measure else float(np.nanmean(run.series(arm, column)[-4:]))
