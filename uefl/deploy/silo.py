@@ -26,6 +26,7 @@ from ..engines.base import Message, Reply, split
 from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply
 from ..errors import UserError
 from ..seeds import make_repeatable
+from .floor import Floor, Spent, TooLittle
 from .setting import Setting, understood
 from .sources import Source
 
@@ -33,6 +34,8 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (torch.OutOfMemoryError, faults.MEMORY),
     (MemoryError, faults.MEMORY),
     (RuntimeError, faults.COMPUTATION),
+    (TooLittle, faults.PRIVACY),
+    (Spent, faults.BUDGET),
     (UserError, faults.DATA),
     (Unreadable, faults.UNREADABLE),
 )
@@ -46,10 +49,11 @@ class SiloProgram:
     Args:
         source: the data of the clients that this process stands for.
         device: where the work is done.
+        floor: the least privacy that it works with; None: what the server says.
     """
 
-    def __init__(self, source: Source, device: torch.device) -> None:
-        self._source, self._device = source, device
+    def __init__(self, source: Source, device: torch.device, floor: Floor | None = None) -> None:
+        self._source, self._device, self._floor = source, device, floor
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
         self._key = secrets.token_bytes(32)
@@ -73,14 +77,17 @@ class SiloProgram:
             client = header["client"]
             message = message_of(packet)
             self._log.info("arm %r: %s", header["arm"], split(message)[0].options)
-            return packed_reply(self._client(header)(message))
+            return packed_reply(self._guarded(self._client(header), message))
         except Exception as error:
-            self._log.error("%s", traceback.format_exc())
+            expected = isinstance(error, UserError)  # its message is all there is to say
+            self._log.error("%s", error if expected else traceback.format_exc())
             return _fault(client, next((code for kind, code in _CODES if isinstance(error, kind)), faults.PROGRAM))
 
     def _report(self, header: Header) -> Packet:
         """What the server has to know of this client's data, none of which is an image or the name of a file."""
         cfg = from_toml(header["config"])
+        if self._floor is not None:
+            self._floor.check_run(cfg.run)
         federation = self._source.federation(cfg)
         if self._source.name is None:  # the server has built the same, and asks whether it is the same
             return Packet({"client": "", "error": None, "federation": federation.digest}, {})
@@ -108,6 +115,19 @@ class SiloProgram:
         }
         return Packet(report, {"pixels": {"counts": counts.counts}})
 
+    def _guarded(self, client: Callable[[Message], Reply], message: Message) -> Reply:
+        """The answer of a client, with no less privacy than this process insists on."""
+        if self._floor is None:
+            return client(message)
+        assert self._arm is not None
+        run = self._arm[2].context.run
+        self._floor.check_message(run, message)
+        reply = client(message)
+        if reply.tensors:
+            self._floor.count(run)
+            self._log.info("%s", self._floor.describe())
+        return reply
+
     def _client(self, header: Header) -> Callable[[Message], Reply]:
         """A client in the arm of its message, on a network that stays loaded from one message to the next."""
         place = json.dumps(header["setting"])
@@ -127,7 +147,11 @@ class SiloProgram:
         # every weight comes with a message: the server names no file that is opened here
         context = replace(context, model=context.model.model_copy(update={"pretrained": False}))
         federation = Federation(cfg.kind, (), setting.classes, setting.image_shape, setting.mean, setting.std)  # type: ignore[arg-type]
-        return Workspace(find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device)
+        workspace = Workspace(find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device)
+        if self._floor is not None:
+            self._floor.check_run(cfg.run)
+            self._floor.check_arm(cfg, name, workspace)
+        return workspace
 
 
 def _fault(client: str, code: str) -> Packet:

@@ -1,13 +1,12 @@
 """Flower's engine over a Grid in memory: the same numbers as the local engine, and what a client that fails costs."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 
 from tests.federated import tiny
+from tests.federated.deploy.given import Given
 from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
 from tests.federated.engines.grid import MemoryGrid
 from uefl.deploy.setting import Setting, greeting, task
@@ -16,21 +15,6 @@ from uefl.engines.base import Message, Reply
 from uefl.engines.flower.codec import on_records, pack, pack_reply, unpack
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.members import Members
-
-
-class Given:
-    """A source in memory; ``fail`` is raised in the place of data."""
-
-    def __init__(self, name, federation, fail=None):
-        self.name, self._federation, self._fail = name, federation, fail
-
-    def federation(self, cfg):
-        return replace(self._federation, manifest={"silos": {}, "unseen": {}})
-
-    def data(self, client, cfg, classes, channels):
-        if self._fail is not None:
-            raise self._fail
-        return next(silo for silo in (*self._federation.silos, *self._federation.unseen) if silo.name == client).load()
 
 
 def programs(federation, **fail):
