@@ -9,14 +9,16 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+
+from uefl.engines.flower.limits import pull_some
 
 
 def sent(content: RecordDict) -> RecordDict:
-    """What arrives at the other end."""
-    objects = get_all_nested_objects(content)
-    return inflate_object_from_contents(content.object_id, {name: one.deflate() for name, one in objects.items()})
+    """What arrives at the other end, part by part as over Flower's Grid."""
+    parts = {name: one.deflate() for name, one in get_all_nested_objects(content).items()}
+    return inflate_object_from_contents(content.object_id, pull_some(list(parts), parts.__getitem__))
 
 
 class MemoryGrid(Grid):
@@ -60,16 +62,22 @@ class MemoryGrid(Grid):
             node = message.metadata.dst_node_id
             self.log.append(node)
             if node not in self.nodes:
-                self.replies[numbers[-1]] = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+                self.replies[numbers[-1]] = Error(ErrorCode.NODE_UNAVAILABLE, "gone"), message
                 continue
             answer = self.nodes[node](sent(message.content))
             if self.torn.get(node):
                 self.torn[node] -= 1
-                self.replies[numbers[-1]] = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "torn"), reply_to=message)
+                self.replies[numbers[-1]] = Error(ErrorCode.MESSAGE_UNAVAILABLE, "torn"), message
                 continue
             if answer is not None:
-                self.replies[numbers[-1]] = Message(sent(answer), reply_to=message)
+                self.replies[numbers[-1]] = answer, message
         return numbers
 
     def pull_messages(self, message_ids):
-        return [self.replies.pop(number) for number in message_ids if number in self.replies]
+        return [self._brought(*self.replies.pop(number)) for number in message_ids if number in self.replies]
+
+    def _brought(self, answer, message):
+        try:
+            return Message(answer if isinstance(answer, Error) else sent(answer), reply_to=message)
+        except ObjectPullError as error:
+            return Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, f"unavailable. {error}"), reply_to=message)

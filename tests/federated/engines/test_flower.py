@@ -11,8 +11,11 @@ from tests.federated.engines.conformance import check_same, every_case, federati
 from tests.federated.engines.grid import MemoryGrid
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
+from uefl.engines import bounds
 from uefl.engines.base import Message, Reply
-from uefl.engines.flower.codec import on_records, pack, pack_reply, unpack
+from uefl.engines.codec import Unreadable
+from uefl.engines.flower import limits
+from uefl.engines.flower.codec import on_records, pack, pack_reply, unpack, unpack_reply
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.members import Members
 
@@ -124,6 +127,51 @@ def test_an_answer_that_did_not_come_whole_is_asked_for_once_more(run):
     assert [reply.error for reply in one.round(asked)] == [None, None, None]
     grid.torn[11] = 2
     assert [reply.error for reply in one.round(asked)] == [None, "its reply did not come whole", None]
+
+
+def test_a_reply_of_more_bytes_than_it_may_have_is_given_up_and_not_asked_for_again(run, monkeypatch):
+    cfg, federation = run
+    monkeypatch.setattr(bounds, "HEADER", 20_000)
+    asked = messages(cfg)
+    nodes = programs(federation)
+    honest = nodes[11]
+
+    def swollen(records):
+        reply = unpack_reply(honest(records))
+        reply.private["mine"] = torch.zeros(bounds.largest_reply(asked["silo-1"]), dtype=torch.uint8)
+        return pack_reply(reply)
+
+    one, grid = engine(cfg, federation, nodes)
+    grid.nodes[11] = swollen
+    most = max(map(bounds.largest_reply, asked.values()))
+    reason = f"its reply has more than the {most} bytes that a reply may have"
+    assert [reply.error for reply in one.round(asked)] == [None, reason, None]
+    assert list(grid.log)[-3:] == [10, 11, 12]
+
+
+def test_a_report_of_more_bytes_than_it_may_have_is_refused(run, monkeypatch):
+    cfg, federation = run
+    monkeypatch.setattr(bounds, "REPORT", 3000)
+    members = Members(MemoryGrid(programs(federation)), greeting(cfg), lambda report: None)
+    members.look()
+    assert members.nodes == {}
+    assert set(members.refused.values()) == {"it does not answer as a silo of uefl does"}
+
+
+def test_many_small_parts_are_bounded_too():
+    pull = limits.bounded(lambda name: b"", 10_000)
+    for _ in range(10):
+        pull("part")
+    with pytest.raises(limits.TooLarge, match=limits.LARGE):
+        pull("part")
+
+
+def test_a_header_that_is_too_long_is_not_read(monkeypatch):
+    records = pack({"client": "silo-0"})
+    assert unpack(records)
+    monkeypatch.setattr(bounds, "HEADER", 10)
+    with pytest.raises(Unreadable, match="a header of"):
+        unpack(records)
 
 
 def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):

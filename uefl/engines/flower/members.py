@@ -10,8 +10,10 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from .. import bounds
 from ..codec import Header, Tensors, Unreadable
 from .codec import pack, unpack
+from .limits import at_most
 
 _EVERY = 1.0  # seconds between two looks at the nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
@@ -68,7 +70,8 @@ class Members:
         return [name for message in self._answers() if (name := self._hear(message)) is not None]
 
     def _answers(self) -> list[Message]:
-        return list(self._grid.pull_messages(list(self._greeted))) if self._greeted else []
+        with at_most(bounds.REPORT):
+            return list(self._grid.pull_messages(list(self._greeted))) if self._greeted else []
 
     def _hear(self, message: Message) -> str | None:
         node = self._greeted.pop(message.metadata.reply_to_message_id)
