@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from .. import __version__
 from ..algorithms.base import find
 from ..client.client import Client, Images
-from ..client.workspace import Workspace
+from ..client.workspace import Workspace, uses_bf16
 from ..config import from_toml
 from ..data.federation import Federation, SetData
 from ..data.prepare import PixelCounts
@@ -26,6 +27,7 @@ from ..engines.base import Message, Reply, split
 from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply
 from ..errors import UserError
 from ..seeds import make_repeatable
+from ..server.checks import printable
 from .floor import Floor, Spent, TooLittle
 from .setting import Setting, understood
 from .sources import Source
@@ -69,7 +71,13 @@ class SiloProgram:
                 raise Unreadable("it is no message")
             header, _ = packet
             if not understood(header):
+                self._log.warning(
+                    "a run of another version of uefl is not answered: it has %.20s, this is %s", header.get("uefl"), __version__
+                )
                 return _fault(client, faults.VERSION)
+            if header["ask"] == "refused":
+                self._log.warning("left out of a run: %s", printable(str(header["why"])))
+                return Packet({"client": client, "error": None}, {})
             if header["ask"] == "report":
                 return self._report(header)
             if header["client"] != (self._source.name or header["client"]):
@@ -79,8 +87,8 @@ class SiloProgram:
             self._log.info("arm %r: %s", header["arm"], split(message)[0].options)
             return packed_reply(self._guarded(self._client(header), message))
         except Exception as error:
-            expected = isinstance(error, UserError)  # its message is all there is to say
-            self._log.error("%s", error if expected else traceback.format_exc())
+            known = isinstance(error, UserError)  # its message is all there is to say
+            self._log.error("%s", f"{faults.LINE}{error}" if known else traceback.format_exc())
             return _fault(client, next((code for kind, code in _CODES if isinstance(error, kind)), faults.PROGRAM))
 
     def _report(self, header: Header) -> Packet:
@@ -112,6 +120,7 @@ class SiloProgram:
             "reach": reach,
             "federation": federation.digest,
             "torch": torch.__version__,
+            "precision": "bf16" if uses_bf16(cfg.run.precision, self._device) else "fp32",
         }
         return Packet(report, {"pixels": {"counts": counts.counts}})
 

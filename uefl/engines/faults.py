@@ -10,6 +10,9 @@ PROGRAM = "program"
 PRIVACY = "privacy"
 BUDGET = "budget"
 
+LINE = "cannot answer: "
+"""begins the line in a client's log about what may well go wrong; all else is there with its traceback"""
+
 _WORDS = {
     MEMORY: "it ran out of memory",
     COMPUTATION: "its computation failed",

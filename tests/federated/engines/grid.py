@@ -22,7 +22,8 @@ def sent(content: RecordDict) -> RecordDict:
 
 
 class MemoryGrid(Grid):
-    """Nodes by number. A node that returns None does not answer; ``log`` has the node of each message.
+    """Nodes by number, each with a key of its own where ``keys`` has none. A node that returns None does not answer; ``log`` has the node
+    of each message.
 
     Of so many answers of a node as ``torn`` says, a part does not come.
     """
@@ -30,6 +31,7 @@ class MemoryGrid(Grid):
     def __init__(self, nodes):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.nodes, self.activated = dict(nodes), dict.fromkeys(nodes, "1")
+        self.keys = {}
         self.replies = {}
         self.torn = {}
         self.number = 0
@@ -48,7 +50,10 @@ class MemoryGrid(Grid):
         raise NotImplementedError
 
     def get_nodes(self):
-        return [SimpleNamespace(node_id=node, last_activated_at=at) for node, at in self.activated.items()]
+        return [
+            SimpleNamespace(node_id=node, last_activated_at=at, public_key=self.keys.get(node, b"%d" % node))
+            for node, at in self.activated.items()
+        ]
 
     def get_node_ids(self):
         return list(self.nodes)

@@ -189,13 +189,13 @@ def test_a_name_that_is_taken(run, bound):
     """Nodes with keys stay the same node, so a name never moves; without, the newest node of a name is the client."""
     cfg, federation = run
     grid = MemoryGrid(programs(federation))
-    members = Members(grid, greeting(cfg), lambda report: None, bound=bound)
+    members = Members(grid, greeting(cfg), lambda report: None, bound={} if bound else None)
     members.look()
     grid.nodes[30], grid.activated[30] = grid.nodes[10], "2"
     members._looked = 0.0
     assert members.look() == ([] if bound else ["silo-0"])
     assert members.nodes["silo-0"][0] == (10 if bound else 30)
-    assert members.refused == ({30: "the name 'silo-0' is that of another node"} if bound else {})
+    assert members.refused == ({30: "the name 'silo-0' is that of another key"} if bound else {})
 
 
 def test_a_message_for_another_client_or_of_another_version_is_not_worked_on(run):
