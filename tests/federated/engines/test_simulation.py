@@ -4,6 +4,7 @@ import time
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: make test-flower has it")
 if find_spec("ray") is None:  # its import has to wait for the one of uefl.engines.flower.simulation
@@ -33,7 +34,7 @@ def engine(nodes, cfg):
     grid, placed = nodes
     fed = federation(cfg)
     here = {silo.name: placed.nodes[silo.name][0] for silo in (*fed.silos, *fed.unseen)}
-    return FlowerEngine(grid, Placed(here, placed.look), task(Setting.of(cfg, fed, 1), "arm"))
+    return FlowerEngine(grid, Placed(here, placed.look), task(Setting.of(cfg, fed, torch.get_num_threads()), "arm"))
 
 
 @every_case
