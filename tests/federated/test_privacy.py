@@ -20,7 +20,7 @@ from uefl.algorithms.base import Algorithm, registry
 from uefl.deploy.setting import Setting
 from uefl.engines.base import Reply
 from uefl.errors import UserError
-from uefl.privacy import Coins, Privacy, check, clip_factor, gaussian, spent_by
+from uefl.privacy import Coins, Privacy, check, clip_factor, gaussian
 from uefl.progress import PlainProgress
 
 opacus = pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
@@ -112,14 +112,6 @@ def test_of_a_model_that_is_not_finite_nothing_but_noise_comes_back(bad):
     one = mechanism.hidden({"a": torch.tensor([bad, 5.0])}, sent, "silo-0", 0)
     assert abs(float(one["a"][1])) < 1e-4
     assert clip_factor({"a": (torch.tensor([bad, 5.0]), sent["a"])}, 1.0) == 0.0
-
-
-def test_updates_of_several_runs_add_up_and_one_noise_is_as_in_a_run():
-    assert spent_by({}, 1e-5) == 0.0
-    for noise, count in ((1.0, 7), (4.0, 3)):
-        assert spent_by({noise: count}, 1e-5) == privacy(privacy="local", noise_multiplier=noise).epsilon(count)
-    both = spent_by({1.0: 7, 4.0: 3}, 1e-5)
-    assert spent_by({1.0: 7}, 1e-5) < both < spent_by({1.0: 8}, 1e-5)
 
 
 def test_the_noise_is_normal_and_made_from_key_place_and_what_it_hides():

@@ -17,7 +17,7 @@ from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.engines.codec import Packet, packed_message, reply_of
 from uefl.errors import UserError
-from uefl.privacy import spent_by
+from uefl.privacy import Privacy, spent_by
 
 LOCAL = {"privacy": "local", "noise_multiplier": 2.0, "norm_layer": "group", "normalize": "centred"}
 
@@ -63,6 +63,14 @@ def test_a_run_that_gives_enough_is_answered_and_counted_also_in_another_process
     assert json.loads(path.read_text()) == {"schema": 1, "updates": {"2.0": 2, "4.0": 1}}
     assert floor(path).describe() == f"3 updates sent, epsilon {spent_by({2.0: 2, 4.0: 1}, 1e-5):.3g} spent at delta 1e-05"
     assert floor(path).describe() in caplog.text
+
+
+def test_updates_of_several_runs_add_up_and_one_noise_is_as_in_a_run():
+    assert spent_by({}, 1e-5) == 0.0
+    for noise, count in ((1.0, 7), (4.0, 3)):
+        assert spent_by({noise: count}, 1e-5) == Privacy(settings(noise_multiplier=noise).run, b"").epsilon(count)
+    both = spent_by({1.0: 7, 4.0: 3}, 1e-5)
+    assert spent_by({1.0: 7}, 1e-5) < both < spent_by({1.0: 8}, 1e-5)
 
 
 @pytest.mark.parametrize(
