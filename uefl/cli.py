@@ -314,7 +314,9 @@ def suite(
         _console().print(Table("suites", ["name", "what it runs"], list(map(list, suites().items())), numeric=False).rich())
         return
     from .suites.command import run
+    from .suites.suite import called
 
+    name = called(name)
     folder = out or Path("runs") / f"{Path(name).stem}-{scale.value}"
     signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -220,6 +220,20 @@ def test_the_report_explains_the_columns_that_are_there(tmp_path, validation):
     assert "over the rounds that it names." in text
 
 
+def test_the_codebooks_that_an_unseen_client_may_take_are_in_the_report(tmp_path):
+    """Each with the accuracy of the last round, of that client alone; an arm without codebooks has none."""
+    lines = run_folder.records()
+    for line in [line for line in lines if line["client"] == "silo-2"]:
+        line["unseen"] = True
+        if line["arm"] == "uefl":
+            line |= {"accuracy_union": line["accuracy"] - 0.11, "accuracy_best": line["accuracy"] + 0.11}
+    table = arm_table(read_run(run_folder.write(tmp_path, lines)))
+    assert column(table, "accuracy_union") == ["-", "0.51"]
+    assert column(table, "accuracy_best") == ["-", "0.73"]
+    write_report(tmp_path)
+    assert "`accuracy_union`: accuracy of an unseen client with all codewords" in (tmp_path / "report.md").read_text()
+
+
 @pytest.mark.usefixtures("drawn")
 def test_report_is_written_anew_and_repeats_itself(tmp_path):
     run_folder.write(tmp_path)

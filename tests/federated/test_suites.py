@@ -1,13 +1,10 @@
-"""Suites: every file is a list of runs at both scales; a report pairs seeds; runs go on where they stopped."""
+"""Suites: every file is a list of runs at both scales, and a report pairs seeds."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import statistics
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +13,8 @@ from typer.testing import CliRunner
 
 from uefl.cli import app
 from uefl.errors import UserError
-from uefl.suites import report, runner, suite
+from uefl.report import read_run
+from uefl.suites import report, suite
 
 from . import run_folder
 from .test_presets import trains
@@ -252,88 +250,44 @@ def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_pat
     rounds = [1.0 - 0.1 * round for round in range(sum(run_folder.ROUNDS))]
     assert result.values("few", "uefl", "entropy_last4")[0] == pytest.approx(statistics.fmean(rounds[-4:]))
     assert result.values("few", "uefl", "entropy")[0] == pytest.approx(rounds[-1])
+    said = result.runs["few", "uefl"][0].arms["uefl"]
+    said["accuracy"] = 0.7
+    assert result.values("few", "uefl", "last_accuracy")[0] == 0.7
+    assert result.values("few", "uefl", "accuracy")[0] == said["accuracy_last4"]["mean"]
+
+
+def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
+    """Two clients upright and one turned, by either partition; accuracies of a round are 0.01 apart, those of the rounds 0.1."""
+    found = {}
+    schemes = {
+        "rotations": {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}},
+        "imbalanced": {"partition": {"scheme": "imbalanced", "angles": [0, -50], "clients_per_angle": [2, 1]}},
+    }
+    for name, data in schemes.items():
+        run = read_run(run_folder.write(tmp_path / name, data=data))
+        assert run.angles == {"silo-0": 0, "silo-1": 0, "silo-2": -50}
+        measures = ("accuracy@0", "accuracy@-50", "entropy@-50", "entropy_last4@0", "accuracy@120")
+        found[name] = [report._value(run, "fedavg", measure) for measure in measures]
+    expected = [0.25 + 0.005, 0.25 + 0.02, 0.7, 0.85]
+    assert found["rotations"][:4] == found["imbalanced"][:4] == pytest.approx(expected)
+    assert found["rotations"][4] is found["imbalanced"][4] is None
+    assert read_run(run_folder.write(tmp_path / "upright")).angles == {}
+
+
+def test_table_5_is_table_1_by_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Path]] = []
+    monkeypatch.setattr("uefl.suites.command.run", lambda name, *, out, **_: asked.append((name, out)))
+    assert CliRunner().invoke(app, ["suite", "table5"]).exit_code == 0
+    assert asked == [("table1", Path("runs/table1-cpu"))]
+    table1 = suite.load("table1")
+    for case in table1.cases.values():
+        for arm, numbers in case.paper.items():
+            for measure in {"accuracy", "entropy"} & numbers.keys():  # three silos of each rotation, and three digits
+                of_each = [numbers[f"{measure}@{angle}"] for angle in (0, -50, 120)]
+                assert statistics.fmean(of_each) == pytest.approx(numbers[measure], abs=0.0011), (arm, measure)
+    assert {f"{m}@{a}" for m in ("accuracy", "entropy") for a in (0, -50, 120)} <= set(table1.measures)
 
 
 def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
     result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"})
     assert report.content(result, []).warnings == ["1 of 7 runs are not there; see the end"]
-
-
-def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
-    run_folder.write(job.folder, run_folder.records(("fedavg",)))
-    with pytest.raises(UserError, match=r"seed-0 holds a run with another configuration; remove it, or choose another folder"):
-        runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
-
-
-def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_path: Path) -> None:
-    (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
-    assert job.config.run.precision == "auto"
-    job.folder.mkdir(parents=True)
-    (job.folder / "config.toml").write_text(job.config.with_run(precision="bf16").to_toml())
-    runner._check(job)
-    with pytest.raises(UserError, match="another configuration"):
-        runner._check(replace(job, config=job.config.with_run(precision="fp32")))
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_as_many_runs_as_asked_share_the_one_device(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three at a time, also on a GPU: each is a process of its own, which is told the device."""
-    going: list[Process] = []
-    most, seen = 0, []
-
-    class Process:
-        def __init__(self, *, target: object, args: tuple[object, ...], daemon: bool) -> None:
-            self.left = 2
-            seen.append(args)
-
-        def start(self) -> None:
-            going.append(self)
-
-        @property
-        def exitcode(self) -> int | None:
-            nonlocal most
-            most, self.left = max(most, len(going)), self.left - 1
-            if self.left:
-                return None
-            going.remove(self)
-            return 0
-
-    monkeypatch.setattr(runner._FORK, "Process", Process)
-    monkeypatch.setattr(runner, "_LOOK", 0.0)
-    jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path / "out", threads=1)
-    ends: list[runner.Ended] = []
-    runner.run(jobs, side_by_side=3, device=device, data_root=None, ended=ends.append, look=lambda running: None)
-    assert most == 3
-    assert len(seen) == len(ends) == 8
-    assert {args[2] for args in seen} == {device}
-
-
-@pytest.mark.slow
-def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
-    command = ["suite", tiny(tmp_path), "--seeds", "1", "--out", str(tmp_path / "out"), "--device", "cpu", "--data-root", str(tmp_path)]
-    first = CliRunner().invoke(app, command)
-    assert first.exit_code == 1, first.output  # there is no CIFAR-100 in that folder
-    assert "error: 2 of 4 runs are not there" in first.output
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert "absent/uefl/seed-0: " in text
-    assert "cifar100" in text
-    before = (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
-    again = CliRunner().invoke(app, command)
-    assert "4 runs, 2 of them finished" in again.output
-    assert (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
-
-
-@pytest.mark.slow
-def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "uefl", "suite", tiny(tmp_path), "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]
-    suite_process = subprocess.Popen([*command, "--device", "cpu"], stdout=subprocess.DEVNULL)
-    children = Path(f"/proc/{suite_process.pid}/task/{suite_process.pid}/children")
-    end = time.monotonic() + 120
-    while not (found := children.read_text().split()) and time.monotonic() < end:
-        time.sleep(0.05)
-    suite_process.kill()
-    suite_process.wait()
-    while Path(f"/proc/{found[0]}/cmdline").exists() and Path(f"/proc/{found[0]}/cmdline").read_bytes() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert time.monotonic() < end, "the run went on"

@@ -23,6 +23,7 @@ from ..data.federation import Federation
 from ..engines.base import Expected, Message, expected_like
 from ..models.flat import FlatModule
 from ..models.net import usual
+from ..models.parts import FrozenStatistics
 from ..server.turn import Turn
 from . import base
 from .base import Algorithm, State, register
@@ -39,7 +40,7 @@ class FedBR(Algorithm):
 
         contrast: float = Field(0.5, ge=0, description="mu, weight of the contrast between features of pseudo-images and of the client's")
         uniform: float = Field(1.0, ge=0, description="lambda, weight of the cross-entropy of pseudo-images with a uniform prediction")
-        pseudo: int = Field(32, ge=1, le=10_000, description="pseudo-images; as many of each batch are contrasted with them")
+        pseudo: int = Field(32, ge=2, le=10_000, description="pseudo-images; as many of each batch are contrasted with them")
         pull: float = Field(2.0, ge=0, description="tau 1, times the similarity to the model that was sent, on pseudo-images")
         push: float = Field(2.0, ge=0, description="tau 2, times the similarity between pseudo-images and the client's own")
         projection: Literal["paper", "code"] = Field(
@@ -121,7 +122,7 @@ class FedBR(Algorithm):
         if not self._on:
             return super().loss(work, batch)
         p, pairs = self.parameters, min(len(batch.labels), self.parameters.pseudo)
-        pseudo, said = self.of_pseudo(work)  # before the batch moves the running statistics
+        pseudo, said = self.of_pseudo(work)
         with work.amp():
             own, logits = _both(work.net, batch.images)
         features = (pseudo[:pairs], own[:pairs].float(), work.memory["received"][:pairs])
@@ -145,10 +146,14 @@ class FedBR(Algorithm):
         return contrast(*map(work.memory["projector"], features), pull=self.parameters.pull, push=self.parameters.push)
 
     def of_pseudo(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features and logits of the pseudo-images, with the running statistics of batch norm, which they leave alone."""
+        """Features and logits of the pseudo-images, without dropout, with batch norm by themselves.
+
+        By running statistics, which training on the client's images does not see, the network would learn to be unsure where these are in
+        use, as they are when it predicts. The pseudo-images leave them alone.
+        """
         training = work.net.training
         work.net.eval()
-        with work.amp():
+        with work.amp(), FrozenStatistics(work.net):
             features, logits = _both(work.net, work.memory["pseudo"])
         work.net.train(training)
         return features.float(), logits.float()

@@ -33,3 +33,20 @@ def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
         what = {"last": "no linear layer", "head": "no part called 'head' that has parameters", "all": "no parameters"}[part]
         raise UserError(f"key {key!r}: the network has {what}, so {part!r} names nothing; choose another one")
     return chosen
+
+
+class FrozenStatistics:
+    """A context in which batch norm normalises by the batch, in evaluation too, and its running statistics stay as they are."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self._norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+    def __enter__(self) -> None:
+        self._hidden = [(norm.running_mean, norm.running_var) for norm in self._norms]
+        for norm in self._norms:
+            norm.running_mean = norm.running_var = None
+            norm.track_running_stats = False
+
+    def __exit__(self, *_: object) -> None:
+        for norm, (mean, var) in zip(self._norms, self._hidden, strict=True):
+            norm.running_mean, norm.running_var, norm.track_running_stats = mean, var, True

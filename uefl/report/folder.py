@@ -54,6 +54,17 @@ class Run:
         return list(dict.fromkeys(r["client"] for r in self.records if not r.get("unseen")))
 
     @cached_property
+    def angles(self) -> dict[str, float]:
+        """By which the images of each client are turned, degrees, where they were dealt and turned; else empty, and so it is where not
+        every client has been measured."""
+        data, names = self.config.data, sorted(self.clients)
+        angles, counts = getattr(data.partition, "angles", ()), getattr(data.partition, "clients_per_angle", ())
+        each = [angle for angle, count in zip(angles, counts or (1,) * len(angles), strict=True) for _ in range(count)]
+        if not each or len(names) != (data.clients or len(each)):
+            return {}
+        return {name: each[i * len(each) // len(names)] for i, name in enumerate(names)}
+
+    @cached_property
     def labels(self) -> dict[str, str]:
         """The names of the clients in tables, each short and in one line."""
         return labels(dict.fromkeys(r["client"] for r in self.records))

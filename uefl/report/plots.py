@@ -278,8 +278,5 @@ def _rounds(values: Matrix) -> npt.NDArray[np.int64]:
 
 def _title(run: Run, client: str) -> str:
     """The client's name, with its angle where the data were dealt and turned."""
-    name, angles = drawn(run)[client], getattr(run.config.data.partition, "angles", ())
-    if not angles or len(run.clients) % len(angles):
-        return name
-    angle = angles[run.clients.index(client) * len(angles) // len(run.clients)]
-    return f"{name} ({f'{angle:g}'.replace('-', '−')}°)"
+    name, angle = drawn(run)[client], run.angles.get(client)
+    return name if angle is None else f"{name} ({f'{angle:g}'.replace('-', '−')}°)"

@@ -98,12 +98,18 @@ def arm_table(run: Run) -> Table:
         "rounds": lambda arm: str(arm["rounds"]),
         "seconds": lambda arm: number(arm.get("seconds"), 1),
     }
-    own = {key: {name: own_number(run.mean(name, key)) for name in run.arms} for key in run.columns if key not in columns}
+    own = {key: {name: own_number(_own(run, name, key)) for name in run.arms} for key in run.columns if key not in columns}
     added = [key for key, cells in own.items() if set(cells.values()) != {"-"}]
     header, rows = _filled(run, columns, ("entropy", "left out", "rounds", "seconds"))
     header, rows = [*header, *added], [[*row, *(own[key][row[0]] for key in added)] for row in rows]
     note = f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds" if "accuracy" in header else ""
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows, note=note)
+
+
+def _own(run: Run, arm: str, key: str) -> float | None:
+    """A column of an algorithm: of the clients that are trained on, or, where these have none, of those that are measured only."""
+    found = run.mean(arm, key)
+    return run.arms[arm].get(key) if found is None else found
 
 
 def protocol_table(run: Run) -> Table:

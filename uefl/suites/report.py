@@ -159,13 +159,27 @@ def _absent(result: Result) -> list[str]:
 
 
 def _value(run: Run, arm: str, measure: str) -> float | None:
-    """Return a value of the summary, or the mean of a column over the clients, at the last round or, ``COLUMN_last4``, the last four."""
+    """Return a value of the summary, or the mean of a column over the clients, at the last round or, ``COLUMN_last4``, the last four.
+
+    ``MEASURE@ANGLE`` is the same over the clients whose images are turned by so many degrees.
+    """
+    if "@" in measure:
+        return _turned(run, arm, *measure.split("@", 1))
     outcome = run.arms[arm] | cost.read(run.path)
-    outcome |= {"accuracy": outcome["accuracy_last4"]["mean"], "selected_accuracy": outcome.get("selected", {}).get("accuracy")}
+    selected = outcome.get("selected", {}).get("accuracy")
+    outcome |= {"accuracy": outcome["accuracy_last4"]["mean"], "last_accuracy": outcome["accuracy"], "selected_accuracy": selected}
     found, column = outcome.get(measure), measure.removesuffix("_last4")
     if not isinstance(found, (int, float)) and any(isinstance(r.get(column), (int, float)) for r in run.of(arm)):
         found = run.mean(arm, column) if column == measure else float(np.nanmean(run.series(arm, column)[-4:]))
     return float(found) if isinstance(found, (int, float)) else None
+
+
+def _turned(run: Run, arm: str, measure: str, angle: str) -> float | None:
+    """Of the clients whose images are turned by an angle: their accuracy or another column, over the rounds that :func:`_value` takes."""
+    several = measure == "accuracy" or measure.endswith("_last4")
+    series = run.series(arm, measure.removesuffix("_last4"))[-4 if several else -1 :]
+    chosen = series[:, [f"{run.angles.get(client):g}" == angle for client in run.clients]] if run.angles else series[:, :0]
+    return None if np.isnan(chosen).all() else float(np.nanmean(chosen))
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.federated.interrupted import killed_and_resumed, run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, finish, settings, state, values
+from tests.federated.tiny import again, arm, finish, first_turn, settings, state, values
 from uefl.algorithms.fedbr import FedBR, contrast
 from uefl.errors import RunError, UserError
 
@@ -96,6 +96,17 @@ def test_pseudo_images_leave_the_running_statistics_alone():
     own.turn(), average.turn()
     assert torch.equal(state(own).tensors["buffers"], state(average).tensors["buffers"])
     assert not torch.equal(values(own), values(average))
+
+
+def test_running_statistics_say_nothing_of_pseudo_images():
+    """Else the network could tell them by these, be unsure where they are in use, and so predict nothing when it is measured."""
+    work = first_turn(settings("fedbr", pseudo=8))
+    found = []
+    for scale in (1.0, 50.0):
+        work.workspace.flat.buffers.fill_(scale)
+        found.append(torch.cat(work.workspace.algorithm.of_pseudo(work), 1))
+        assert set(work.workspace.flat.buffers.tolist()) == {scale}
+    assert torch.equal(*found)
 
 
 def test_pseudo_images_are_means_of_ten_images_of_one_client_and_the_same_for_all():

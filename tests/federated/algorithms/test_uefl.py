@@ -178,6 +178,18 @@ def test_the_commitment_weight_pulls_features_to_their_codewords():
     assert distance[0.25] < 0.7 * distance[0.0]
 
 
+@pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5}], ids=["adam", "sgd"])
+def test_without_quantiser_it_is_fedavg_bit_for_bit(keys):
+    """The codebook is made after the last round, for the last measurement alone."""
+    own = arm(settings(extend="none", rounds=[3], codebook_after=3, **keys))[0]
+    average = arm(settings("fedavg", rounds=[3], **keys))[0]
+    columns = ("round", "client", "accuracy", "nll", "entropy", "holdout_entropy", "train_loss", "train_accuracy")
+    mine, theirs = ([{key: r.get(key) for key in columns} for r in finish(one) if r["round"] < 2] for one in (own, average))
+    assert mine == theirs
+    for name in ("values", "buffers"):
+        assert torch.equal(state(own).tensors[name], state(average).tensors[name])
+
+
 def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
     asked = []
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 
 from ...client.work import Batch, Work
+from ...models.parts import FrozenStatistics
 from ..base import register
 from .fedllp import FedLLP
 from .sets import SetParameters
@@ -48,30 +49,13 @@ class FedLLPVAT(FedLLP):
         the probing step is far below bfloat16's resolution; the running statistics are left as they are.
         """
         net, p = work.net, self.parameters
-        with torch.autocast(x.device.type, enabled=False), _FrozenStatistics(net):
+        with torch.autocast(x.device.type, enabled=False), FrozenStatistics(net):
             with torch.no_grad():
                 before = _log_probs(net, x).exp()
             direction = _unit(torch.randn(x.shape, generator=work.generator).to(x)).requires_grad_()
             distance = _divergence(before, _log_probs(net, x + p.vat_xi * direction))
             (slope,) = torch.autograd.grad(distance, direction)
             return _divergence(before, _log_probs(net, x + p.vat_epsilon * _unit(slope)))
-
-
-class _FrozenStatistics:
-    """Batch norm normalises by the batch, but its running statistics stay as they are."""
-
-    def __init__(self, net: torch.nn.Module) -> None:
-        self._norms = [m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
-
-    def __enter__(self) -> None:
-        self._hidden = [(norm.running_mean, norm.running_var) for norm in self._norms]
-        for norm in self._norms:
-            norm.running_mean = norm.running_var = None
-            norm.track_running_stats = False
-
-    def __exit__(self, *_: object) -> None:
-        for norm, (mean, var) in zip(self._norms, self._hidden, strict=True):
-            norm.running_mean, norm.running_var, norm.track_running_stats = mean, var, True
 
 
 def _log_probs(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -41,6 +41,7 @@ class Quantised(Algorithm):
     columns: ClassVar = {
         "perplexity": "how many codewords are in effective use, the mean over batches of 100 images",
         "codewords": "size of the codebook that a client sees",
+        "vq_loss": "loss of the quantiser, both terms, mean over the images of the round as they were trained on",
     }
     marks: ClassVar = {"extended": "codewords added to the client (decided on held-out training images; shown here: the test split)"}
     levels: ClassVar = {"threshold": ("entropy", "the threshold of each decision about extensions")}

@@ -1,0 +1,137 @@
+"""The runs of a suite: side by side, in one display, and where they stopped they go on."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from uefl import load
+from uefl.cli import app
+from uefl.errors import RunError, UserError
+from uefl.suites import command, features, runner, suite
+
+from . import run_folder
+from .test_suites import tiny
+
+
+def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
+    run_folder.write(job.folder, run_folder.records(("fedavg",)))
+    with pytest.raises(UserError, match=r"seed-0 holds a run with another configuration; remove it, or choose another folder"):
+        runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
+
+
+def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_path: Path) -> None:
+    (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
+    assert job.config.run.precision == "auto"
+    job.folder.mkdir(parents=True)
+    (job.folder / "config.toml").write_text(job.config.with_run(precision="bf16").to_toml())
+    runner._check(job)
+    with pytest.raises(UserError, match="another configuration"):
+        runner._check(replace(job, config=job.config.with_run(precision="fp32")))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_as_many_runs_as_asked_share_the_one_device(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three at a time, also on a GPU: each is a process of its own, which is told the device."""
+    going: list[Process] = []
+    most, seen = 0, []
+
+    class Process:
+        def __init__(self, *, target: object, args: tuple[object, ...], daemon: bool) -> None:
+            self.left = 2
+            seen.append(args)
+
+        def start(self) -> None:
+            going.append(self)
+
+        @property
+        def exitcode(self) -> int | None:
+            nonlocal most
+            most, self.left = max(most, len(going)), self.left - 1
+            if self.left:
+                return None
+            going.remove(self)
+            return 0
+
+    monkeypatch.setattr(runner._FORK, "Process", Process)
+    monkeypatch.setattr(runner, "_LOOK", 0.0)
+    jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path / "out", threads=1)
+    ends: list[runner.Ended] = []
+    runner.run(jobs, side_by_side=3, device=device, data_root=None, ended=ends.append, look=lambda running: None)
+    assert most == 3
+    assert len(seen) == len(ends) == 8
+    assert {args[2] for args in seen} == {device}
+
+
+def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of all runs in one bar, the runs under way by name, and a line for each that has ended."""
+
+    def two_of_four(jobs: list[suite.Job], *, ended: Callable, look: Callable, **_: object) -> None:
+        ended(runner.Ended(jobs[0], 2.0, None))
+        ended(runner.Ended(jobs[2], 1.0, "no such file"))
+        look({jobs[1]: 1})
+
+    monkeypatch.setattr(runner, "run", two_of_four)
+    shown = io.StringIO()
+    keys = {"scale": "cpu", "seeds": 1, "jobs": 2, "device": "cpu", "data_root": None}
+    with pytest.raises(RunError, match="4 of 4 runs are not there"):
+        command.run(tiny(tmp_path), out=tmp_path / "out", console=Console(file=shown, force_terminal=True, width=160), **keys)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    assert "4 runs, 0 of them finished, 2 at a time" in text
+    assert "1/4  few fedavg seed 0: 2 s" in text
+    assert "2/4  absent fedavg seed 0: not finished: no such file" in text
+    assert re.search(r"5/8 rounds .* few uefl 0\b", text)  # two rounds each of two that have ended, and one
+
+
+@pytest.mark.slow
+def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
+    command = ["suite", tiny(tmp_path), "--seeds", "1", "--out", str(tmp_path / "out"), "--device", "cpu", "--data-root", str(tmp_path)]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 1, first.output  # there is no CIFAR-100 in that folder
+    assert "error: 2 of 4 runs are not there" in first.output
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "absent/uefl/seed-0: " in text
+    assert "cifar100" in text
+    pictures = {path.name for path in (tmp_path / "out" / "plots").iterdir()}
+    assert pictures >= {"curves.png", "sweep.png", "entropy-few-uefl.png", "usage-few-uefl.png", "features-few-uefl.png"}
+    assert "features-few-fedavg.png" not in pictures
+    _shows_features_and_codewords(tmp_path / "out" / "few" / "uefl" / "seed-0")
+    before = (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
+    again = CliRunner().invoke(app, command)
+    assert "4 runs, 2 of them finished" in again.output
+    assert (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def _shows_features_and_codewords(run: Path) -> None:
+    """A panel for each client: nine tokens of each of its ten test images, the four shared codewords, and those that it has got."""
+    panels = features.draw(run, None).axes
+    books = [tensors["codebook"] for tensors in load(run).model("uefl").members[0][1].values()]
+    assert [ax.get_title() for ax in panels] == [f"silo-{i}, {len(book)} codewords" for i, book in enumerate(books)]
+    for ax, book in zip(panels, books, strict=True):
+        assert [len(points.get_offsets()) for points in ax.collections] == [90, 4, len(book) - 4]
+
+
+@pytest.mark.slow
+def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "uefl", "suite", tiny(tmp_path), "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]
+    suite_process = subprocess.Popen([*command, "--device", "cpu"], stdout=subprocess.DEVNULL)
+    children = Path(f"/proc/{suite_process.pid}/task/{suite_process.pid}/children")
+    end = time.monotonic() + 120
+    while not (found := children.read_text().split()) and time.monotonic() < end:
+        time.sleep(0.05)
+    suite_process.kill()
+    suite_process.wait()
+    while Path(f"/proc/{found[0]}/cmdline").exists() and Path(f"/proc/{found[0]}/cmdline").read_bytes() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert time.monotonic() < end, "the run went on"
