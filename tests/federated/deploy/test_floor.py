@@ -1,6 +1,7 @@
 """What a silo insists on: noise on its updates, whatever a server asks for, and a count of them that outlives the process."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.engines.codec import Packet, packed_message, reply_of
 from uefl.errors import UserError
-from uefl.privacy import Privacy, spent_by
+from uefl.privacy import Privacy, clip_factor, spent_by
 
 LOCAL = {"privacy": "local", "noise_multiplier": 2.0, "norm_layer": "group", "normalize": "centred"}
 
@@ -105,6 +106,15 @@ def test_what_no_noise_hides_is_refused(path, algorithm, keys, options, caplog):
     assert error(program(path)(asked(settings(algorithm, **keys), **options))) == "privacy"
     assert "the server asks for what no noise hides" in caplog.text
     assert not path.exists()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_of_a_model_that_is_not_finite_nothing_but_noise_comes_back(bad):
+    """A server may send one, so that the length of the change has no meaning."""
+    mechanism, sent = Privacy(settings(clip_norm=1e-6).run, b"key"), {"a": torch.tensor([bad, 0.0])}
+    one = mechanism.hidden({"a": torch.tensor([bad, 5.0])}, sent, "silo-0", 0)
+    assert abs(float(one["a"][1])) < 1e-4
+    assert clip_factor({"a": (torch.tensor([bad, 5.0]), sent["a"])}, 1.0) == 0.0
 
 
 def test_it_stops_at_its_own_bound(path, caplog):
