@@ -16,17 +16,30 @@ except PackageNotFoundError:  # a source tree on the path, never installed
 if TYPE_CHECKING:
     from .algorithms.base import Algorithm, register
     from .api import Run, load, resume, train
-    from .deploy.command import Flower
+    from .deploy.choices import Distributed, Flower, Ray
     from .errors import RunError, UserError
 
 _PLACES = {
     **dict.fromkeys(("train", "resume", "load", "Run"), "api"),
     **dict.fromkeys(("register", "Algorithm"), "algorithms.base"),
-    "Flower": "deploy.command",
+    **dict.fromkeys(("Distributed", "Flower", "Ray"), "deploy.choices"),
     **dict.fromkeys(("RunError", "UserError"), "errors"),
 }
 
-__all__ = ["Algorithm", "Flower", "Run", "RunError", "UserError", "__version__", "load", "register", "resume", "train"]
+__all__ = [
+    "Algorithm",
+    "Distributed",
+    "Flower",
+    "Ray",
+    "Run",
+    "RunError",
+    "UserError",
+    "__version__",
+    "load",
+    "register",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from scipy.stats import trim_mean
 
 from .engines.base import Message, Reply
 from .errors import UserError
@@ -88,7 +87,10 @@ class Updates:
         all_of_them = torch.stack(self.tensors).cpu().numpy()
         if self._rule == "median":
             found = np.median(all_of_them, axis=0)
-        else:  # half a client more, so that rounding cuts off no fewer
+        else:
+            from scipy.stats import trim_mean  # its import costs as much as half of torch's, and most runs have no use for it
+
+            # half a client more, so that rounding cuts off no fewer
             found = trim_mean(all_of_them, (self._attackers + 0.5) / len(all_of_them), axis=0)
         return torch.as_tensor(found, dtype=torch.float32).to(self._old.device)
 

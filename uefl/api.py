@@ -17,7 +17,7 @@ from . import run as runs
 from .algorithms.base import Algorithm, known_elsewhere, register, registry
 from .config import Config, Model
 from .data import from_arrays
-from .deploy.command import Flower
+from .deploy.choices import CHOICES, Choice
 from .errors import UserError
 from .models import given, saved
 
@@ -99,7 +99,7 @@ def train(
     device: str = "auto",
     data_root: str | Path | None = None,
     observer: Observer | None = None,
-    engine: str | Flower = "local",
+    engine: str | Choice = "local",
     **overrides: Any,
 ) -> Run:
     """Run every arm of a configuration into a new folder.
@@ -121,9 +121,10 @@ def train(
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         observer: is told how the run goes; None: the logger ``uefl``, at level INFO.
-        engine: ``local``, all clients in this process; ``flower``, each in one of its own on this machine; or :class:`uefl.Flower`, which
-            may name a SuperLink. What is given in Python stays in this process, so clients, networks, federations and algorithms that no
-            package registers are refused with the last two.
+        engine: ``local``, all clients in this process; ``distributed``, dealt over processes of this machine; ``flower``, each in a
+            process of its own on this machine; ``ray``, in Flower's simulation; or :class:`uefl.Distributed`, :class:`uefl.Flower`, which
+            may name a SuperLink, or :class:`uefl.Ray`. What is given in Python stays in this process, so clients, networks, federations and
+            algorithms that no package registers are refused with all but the first.
         overrides: keys as with ``--set``, bare or a section with a mapping: ``lr=1e-3``, ``run={"seed": 1}``.
 
     Raises:
@@ -162,7 +163,7 @@ def train(
         cfg = replace(cfg, data=cfg.data.model_copy(update=unused))
     observer = observer or Logged()
     given_here = {"clients or federation": federation, "model": network}
-    with _deployment(engine, device, observer, given_here, cfg) as deployment:
+    with _deployment(engine, out, device, observer, given_here, cfg) as deployment:
         keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer, "deployment": deployment}
         runs.train(cfg, preset=preset, out=Path(out), federation=federation, network=network, **keys)
     return Run(out, model=network)
@@ -178,7 +179,7 @@ def resume(
     device: str = "auto",
     data_root: str | Path | None = None,
     observer: Observer | None = None,
-    engine: str | Flower = "local",
+    engine: str | Choice = "local",
 ) -> Run:
     """Go on with the run in a folder. The result is the same, bit for bit, as without the interruption.
 
@@ -201,7 +202,7 @@ def resume(
     network = None if model is None else given.factory(model)
     observer = observer or Logged()
     given_here = {"clients or federation": federation, "model": network}
-    with _deployment(engine, device, observer, given_here, cfg) as deployment:
+    with _deployment(engine, out, device, observer, given_here, cfg) as deployment:
         keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer, "deployment": deployment}
         runs.resume(out, federation=federation, network=network, **keys)
     return Run(out, model=network)
@@ -246,12 +247,13 @@ class Logged:
 
 
 def _deployment(
-    engine: str | Flower, device: str, observer: Observer, given_here: Mapping[str, Any], cfg: Config | None
+    engine: str | Choice, out: str | Path, device: str, observer: Observer, given_here: Mapping[str, Any], cfg: Config | None
 ) -> AbstractContextManager[runs.Deployment | None]:
     """Where the clients are; None within: in this process.
 
     Args:
         engine: as of :func:`train`.
+        out: the run folder.
         device: of the clients.
         observer: of the run.
         given_here: by argument, what was given as an object, or None.
@@ -262,16 +264,19 @@ def _deployment(
     """
     if engine == "local":
         return nullcontext()
-    if engine != "flower" and not isinstance(engine, Flower):
-        raise UserError(f"engine: expected 'local', 'flower' or uefl.Flower(...), got {engine!r}")
+    named = repr(engine) if isinstance(engine, str) else f"uefl.{engine!r}"
+    if isinstance(engine, str) and engine in CHOICES:
+        engine = CHOICES[engine]()
+    if not isinstance(engine, Choice):
+        names, classes = ", ".join(map(repr, ("local", *CHOICES))), ", ".join(f"uefl.{kind.__name__}(...)" for kind in CHOICES.values())
+        raise UserError(f"engine: expected {names}, or one of {classes}; got {engine!r}")
     for name, value in given_here.items():
         if value is not None:
             raise UserError(f"{name}: given in Python it stays in this process; name it in the configuration, or leave out engine")
     for name, arm in (cfg.arms if cfg is not None else {}).items():
         if not known_elsewhere(arm.algorithm):
             raise UserError(f"arm {name!r}: {arm.algorithm} is known to this process alone; install it as a package, or leave out engine")
-    flower = engine if isinstance(engine, Flower) else Flower()
-    return flower.deployment(device, observer.notice)
+    return engine.deployment(device, observer.notice, f"uefl.resume({str(out)!r}, engine={named})")
 
 
 def _path(folder: str | Path | None) -> Path | None:

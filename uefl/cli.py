@@ -151,6 +151,12 @@ def train(
     wait: _Wait = 600.0,
 ) -> None:
     """Run every arm of a preset or a configuration, and report."""
+    options: dict[str, Any] = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates}
+    options |= {"secret": secret, "insecure": insecure}
+    if engine is not _Engine.flower and any(options.values()):
+        raise UserError("--superlink, --silos, --root-certificates, --secret and --insecure are for --engine flower")
+    if engine in (_Engine.local, _Engine.flower) and workers is not None:
+        raise UserError("--workers is for --engine distributed and --engine ray")
     if resume is not None:
         if source is not None or settings or seed is not None or out is not None:
             raise UserError("--resume goes on with a run as it was configured; leave out the preset, --set, --seed and --out")
@@ -162,27 +168,22 @@ def train(
         cfg = config.load(source, settings, **seeded)
         folder = out or Path("runs") / Path(source).stem
 
-    from . import report
-    from .progress import watch
-    from .run import resume as resume_run
-    from .run import train as train_run
-
-    options: dict[str, Any] = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates}
-    options |= {"secret": secret, "insecure": insecure}
-    if engine is not _Engine.flower and any(options.values()):
-        raise UserError("--superlink, --silos, --root-certificates, --secret and --insecure are for --engine flower")
-    if engine in (_Engine.local, _Engine.flower) and workers is not None:
-        raise UserError("--workers is for --engine distributed and --engine ray")
     options = options if engine is _Engine.flower else {"workers": workers}
     again = [f" --data-root {data_root}"] if data_root else []
     again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
     again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
     go_on = f"uefl train --resume {folder}{''.join(again)}"
-    options |= {"device": device.value, "go_on": go_on} | ({"wait": wait} if engine is _Engine.flower else {})
+    options |= {"wait": wait} if engine is _Engine.flower else {}
     console = _console()
+
+    from . import report
+    from .progress import watch
+    from .run import resume as resume_run
+    from .run import train as train_run
+
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with watch(console) as observer, _deployment(engine, **options, notice=observer.notice) as deployment:
+        with watch(console) as observer, _deployment(engine, options, device.value, observer.notice, go_on) as deployment:
             keys: dict[str, Any] = {"device": device.value, "data_root": data_root, "observer": observer, "deployment": deployment}
             if resume is not None:
                 resume_run(folder, **keys)
@@ -202,12 +203,12 @@ def train(
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
 
 
-def _deployment(engine: _Engine, **options: Any) -> AbstractContextManager[Deployment | None]:
+def _deployment(engine: _Engine, options: dict[str, Any], *asked: Any) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
-    from .deploy.command import ENGINES
+    from .deploy.choices import CHOICES
 
-    return ENGINES[engine.value](**options)
+    return CHOICES[engine.value](**options).deployment(*asked)
 
 
 @app.command()
@@ -281,11 +282,11 @@ def chaos(
 @app.command()
 def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None) -> None:
     """List the presets, or print one to start a file from."""
-    from .report.tables import Table
-
     if name is not None:
         typer.echo(config.preset_text(name), nl=False)
         return
+    from .report.tables import Table
+
     for group, members in config.preset_groups().items():
         rows = [[preset, about] for preset, about in members.items()]
         _console().print(Table(_GROUPS[group], ["name", "what it runs"], rows, numeric=False).rich())
@@ -385,7 +386,7 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _show(console: Console, *tables: Table) -> None:
-    console.print(*(part.rich() for table in tables for part in table.parts(console.width)))
+    console.print(*(part.rich(console.encoding) for table in tables for part in table.parts(console.width)))
 
 
 def _console() -> Console:

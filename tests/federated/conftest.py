@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 from tests.files import write_idx
 from uefl.algorithms import base
+from uefl.report.plots import write_plots
 
 from .data.test_sources_colour import npz_pool, pacs_archive
 from .whole_run import Watcher, start
 
 
-@pytest.fixture
-def drawn():
-    """For tests that look at the pictures of a report; all others do without."""
-
-
-@pytest.fixture(autouse=True)
-def _undrawn(request, monkeypatch):
+@contextmanager
+def undrawn():
     """Reports without pictures, which take most of the time of a tiny run."""
 
     def write_plots(run):
         (run.path / "plots").mkdir(exist_ok=True)
         return []
 
-    if "drawn" not in request.fixturenames:
-        monkeypatch.setattr("uefl.report.write.write_plots", write_plots)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uefl.report.write.write_plots", write_plots)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn():
+    """For the runs that a module shares too."""
+    with undrawn():
+        yield
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """For tests that look at the pictures of a report; all others do without."""
+    monkeypatch.setattr("uefl.report.write.write_plots", write_plots)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +50,8 @@ def _registered_here(monkeypatch):
 def finished(tmp_path_factory):
     """A finished run: its folder, who watched it, and its summary."""
     out, observer = tmp_path_factory.mktemp("runs") / "whole", Watcher()
-    summary = start(out, observer=observer)
+    with undrawn():
+        summary = start(out, observer=observer)
     return out, observer, summary
 
 

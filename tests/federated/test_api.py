@@ -14,6 +14,7 @@ from uefl import config, report
 from uefl.algorithms import base
 from uefl.client.work import Batch, Work
 from uefl.data import from_arrays
+from uefl.report.plots import write_plots
 
 KEYS = {"threads": 1, "precision": "fp32", "passes": 2, "rounds": [1, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2}
 SMALL = {"width": 4, "hidden": 8}
@@ -74,7 +75,9 @@ def own(out, **keys):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     torch.set_num_threads(1)
-    return own(tmp_path_factory.mktemp("api") / "run")
+    with pytest.MonkeyPatch.context() as patch:  # with its pictures
+        patch.setattr("uefl.report.write.write_plots", write_plots)
+        return own(tmp_path_factory.mktemp("api") / "run")
 
 
 def test_a_preset_with_overrides_gives_metrics_summary_and_models(tmp_path, caplog):

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests import fresh
 from uefl import config, progress
 from uefl.cli import _Terminated, app
 from uefl.errors import RunError, UserError
@@ -252,6 +253,32 @@ def test_the_command_line_itself_imports_neither_torch_nor_matplotlib():
     check = "import uefl.cli; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", f"{stub}; {check}"], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+MISTAKES = ["run.seed=-1", "data.clients=many", "data.partition.scheme=rows", "model.width=0", "training.lr=fast"]
+
+
+def test_a_mistake_in_a_section_or_an_option_is_found_without_torch():
+    lines = [["train", "demo", "--set", mistake] for mistake in MISTAKES] + [["train", "demo", "--silos", "2"], ["presets", "demo"]]
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from uefl.cli import app
+print([CliRunner().invoke(app, line).exit_code for line in {lines}], sorted({{'torch', 'torchvision', 'scipy'}} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[2, 2, 2, 2, 2, 2, 0] []\n"
+
+
+def test_an_unknown_key_costs_the_import_of_torch_but_not_of_torchvision():
+    code = """
+import sys
+from typer.testing import CliRunner
+from uefl.cli import app
+result = CliRunner().invoke(app, ["train", "demo", "--set", "nosuch=1"])
+print(result.exit_code, sorted({"torchvision", "scipy.stats", "pandas", "uefl.run"} & set(sys.modules)))
+"""
+    assert fresh.python(code).stdout == "2 []\n"
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,3 @@
-import os
-import subprocess
 import sys
 import types
 
@@ -7,6 +5,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests import fresh
 from uefl import doctor
 from uefl.cli import app
 from uefl_kernels import _library as library
@@ -85,8 +84,7 @@ def test_a_variant_or_backend_that_is_none_ends_the_command():
     for name in ("UEFL_CPU", "UEFL_BACKEND"):
         if name == "UEFL_CPU" and not library.COMPILED:
             continue
-        command = [sys.executable, "-m", "uefl", "doctor"]
-        result = subprocess.run(command, env=os.environ | {name: "foo"}, capture_output=True, text=True)
+        result = fresh.python("import sys; sys.argv = ['uefl', 'doctor']; from uefl.cli import main; main()", **{name: "foo"})
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr.startswith(f"error: {name}=")
         assert result.stderr.count("\n") == 1

@@ -16,6 +16,7 @@ from uefl.data import build
 from uefl.engines.base import Message
 from uefl.errors import UserError
 from uefl.models import saved
+from uefl.report import write_report
 from uefl.seeds import derive
 from uefl_kernels.metrics import entropy
 
@@ -201,7 +202,9 @@ def test_the_saved_model_is_the_ensemble_that_was_measured(finished):
     assert not torch.equal(*each)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_report_says_what_the_entropy_is_of(finished):
+    write_report(finished)
     text = (finished / "report.md").read_text()
     assert "2 members" in text
     assert "passes" not in text

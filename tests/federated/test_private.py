@@ -34,8 +34,8 @@ def named(out):
 
 
 def start(out, observer=None):
-    """For the process that is killed."""
-    return start_demo(out, "arms=fedper", observer=observer)
+    """For the process that is killed; to turn images, it would import torchvision."""
+    return start_demo(out, "arms=fedper", "angles=[]", observer=observer)
 
 
 @pytest.fixture(scope="module")

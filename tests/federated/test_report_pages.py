@@ -279,22 +279,15 @@ def test_a_terminal_of_ascii_shows_the_report(tmp_path):
     out, error = process.communicate(timeout=120)
     assert (process.returncode, error) == (0, b"")
     assert b"0.450 +- 0.129" in out
+    table = [line for line in out.decode("ascii").partition("clients and traffic")[0].splitlines() if line.startswith(("+", "|"))]
+    assert len(table) == 6
+    assert len({len(line) for line in table}) == 1
     assert b"???????" in out
 
 
-LONG = (
-    "demo",
-    "--set",
-    "threads=1",
-    "--set",
-    "model.width=2",
-    "--set",
-    "rounds=[400]",
-    "--set",
-    "train_per_client=20",
-    "--set",
-    "local_epochs=1",
-)
+LONG = ["demo", "--set", "rounds=[400]"]  # with images as they are: to turn them, a process imports torchvision
+for key in ("threads=1", "arms=fedavg", "clients=2", "angles=[]", "model.width=2", "train_per_client=20", "local_epochs=1"):
+    LONG += ["--set", key]
 
 
 def begun(process, out: Path):

@@ -101,7 +101,7 @@ def noise(sent):
     return sent + 30 * torch.randn(sent.shape, generator=torch.Generator().manual_seed(0))
 
 
-LEARNS = {"rounds": [6], "local_epochs": 3}
+LEARNS = {"rounds": [4], "local_epochs": 3}
 
 
 def accuracies(cfg, how):
@@ -124,8 +124,9 @@ def test_one_that_lies_spoils_the_mean_and_no_robust_rule(how):
         assert min(accuracies(settings("fedavg", **LEARNS, aggregation=rule, **keys), how)) > 0.9, rule
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "uefl"])
+@pytest.mark.parametrize(
+    ("name", "rule"), [("fedavg", "median"), ("fedavg", "trimmed_mean"), ("scaffold", "krum"), ("uefl", "krum"), ("uefl", "median")]
+)
 def test_a_run_that_is_resumed_is_the_uninterrupted_one(name, rule):
     own = {"usage_aware": False} if name == "uefl" else {}
     cfg = settings(name, aggregation=rule, **RULES[rule], **own)

@@ -104,7 +104,7 @@ def from_table(table: dict[str, Any]) -> Config:
         if key not in (*SECTIONS, "arms"):
             raise _misplaced(key)
     run, model, training = _section(Run, "run", table), _section(Model, "model", table), _section(Training, "training", table)
-    from ..data.settings import Data  # pydantic alone, but its schemes may know tensors
+    from ..data.settings import Data  # without torch, but its schemes know numpy, without which help answers
 
     data = _section(Data, "data", table)
     config = Config(run, data, model, training, arms(table.get("arms", {})))

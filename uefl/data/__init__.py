@@ -1,11 +1,27 @@
-"""The data of a federation: sources, partitions, and the clients that come out."""
+"""The data of a federation: sources, partitions, and the clients that come out.
 
-from .arrays import from_arrays
-from .builder import build
-from .federation import Federation, LabeledData, ServerData, SetData, Silo, Sizes, Split
-from .partitions import PARTITIONS, Scheme, partition
-from .settings import Data
-from .sources import SOURCES, source
+A name is imported when it is first used: the section ``[data]`` of a configuration is checked without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .arrays import from_arrays
+    from .builder import build
+    from .federation import Federation, LabeledData, ServerData, SetData, Silo, Sizes, Split
+    from .partitions import PARTITIONS, Scheme, partition
+    from .settings import Data
+    from .sources import SOURCES, source
+
+_PLACES = {
+    "from_arrays": "arrays",
+    "build": "builder",
+    **dict.fromkeys(("Federation", "LabeledData", "ServerData", "SetData", "Silo", "Sizes", "Split"), "federation"),
+    **dict.fromkeys(("PARTITIONS", "Scheme", "partition"), "partitions"),
+    "Data": "settings",
+    **dict.fromkeys(("SOURCES", "source"), "sources"),
+}
 
 __all__ = [
     "PARTITIONS",
@@ -24,3 +40,9 @@ __all__ = [
     "partition",
     "source",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torchvision
 
 from ..errors import UserError
 from . import npz
@@ -28,7 +27,9 @@ def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> Table:
     Raises:
         UserError: no data root, files missing or not the published ones.
     """
-    dataset = getattr(torchvision.datasets, name.upper())
+    from torchvision import datasets
+
+    dataset = getattr(datasets, name.upper())
     advice = torchvision_advice(name.upper())
     root = need_root(root, name.upper(), advice)
     if not (root / dataset.base_folder).exists():

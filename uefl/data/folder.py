@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from torchvision.datasets.folder import IMG_EXTENSIONS
-
 from ..errors import UserError
 
 
@@ -32,6 +30,8 @@ def subfolders(folder: Path, layout: str) -> list[Path]:
     Raises:
         UserError: there is none, or images lie beside them, which are misplaced.
     """
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
     entries = visible(folder)
     for path in entries:
         if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS:

@@ -1,9 +1,11 @@
-"""Geometric changes to images as bytes: rotation about the centre, resizing to a square, random changes for training."""
+"""Geometric changes to images as bytes: rotation about the centre, resizing to a square, random changes for training.
+
+torchvision is imported where it is called: its import takes longer than that of torch, and not every process needs it.
+"""
 
 from __future__ import annotations
 
 import torch
-from torchvision.transforms.v2 import InterpolationMode, functional
 
 
 def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False) -> torch.Tensor:
@@ -19,6 +21,8 @@ def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False)
     """
     if degrees % 360 == 0:
         return images
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
     height, width = images.shape[-2:]
     # torchvision measures from the corner of the canvas, where the middle of pixel i lies at i + 0.5
     center = [width / 2 + 0.5, height / 2 + 0.5] if legacy_center else None
@@ -28,6 +32,8 @@ def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False)
 
 def resize(images: torch.Tensor, size: int) -> torch.Tensor:
     """Resize ``[..., C, H, W]`` uint8 images to ``[..., C, size, size]``, bilinear with antialiasing; the aspect ratio is not kept."""
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
     resized: torch.Tensor = functional.resize(images, [size, size], InterpolationMode.BILINEAR, antialias=True)
     return resized
 

@@ -1,26 +1,20 @@
-"""What ``uefl train --engine ...`` and ``uefl silo`` do, and what they ask for before they do it."""
+"""What ``uefl silo`` and ``uefl chaos`` do, and what they ask for before they do it."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import RunError, UserError
+from ..errors import UserError
+from .choices import check_installed, checked_address
 
 if TYPE_CHECKING:
-    from ..engines.flower.address import Address
     from ..report.tables import Table
-    from ..run import Deployment as RunDeployment
-    from .deployment import Deployment
     from .floor import Floor
-    from .workers import Workers
 
 ABOUT_FAULTS = """# What faults do to a deployed run
 
@@ -31,131 +25,6 @@ with its round and the reason, but have no text of an exception. A row with "bit
 run in one process.
 
 """
-
-
-@dataclass(frozen=True)
-class Flower:
-    """A run whose clients are processes of their own, over Flower: ``uefl.train(..., engine=uefl.Flower(...))``.
-
-    Without a ``superlink`` all are started on this machine and end with the run, as with ``engine="flower"``.
-
-    Args:
-        superlink: ``HOST:PORT`` of a SuperLink that is there, whose silos take part.
-        silos: how many of them; the run begins when so many are there.
-        root_certificates: file of those who vouch for the SuperLink; None: the system's.
-        secret: file that the SuperLink was started with as ``--superexec-auth-secret-file``.
-        insecure: without TLS, off loopback too.
-        wait: seconds to wait for the SuperLink, and for the silos.
-    """
-
-    superlink: str | None = None
-    silos: int | None = None
-    root_certificates: str | Path | None = None
-    secret: str | Path | None = None
-    insecure: bool = False
-    wait: float = 600.0
-
-    def deployment(self, device: str, notice: Callable[[str], None]) -> AbstractContextManager[Deployment]:
-        """Where a run finds its clients; arguments and errors as of :func:`deployment`."""
-        files = {name: None if (path := getattr(self, name)) is None else Path(path) for name in ("root_certificates", "secret")}
-        keys = {"superlink": self.superlink, "silos": self.silos, "insecure": self.insecure, "wait": self.wait}
-        return deployment(**keys, **files, device=device, notice=notice)  # type: ignore[arg-type]
-
-
-@contextmanager
-def deployment(
-    *,
-    superlink: str | None,
-    silos: int | None,
-    root_certificates: Path | None,
-    secret: Path | None,
-    insecure: bool,
-    wait: float,
-    device: str,
-    notice: Callable[[str], None],
-    go_on: str = "uefl train --resume",
-) -> Iterator[Deployment]:
-    """Where ``uefl train`` finds its clients.
-
-    Args:
-        superlink: ``HOST:PORT``; None: one is started on this machine, and a process for each client.
-        silos: how many are waited for at a SuperLink that is there already.
-        root_certificates: file of those who vouch for the SuperLink; None: the system's.
-        secret: file that the SuperLink was started with as ``--superexec-auth-secret-file``.
-        insecure: without TLS, off loopback too.
-        wait: seconds.
-        device: of clients that are started here.
-        notice: called with a line for the user.
-        go_on: the command that goes on with the run.
-
-    Raises:
-        UserError: options that do not go together, or a missing one.
-    """
-    _check_installed()
-    from ..engines.flower.address import Unreachable
-    from .deployment import joined, on_this_machine
-
-    if superlink is None:
-        if silos is not None or root_certificates is not None or secret is not None or insecure:
-            raise UserError("--silos, --root-certificates, --secret and --insecure are for a --superlink; without one all is started here")
-        with on_this_machine(device, notice) as started:
-            yield started
-        return
-    address = _address(superlink, root_certificates, insecure)
-    if silos is None:
-        raise UserError("--superlink: say with --silos how many silos take part; the run begins when so many are there")
-    if secret is None and not address.insecure and not address.is_loopback:
-        raise UserError("--superlink: give the file of its secret with --secret; see docs/deploy.md, or --insecure to do without")
-    try:
-        with joined(address, silos, None if secret is None else _content(secret, "--secret"), wait, notice) as found:
-            yield found
-    except Unreachable as error:
-        raise RunError(f"{error}; go on with: {go_on}") from None
-
-
-def crew(workers: int | None, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Workers]:
-    """Workers on this machine, for ``uefl train --engine distributed``.
-
-    Args:
-        workers: how many; None: one for each GPU, or for each core where the work is done on the CPU.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        notice: called with a line for the user.
-        go_on: the command that goes on with the run.
-
-    Raises:
-        UserError: torch has no gloo here, or there is no such device.
-    """
-    import torch
-
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        raise UserError("this torch was built without gloo, which --engine distributed needs; use --engine local")
-    from .workers import on_workers
-
-    return on_workers(*_processes(workers, device), notice, go_on)
-
-
-def simulation(workers: int | None, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Deployment]:
-    """Flower's simulation, for ``uefl train --engine ray``; arguments as of :func:`crew`.
-
-    Raises:
-        UserError: Flower or Ray is not installed, or there is no such device.
-    """
-    _check_installed()
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("Ray is not installed; install it with: pip install 'uefl[ray]'")
-    from .simulation import in_simulation
-
-    return in_simulation(*_processes(workers, device), notice, go_on)
-
-
-def _processes(workers: int | None, device: str) -> tuple[int, str]:
-    """How many processes do the work of all clients, and on what."""
-    import torch
-
-    from ..run import chosen_device
-
-    where = chosen_device(device).type
-    return workers or (torch.cuda.device_count() if where == "cuda" else len(os.sched_getaffinity(0))), where
 
 
 def silo(
@@ -197,7 +66,7 @@ def silo(
     Raises:
         UserError: options that do not go together, data that cannot be read, a SuperLink that is not there.
     """
-    _check_installed()
+    check_installed()
     from flwr.supercore.app_utils import start_parent_process_monitor
 
     from ..engines.flower.address import Unreachable
@@ -212,7 +81,7 @@ def silo(
     if parent is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # by which the monitor ends this; a shell's background jobs ignore it
         start_parent_process_monitor(parent)
-    address = _address(superlink, root_certificates, insecure)
+    address = checked_address(superlink, root_certificates, insecure)
     if key is None and not address.is_loopback and not address.insecure:
         raise UserError("--superlink: give this silo's private key with --key; see docs/deploy.md, or --insecure to do without key and TLS")
     if key is not None and address.insecure:
@@ -251,10 +120,6 @@ def _floor(noise_multiplier: float | None, delta: float, max_epsilon: float, spe
     return Floor(noise_multiplier, delta, max_epsilon, spent)
 
 
-ENGINES: dict[str, Callable[..., AbstractContextManager[RunDeployment]]] = {"distributed": crew, "flower": deployment, "ray": simulation}
-"""by the name of ``--engine``, where ``uefl train`` finds its clients"""
-
-
 def play_all(names: list[str], file: Path | None, progress: Callable[[str], None]) -> tuple[Table, int]:
     """Play scenarios of :mod:`.chaos.scenarios`, all where none is named.
 
@@ -269,7 +134,7 @@ def play_all(names: list[str], file: Path | None, progress: Callable[[str], None
     Raises:
         UserError: a name that no scenario has.
     """
-    _check_installed()
+    check_installed()
     from ..report.tables import Table
     from .chaos.scenarios import SCENARIOS, theatre
 
@@ -292,31 +157,3 @@ def play_all(names: list[str], file: Path | None, progress: Callable[[str], None
     if file is not None:
         file.write_text(ABOUT_FAULTS + table.markdown(), encoding="utf-8")
     return table, failed
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("flwr") is None:
-        raise UserError("Flower is not installed; install it with: pip install 'uefl[flower]'")
-
-
-def _address(superlink: str, root_certificates: Path | None, insecure: bool) -> Address:
-    """TLS but where the user says otherwise, or nothing leaves the machine."""
-    from ..engines.flower.address import Address, parse
-
-    try:
-        place = parse(superlink)
-    except ValueError as error:
-        raise UserError(f"--superlink: {error}") from None
-    if insecure and root_certificates is not None:
-        raise UserError("--root-certificates and --insecure exclude each other")
-    root = None if root_certificates is None else _content(root_certificates, "--root-certificates")
-    if root is not None and b"BEGIN CERTIFICATE" not in root:
-        raise UserError(f"--root-certificates: {root_certificates} holds no certificate; expected PEM, as server.pem in docs/deploy.md")
-    return Address(place, insecure or (root is None and Address(place).is_loopback), root)
-
-
-def _content(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{option}: {path} cannot be read ({error.strerror})") from None

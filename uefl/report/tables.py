@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ..terminal import nearest_characters
 from .folder import Run
 from .words import label, spans
 
@@ -67,8 +68,8 @@ class Table:
 
         return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
-    def rich(self) -> RichTable:
-        """Return the table for the terminal; its text is taken as it is, because a silo's name may hold square brackets."""
+    def rich(self, encoding: str = "utf-8") -> RichTable:
+        """Return the table for a terminal of this encoding; its text is taken as it is, because a silo's name may hold square brackets."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -79,7 +80,7 @@ class Table:
         for i, name in enumerate(self.header):
             table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold")
         for row in self.rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(nearest_characters(cell, encoding)) for cell in row))
         return table
 
 

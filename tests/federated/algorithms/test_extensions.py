@@ -10,15 +10,18 @@ import pytest
 
 import uefl
 from tests.federated import run_folder
+from tests.federated.tiny import arm, finish, settings
+from uefl.algorithms.uefl import findings
+from uefl.findings import History
 from uefl.report import plots, read_run, write_report
 
 
-def decided(threshold, entropies, lines=None):
+def decided(threshold, values, criterion="entropy"):
     """Records with a decision after each iteration of uefl."""
-    lines = run_folder.records() if lines is None else lines
+    lines = run_folder.records()
     for line in lines:
         if line["arm"] == "uefl" and line["round"] in (1, 3):
-            line |= {"threshold": threshold, "deciding_entropy": entropies[int(line["client"][-1])]}
+            line |= dict(zip(findings.RECORDED[criterion], (threshold, values[int(line["client"][-1])]), strict=True))
     return lines
 
 
@@ -31,7 +34,11 @@ def decided(threshold, entropies, lines=None):
             "the highest entropy, 0.700 nats of silo-1, is not above the threshold of 0.900 (at most it could be ln 4 = 1.386)",
         ),
         (1.5, (0.5, 0.7, 0.6), "is not above the threshold of 1.500; no entropy over 4 classes can exceed ln 4 = 1.386; lower gamma"),
-        (0.55, (0.5, 0.5, 0.6), "after round 2, above the threshold of 0.550 nats: silo-2 (0.600); extended before the next round"),
+        (
+            0.55,
+            (0.5, 0.5, 0.6),
+            "after round 2, entropy above the threshold of 0.550 nats: silo-2 (0.600); extended before the next round.",
+        ),
     ],
     ids=["certain", "out-of-reach", "extended"],
 )
@@ -42,13 +49,49 @@ def test_the_report_says_why_clients_were_extended_or_not(tmp_path, threshold, e
     assert said in unescape(page)
     warned = "> **uefl: the threshold of 1.500 nats cannot be reached" in markdown
     assert warned == (threshold == 1.5)
-    row = ["uefl", "2", f"{threshold:.3f}", f"{min(entropies):.3f} silo-0", f"{max(entropies):.3f} silo-{entropies.index(max(entropies))}"]
+    row = [
+        "uefl",
+        "2",
+        "entropy",
+        f"{threshold:.3f}",
+        f"{min(entropies):.3f} silo-0",
+        f"{max(entropies):.3f} silo-{entropies.index(max(entropies))}",
+    ]
     assert f"| {' | '.join(row)} |" in markdown
 
 
 def test_clients_above_the_last_threshold_have_no_round_left(tmp_path):
     write_report(run_folder.write(tmp_path, decided(0.55, (0.5, 0.5, 0.6))))
-    assert "after round 4, above the threshold of 0.550 nats: silo-2 (0.600); the arm ended there" in (tmp_path / "report.md").read_text()
+    said = "after round 4, entropy above the threshold of 0.550 nats: silo-2 (0.600); "
+    assert f"{said}the arm ended there, so that none was extended." in (tmp_path / "report.md").read_text()
+    write_report(run_folder.write(tmp_path / "stopped", decided(0.55, (0.5, 0.5, 0.6)), finished=False))
+    assert f"{said}no round has followed yet." in (tmp_path / "stopped/report.md").read_text()
+
+
+def test_a_decision_by_the_loss_is_said_as_one_and_has_no_bound(tmp_path):
+    write_report(run_folder.write(tmp_path, decided(1.5, (0.5, 0.7, 0.6), "loss"), criterion="loss"))
+    text = (tmp_path / "report.md").read_text()
+    said = "no client was extended, because the highest loss, 0.700 nats of silo-1, is not above the threshold of 1.500."
+    assert said in text
+    assert "| uefl | 2 | loss | 1.500 | 0.500 silo-0 | 0.700 silo-1 | 0 | 1 |" in text
+    assert "cannot be reached" not in text
+
+
+def test_clients_that_were_drawn_are_not_those_above_the_threshold(tmp_path):
+    write_report(run_folder.write(tmp_path, decided(0.55, (0.6, 0.5, 0.5)), extend="random"))
+    said = "above the threshold of 0.550 nats: silo-0 (0.600); as many were drawn, and extended before the next round: silo-2."
+    assert said in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("keys", [{"criterion": "loss"}, {"extend": "random"}, {"extend": "random", "criterion": "loss"}], ids=str)
+def test_a_decision_is_recorded_however_it_is_made(keys):
+    records = finish(arm(settings("uefl", gamma=0.0, rounds=[1, 1], **keys))[0])
+    made, last = findings.decisions(History(records, {}, 3, True))
+    assert made.criterion == keys.get("criterion", "entropy")
+    assert made.threshold == min(made.measured.values())
+    assert made.above
+    assert len(made.extended) == len(made.above)
+    assert last.extended == ()
 
 
 def test_a_codebook_that_is_never_extended_is_said(tmp_path):

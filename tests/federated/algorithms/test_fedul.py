@@ -111,8 +111,9 @@ def test_sets_that_are_the_classes_give_logit_adjusted_cross_entropy():
 @pytest.mark.parametrize("name", ARMS)
 def test_every_arm_learns_what_can_be_learnt(name):
     few_steps = name in ("fedllp", "fedllp-vat", "fedavg-labeled-10")  # one per set, or of a tenth of the images
-    algorithm, records, _ = trained(name, rounds=[8], local_epochs=8 if few_steps else 1)
-    assert len(records) == 16
+    rounds = 4 if name == "fedllp-vat" else 8  # whose step costs three of the others'
+    algorithm, records, _ = trained(name, rounds=[rounds], local_epochs=8 if few_steps else 1)
+    assert len(records) == 2 * rounds
     for r in records:
         assert all(math.isfinite(v) for v in r.values() if isinstance(v, float))
         assert r["validation_accuracy"] is not None

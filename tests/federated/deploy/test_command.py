@@ -7,7 +7,7 @@ pytest.importorskip("flwr")
 
 from tests.federated.deploy.machines import images
 from uefl.cli import app
-from uefl.deploy import command
+from uefl.deploy import choices
 from uefl.deploy.chaos.keys import node_key
 from uefl.deploy.processes import free_port
 from uefl.engines.flower.address import Address
@@ -64,7 +64,7 @@ def test_nobody_listens(tmp_path):
 
 
 def test_without_flower_the_answer_is_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
     assert said(*JOIN) == (2, "error: Flower is not installed; install it with: pip install 'uefl[flower]'\n")
 
 

@@ -1,16 +1,19 @@
-"""``uefl.train(engine=...)``: what goes over Flower from Python, with the words of the command line for what does not."""
+"""``uefl.train(engine=...)``: runs whose clients are elsewhere, from Python, with the words of the command line for what cannot be."""
+
+from contextlib import contextmanager
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr")
-
 import uefl
-from tests.federated.interrupted import KEYS
-from uefl.deploy import command
+from tests.federated.interrupted import KEYS, outcome
+from uefl.deploy import choices, workers
 from uefl.errors import UserError
 
 ARMS = {"fedavg": {}}
+ENGINES = ["distributed", "flower", "ray", uefl.Distributed(2), uefl.Flower(), uefl.Ray(2)]
+needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: make test-flower has it")
 
 
 class Mine(uefl.Algorithm):
@@ -22,32 +25,73 @@ def train(out, **keys):
     return uefl.train(KEYS, out=out, device="cpu", **keys)
 
 
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ({"engine": "ray"}, r"engine: expected 'local', 'flower' or uefl.Flower\(...\), got 'ray'"),
-        ({"engine": uefl.Flower(silos=2)}, "--silos, --root-certificates, --secret and --insecure are for a --superlink"),
-        ({"engine": uefl.Flower("10.77.9.9:8000")}, "say with --silos how many silos take part"),
-        ({"engine": uefl.Flower("10.77.9.9:8000", silos=2, secret="nowhere")}, "--secret: nowhere cannot be read"),
-        (
-            {"engine": "flower", "clients": {"a": ((np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2), None)}},
-            "clients or federation: given in",
-        ),
-        ({"engine": "flower", "arms": {"mine": Mine()}}, "arm 'mine': mine is known to this process alone; install it as a package"),
-    ],
-)
-def test_what_cannot_go_over_flower_is_a_line_before_anything_is_written(tmp_path, keys, line):
-    with pytest.raises(UserError, match=line):
-        train(tmp_path / "run", **keys)
+def test_over_a_worker_the_numbers_are_those_of_one_process(tmp_path):
+    for engine, out in (("local", "here"), (uefl.Distributed(workers=1), "there")):
+        train(tmp_path / out, engine=engine)
+    assert outcome(tmp_path / "there") == outcome(tmp_path / "here")
+
+
+@pytest.mark.parametrize(("engine", "shown"), [("distributed", "'distributed'"), (uefl.Distributed(3), "uefl.Distributed(workers=3)")])
+def test_workers_are_as_many_as_were_asked_for_and_know_how_a_run_goes_on(tmp_path, monkeypatch, engine, shown):
+    asked = []
+
+    @contextmanager
+    def on_workers(count, device, notice, go_on):
+        asked.append((count, device, go_on))
+        yield None  # the clients are here
+
+    monkeypatch.setattr(workers, "on_workers", on_workers)
+    monkeypatch.setattr(choices.os, "sched_getaffinity", lambda process: range(7))
+    train(tmp_path / "run", engine=engine)
+    uefl.resume(tmp_path / "run", engine=engine, device="cpu")
+    go_on = f"uefl.resume({str(tmp_path / 'run')!r}, engine={shown})"
+    assert asked == [(7 if engine == "distributed" else 3, "cpu", go_on)] * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_what_was_given_in_python_does_not_go_elsewhere(tmp_path, engine):
+    clients = {"a": ((np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2), None)}
+    for keys, line in (
+        ({"clients": clients}, "clients or federation: given in Python it stays in this process"),
+        ({"arms": {"mine": Mine()}}, "arm 'mine': mine is known to this process alone; install it as a package"),
+    ):
+        with pytest.raises(UserError, match=line):
+            train(tmp_path / "run", engine=engine, **keys)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("engine", "line"),
+    [
+        (
+            "spark",
+            r"engine: expected 'local', 'distributed', 'flower', 'ray', or one of uefl.Distributed\(...\), uefl.Flower\(...\), "
+            r"uefl.Ray\(...\); got 'spark'",
+        ),
+        (uefl.Distributed(0), "workers: expected 1 or more, got 0"),
+        pytest.param(
+            uefl.Flower(silos=2), "--silos, --root-certificates, --secret and --insecure are for a --superlink", marks=needs_flower
+        ),
+        pytest.param(uefl.Flower("10.77.9.9:8000"), "say with --silos how many silos take part", marks=needs_flower),
+        pytest.param(uefl.Flower("10.77.9.9:8000", silos=2, secret="nowhere"), "--secret: nowhere cannot be read", marks=needs_flower),
+    ],
+    ids=str,
+)
+def test_an_engine_that_cannot_be_is_a_line_before_anything_is_written(tmp_path, engine, line):
+    with pytest.raises(UserError, match=line):
+        train(tmp_path / "run", engine=engine)
+    assert not (tmp_path / "run").exists()
+
+
+@needs_flower
 def test_a_folder_without_a_run_cannot_go_on(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         uefl.resume(tmp_path / "run", engine="flower")
 
 
-def test_without_flower_the_answer_is_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"Flower is not installed; install it with: pip install 'uefl\[flower\]'"):
-        train(tmp_path / "run", engine="flower")
+@pytest.mark.parametrize(("lacking", "engine", "extra"), [("flwr", "flower", "flower"), ("flwr", "ray", "flower"), ("ray", "ray", "ray")])
+def test_without_its_package_the_answer_is_how_to_get_it(tmp_path, monkeypatch, lacking, engine, extra):
+    monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None if name == lacking else "there")
+    with pytest.raises(UserError, match=rf"{extra.capitalize()} is not installed; install it with: pip install 'uefl\[{extra}\]'"):
+        train(tmp_path / "run", engine=engine)
+    assert not (tmp_path / "run").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -19,6 +21,8 @@ def _settings(name: str) -> Config:
 CASES = {name: (_settings, name) for name in registry() if not name.startswith("toy")}
 CASES["ensemble"] = lambda name: tiny.settings("uefl", uncertainty="ensemble", members=2), ""
 CASES["newcomer"] = lambda name: tiny.settings("fedper", participation=0.5), ""
+RAISES, LATE, DIES = 101, 102, 103
+"""seeds of runs in which a client of ``tiny_worker`` fails"""
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -47,6 +51,17 @@ def check_same(cfg: Config, engine: object) -> None:
     assert plain == found_plain
     assert list(tensors) == list(found)
     assert all(torch.equal(tensors[name], found[name]) for name in tensors)
+
+
+def check_raises(make: Callable[[Config], object]) -> None:
+    """Over an engine whose clients are those of ``tiny_worker``: one that raises is left out, with a code and without its text."""
+    cfg = tiny.settings("fedavg", quorum=0.5, seed=RAISES)
+    arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: make(cfg))
+    arm.turn()
+    (line,) = arm.left_out
+    assert line["client"] == "silo-1"
+    assert "computation" in line["left_out"]
+    assert not any("patient" in line for line in notices)
 
 
 def messages(cfg: Config) -> dict[str, Message]:

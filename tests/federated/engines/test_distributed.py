@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.federated import tiny
-from tests.federated.engines import tiny_worker
-from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
+from tests.federated.engines.conformance import DIES, LATE, check_raises, check_same, every_case, federation, messages, settings
 from uefl.deploy.workers import on_workers
 from uefl.errors import RunError
 from uefl.lazy import Lazy
@@ -71,24 +70,18 @@ def _halved(message, really):
 
 
 def test_a_client_that_raises_says_a_code_and_no_text(workers):
-    cfg = tiny.settings("fedavg", quorum=0.5, seed=tiny_worker.RAISES)
-    arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: engine(workers, cfg))
-    arm.turn()
-    (line,) = arm.left_out
-    assert line["client"] == "silo-1"
-    assert "computation" in line["left_out"]
-    assert not any("patient" in line for line in notices)
+    check_raises(lambda cfg: engine(workers, cfg))
 
 
 def test_a_client_that_is_late_is_given_up_and_its_answer_dropped_when_it_comes(workers):
-    cfg = tiny.settings("fedavg", seed=tiny_worker.LATE)
+    cfg = tiny.settings("fedavg", seed=LATE)
     one, asked = engine(workers, cfg), messages(cfg)
     assert [reply.error for reply in one.round(asked, deadline=1.0)] == [None, "deadline passed", None]
     assert [reply.error for reply in one.round(asked)] == [None, None, None]
 
 
 def test_a_worker_that_dies_ends_the_run_with_a_line_and_the_others_with_it():
-    cfg, begun = tiny.settings("fedavg", seed=tiny_worker.DIES), []
+    cfg, begun = tiny.settings("fedavg", seed=DIES), []
 
     def run():
         with crew() as workers:

@@ -13,7 +13,7 @@ if find_spec("ray") is None:  # its import has to wait for the one of uefl.engin
 from tests.federated import tiny
 from tests.federated.deploy.runs import config, uefl
 from tests.federated.engines import tiny_worker
-from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
+from tests.federated.engines.conformance import DIES, check_raises, check_same, every_case, federation, messages, settings
 from uefl.deploy.chaos.stage import UEFL
 from uefl.deploy.setting import Setting, task
 from uefl.engines.flower import simulation
@@ -44,17 +44,11 @@ def test_every_algorithm_is_the_same_bit_for_bit(nodes, case):
 
 
 def test_a_client_that_raises_says_a_code_and_no_text(nodes):
-    cfg = tiny.settings("fedavg", quorum=0.5, seed=tiny_worker.RAISES)
-    arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: engine(nodes, cfg))
-    arm.turn()
-    (line,) = arm.left_out
-    assert line["client"] == "silo-1"
-    assert "computation" in line["left_out"]
-    assert not any("patient" in line for line in notices)
+    check_raises(lambda cfg: engine(nodes, cfg))
 
 
 def test_an_actor_that_dies_costs_its_reply(nodes):
-    cfg = tiny.settings("fedavg", seed=tiny_worker.DIES)
+    cfg = tiny.settings("fedavg", seed=DIES)
     errors = [reply.error for reply in engine(nodes, cfg).round(messages(cfg))]
     assert errors[0] is None
     assert "no reply" in errors[1]

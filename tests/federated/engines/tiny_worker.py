@@ -12,11 +12,9 @@ from pathlib import Path
 
 import torch
 
-from tests.federated.engines.conformance import federation
+from tests.federated.engines.conformance import DIES, LATE, RAISES, federation
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.worker import work
-
-RAISES, LATE, DIES = 101, 102, 103
 
 
 class Tiny:

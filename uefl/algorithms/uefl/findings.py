@@ -8,14 +8,19 @@ from typing import NamedTuple
 
 from ...findings import Findings, History, Shares
 
+RECORDED = {"entropy": ("threshold", "deciding_entropy"), "loss": ("loss_threshold", "deciding_loss")}
+"""by the criterion, the entries of a client's record that tell of a decision: the threshold, and what was compared with it, in nats"""
+
 
 class Decision(NamedTuple):
     """What was decided after an iteration."""
 
     round: int
     """rounds trained until then"""
+    criterion: str
+    """``entropy`` or ``loss``"""
     threshold: float
-    entropies: dict[str, float]
+    measured: dict[str, float]
     """of each client, in nats: what was compared with the threshold"""
     extended: tuple[str, ...]
     """clients that got codewords after it"""
@@ -23,32 +28,38 @@ class Decision(NamedTuple):
     @property
     def above(self) -> list[str]:
         """Clients above the threshold."""
-        return [client for client, entropy in self.entropies.items() if entropy > self.threshold]
+        return [client for client, value in self.measured.items() if value > self.threshold]
 
     @property
     def least(self) -> str:
-        """The client with the least entropy."""
-        return min(self.entropies, key=lambda name: self.entropies[name])
+        """The client with the least entropy or loss."""
+        return min(self.measured, key=lambda name: self.measured[name])
 
     @property
     def most(self) -> str:
-        """The client with the highest entropy."""
-        return max(self.entropies, key=lambda name: self.entropies[name])
+        """The client with the highest entropy or loss."""
+        return max(self.measured, key=lambda name: self.measured[name])
 
 
-def findings(history: History) -> Findings:
-    """Every decision as a sentence and as a row, and how often each codeword is used."""
+def findings(history: History, drawn: bool = False) -> Findings:
+    """Every decision as a sentence and as a row, and how often each codeword is used.
+
+    Args:
+        history: of the arm.
+        drawn: whether clients are extended that were drawn in the place of those above the threshold.
+    """
     decided = list(decisions(history))
-    beyond = next((d.threshold for d in decided if history.classes and beyond_reach(d.threshold, history.classes)), None)
+    beyond = next((d.threshold for d in decided if _beyond_reach(history, d)), None)
     return Findings(
         "Extensions",
-        [_sentence(history, d) for d in decided] or [_undecided(history)],
-        ["after round", "threshold", "least entropy", "highest entropy", "above", "extended"],
+        [_sentence(history, d, drawn) for d in decided] or [_undecided(history)],
+        ["after round", "of", "threshold", "least", "highest", "above", "extended"],
         [
             [
                 str(d.round),
+                d.criterion,
                 _number(d.threshold),
-                *(f"{_number(d.entropies[client])} {history.labels[client]}" for client in (d.least, d.most)),
+                *(f"{_number(d.measured[client])} {history.labels[client]}" for client in (d.least, d.most)),
                 str(len(d.above)),
                 str(len(d.extended)),
             ]
@@ -62,11 +73,13 @@ def findings(history: History) -> Findings:
 def decisions(history: History) -> Iterator[Decision]:
     """All decisions, in their order."""
     lines = history.records
-    decided = [r for r in lines if r.get("threshold") is not None and r.get("deciding_entropy") is not None]
-    for round in sorted({r["round"] for r in decided}):
-        here = [r for r in decided if r["round"] == round]
-        after = (r["client"] for r in lines if r["iteration"] == here[0]["iteration"] + 1 and r["extended"])
-        yield Decision(round + 1, here[0]["threshold"], {r["client"]: r["deciding_entropy"] for r in here}, tuple(dict.fromkeys(after)))
+    for criterion, (threshold, value) in RECORDED.items():
+        decided = [r for r in lines if r.get(threshold) is not None and r.get(value) is not None]
+        for round in sorted({r["round"] for r in decided}):
+            here = [r for r in decided if r["round"] == round]
+            after = (r["client"] for r in lines if r["iteration"] == here[0]["iteration"] + 1 and r["extended"])
+            measured = {r["client"]: r[value] for r in here}
+            yield Decision(round + 1, criterion, here[0][threshold], measured, tuple(dict.fromkeys(after)))
 
 
 def beyond_reach(threshold: float, classes: int) -> str:
@@ -81,15 +94,23 @@ def nats(threshold: float, classes: int) -> str:
     return f"{_number(threshold)} nats{f' ({reason})' if reason else ''}"
 
 
-def _sentence(history: History, d: Decision) -> str:
+def _beyond_reach(history: History, d: Decision) -> str:
+    return beyond_reach(d.threshold, history.classes) if d.criterion == "entropy" and history.classes else ""
+
+
+def _sentence(history: History, d: Decision, drawn: bool) -> str:
     if d.above:
-        names = ", ".join(f"{history.labels[name]} ({_number(d.entropies[name])})" for name in d.above)
-        end = "extended before the next round" if d.extended else "the arm ended there, so that none was extended"
-        return f"after round {d.round}, above the threshold of {_number(d.threshold)} nats: {names}; {end}."
-    highest = f"the highest entropy, {_number(d.entropies[d.most])} nats of {history.labels[d.most]}"
-    most, limit = history.classes, ""
+        names = ", ".join(f"{history.labels[name]} ({_number(d.measured[name])})" for name in d.above)
+        end = "extended before the next round" if d.extended else "no round has followed yet"
+        if not d.extended and history.finished:
+            end = "the arm ended there, so that none was extended"
+        if drawn and d.extended:
+            end = f"as many were drawn, and {end}: {', '.join(history.labels[name] for name in d.extended)}"
+        return f"after round {d.round}, {d.criterion} above the threshold of {_number(d.threshold)} nats: {names}; {end}."
+    highest = f"the highest {d.criterion}, {_number(d.measured[d.most])} nats of {history.labels[d.most]}"
+    most, limit = history.classes if d.criterion == "entropy" else 0, ""
     if most:
-        reason = beyond_reach(d.threshold, most)
+        reason = _beyond_reach(history, d)
         limit = f"; {reason}" if reason else f" (at most it could be ln {most} = {math.log(most):.3f})"
     return f"after round {d.round}, no client was extended, because {highest}, is not above the threshold of {_number(d.threshold)}{limit}."
 

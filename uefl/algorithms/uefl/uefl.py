@@ -12,6 +12,7 @@ from ...aggregation import Mean, WeightedMean
 from ...data.federation import Federation
 from ...engines.base import Expected, Message, Reply
 from ...errors import RunError, UserError
+from ...findings import Findings, History
 from ...seeds import derive
 from ...server.turn import Turn
 from ..base import Record, State, register
@@ -264,14 +265,18 @@ class UEFL(Quantised):
         if p.extend == "random":  # the same in every member of an ensemble
             chosen = extension.drawn(self.context.clients, len(uncertain), self.context.run.seed, turn.iteration)
         state.plain |= {"uncertain": uncertain, "pending": chosen}
-        if by_entropy and p.extend == "uncertain":
-            for record in records:
-                record |= {"threshold": limit, "deciding_entropy": measured[record["client"]]}
+        said_threshold, said_value = findings.RECORDED[p.criterion]
+        for record in records:
+            record |= {said_threshold: limit, said_value: measured[record["client"]]}
         shown = findings.nats(limit, len(self.context.classes) if by_entropy else 0)
         line = f"{p.criterion} above {shown}: {extension.above(limit, measured, uncertain) or 'no client'}"
         elsewhere = "" if chosen == uncertain else f"; extended in their place: {', '.join(chosen)}"
         turn.notice(f"after iteration {turn.iteration + 1}, {line}{elsewhere}")
         return not uncertain and bool(p.stop_when_certain)
+
+    def findings(self, history: History) -> Findings:
+        """A section on the extensions of codebooks, which says where clients were drawn."""
+        return findings.findings(history, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
         """The codebook that the client sees."""

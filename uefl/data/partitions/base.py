@@ -11,14 +11,13 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from ...errors import UserError
-from ...seeds import derive
-from ..federation import Kind
-from ..images import Rows
 from ..registry import Registry
-from ..table import Table
 
 if TYPE_CHECKING:
+    from ..federation import Kind
+    from ..images import Rows
     from ..settings import Data
+    from ..table import Table
 
 
 @dataclass(frozen=True)
@@ -135,9 +134,11 @@ def from_table(value: Any) -> Any:
 # --- what schemes have in common -----------------------------------------------------------------------------------
 
 
-def generator(seed: int) -> np.random.Generator:
+def generator(seed: int, purpose: str = "partition") -> np.random.Generator:
     """The generator for the draws of a partition."""
-    return np.random.default_rng(derive(seed, "partition"))
+    from ...seeds import derive  # which imports torch
+
+    return np.random.default_rng(derive(seed, purpose))
 
 
 def client_names(stem: str, count: int) -> list[str]:

@@ -9,11 +9,11 @@ from pydantic import Field
 
 from ...errors import UserError
 from ..priors import shares
-from ..table import Table
 from .base import Deal, Scheme, Share, check_enough, client_names, generator, partition, wanted_clients
 
 if TYPE_CHECKING:
     from ..settings import Data
+    from ..table import Table
 
 
 @partition("classes")

@@ -8,13 +8,13 @@ import numpy as np
 from pydantic import Field
 
 from ...errors import UserError
-from ..images import Rows
-from ..priors import Matrix
-from ..table import Table
 from .base import Deal, Scheme, Share, angle_of_each, check_enough, client_names, generator, partition, wanted_clients
 
 if TYPE_CHECKING:
+    from ..images import Rows
+    from ..priors import Matrix
     from ..settings import Data
+    from ..table import Table
 
 _ATTEMPTS = 10_000
 

@@ -8,12 +8,12 @@ from pydantic import Field, PositiveInt, model_validator
 from typing_extensions import Self
 
 from ...errors import UserError
-from ..table import Table
 from .base import Deal, Scheme, partition
 from .rotations import Rotations
 
 if TYPE_CHECKING:
     from ..settings import Data
+    from ..table import Table
 
 
 @partition("imbalanced")

@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import Field
 
 from ...errors import UserError
-from ..images import Rows
-from ..table import Table
 from .base import Deal, Scheme, Share, client_names, generator, partition
 
 if TYPE_CHECKING:
+    from ..images import Rows
     from ..settings import Data
+    from ..table import Table
 
 
 @partition("leave_one_out")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import UserError
-from ..table import Table
 from .base import Deal, Scheme, Share, partition
 
 if TYPE_CHECKING:
     from ..settings import Data
+    from ..table import Table
 
 
 @partition("natural")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from ..table import Table
 from .base import Deal, Scheme, Share, angle_of_each, client_names, partition, slices, wanted_clients
 
 if TYPE_CHECKING:
     from ..settings import Data
+    from ..table import Table
 
 
 @partition("rotations")

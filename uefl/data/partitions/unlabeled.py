@@ -11,15 +11,15 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from ...errors import UserError
-from ...seeds import derive
-from ..federation import Kind
-from ..images import Rows
-from ..priors import Matrix, draw_priors, normalized, shares, shares_of_all
-from ..table import Table
-from .base import Scheme, SetDeal, SetShare, client_names, partition, wanted_clients
+from ..priors import draw_priors, normalized, shares, shares_of_all
+from .base import Scheme, SetDeal, SetShare, client_names, generator, partition, wanted_clients
 
 if TYPE_CHECKING:
+    from ..federation import Kind
+    from ..images import Rows
+    from ..priors import Matrix
     from ..settings import Data
+    from ..table import Table
 
 
 @partition("unlabeled")
@@ -51,7 +51,7 @@ class Unlabeled(Scheme):
         """Deal to clients, then to sets."""
         clients, classes = wanted_clients(data), len(table.classes)
         unlabeled, labeled, validation, test = _pieces(table, data, clients)
-        rng = np.random.default_rng(derive(seed, "sets"))
+        rng = generator(seed, "sets")
         labels = table.labels[unlabeled]
         parts = client_parts(labels, clients, self.split, rng, classes)
         theta = [draw_priors(rng, self.sets, classes) for _ in range(clients)]

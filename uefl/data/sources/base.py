@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ..registry import Registry
-from ..table import Table
 
-Reader = Callable[[Path | None], Table]
+if TYPE_CHECKING:
+    from ..table import Table
+
+Reader = Callable[[Path | None], "Table"]
 """reads a data set from the data root, which may be missing; raises UserError where its files are absent or damaged"""
 
 SOURCES: Registry[Reader] = Registry(__package__, "data set")

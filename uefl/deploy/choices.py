@@ -1,0 +1,183 @@
+"""Where the clients of a run may be but in this process: the engines that ``--engine`` and ``uefl.train(engine=...)`` name, with what each
+asks for before a run begins. What they need is imported when they are used."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from ..engines.flower.address import Address
+    from .deployment import Deployment
+    from .workers import Workers
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """A run whose clients are dealt over workers, processes of this machine: ``uefl.train(..., engine=uefl.Distributed(workers=2))``.
+
+    Args:
+        workers: how many; None: one for each GPU, or for each core where the work is done on the CPU.
+    """
+
+    workers: int | None = None
+
+    def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Workers]:
+        """Where a run finds its clients.
+
+        Args:
+            device: of the workers, ``auto``, ``cpu`` or ``cuda``.
+            notice: called with a line for the user.
+            go_on: the command that goes on with the run.
+
+        Raises:
+            UserError: torch has no gloo here, there is no such device, or no worker.
+        """
+        import torch
+
+        if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+            raise UserError("this torch was built without gloo, which the engine 'distributed' needs; leave the engine out")
+        from .workers import on_workers
+
+        return on_workers(*_processes(self.workers, device), notice, go_on)
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A run whose clients are nodes of Flower's simulation, on this machine: ``uefl.train(..., engine=uefl.Ray(workers=2))``.
+
+    Args:
+        workers: actors of Ray, which do the clients' work; None: as of :class:`Distributed`.
+    """
+
+    workers: int | None = None
+
+    def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Deployment]:
+        """Where a run finds its clients; arguments as of :meth:`Distributed.deployment`.
+
+        Raises:
+            UserError: Flower or Ray is not installed, there is no such device, or no actor.
+        """
+        check_installed()
+        if importlib.util.find_spec("ray") is None:
+            raise UserError("Ray is not installed; install it with: pip install 'uefl[ray]'")
+        from .simulation import in_simulation
+
+        return in_simulation(*_processes(self.workers, device), notice, go_on)
+
+
+@dataclass(frozen=True)
+class Flower:
+    """A run whose clients are processes of their own, over Flower: ``uefl.train(..., engine=uefl.Flower(...))``.
+
+    Without a ``superlink`` all are started on this machine and end with the run, as with ``engine="flower"``.
+
+    Args:
+        superlink: ``HOST:PORT`` of a SuperLink that is there, whose silos take part.
+        silos: how many of them; the run begins when so many are there.
+        root_certificates: file of those who vouch for the SuperLink; None: the system's.
+        secret: file that the SuperLink was started with as ``--superexec-auth-secret-file``.
+        insecure: without TLS, off loopback too.
+        wait: seconds to wait for the SuperLink, and for the silos.
+    """
+
+    superlink: str | None = None
+    silos: int | None = None
+    root_certificates: str | Path | None = None
+    secret: str | Path | None = None
+    insecure: bool = False
+    wait: float = 600.0
+
+    @contextmanager
+    def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
+        """Where a run finds its clients; ``device`` is that of clients that are started here, the others as of
+        :meth:`Distributed.deployment`.
+
+        Raises:
+            UserError: options that do not go together, or a missing one.
+            RunError: nobody answers at the SuperLink.
+        """
+        check_installed()
+        from ..engines.flower.address import Unreachable
+        from .deployment import joined, on_this_machine
+
+        if self.superlink is None:
+            if self.silos is not None or self.root_certificates is not None or self.secret is not None or self.insecure:
+                raise UserError(
+                    "--silos, --root-certificates, --secret and --insecure are for a --superlink; without one all is started here"
+                )
+            with on_this_machine(device, notice) as started:
+                yield started
+            return
+        address = checked_address(self.superlink, self.root_certificates, self.insecure)
+        if self.silos is None:
+            raise UserError("--superlink: say with --silos how many silos take part; the run begins when so many are there")
+        if self.secret is None and not address.insecure and not address.is_loopback:
+            raise UserError("--superlink: give the file of its secret with --secret; see docs/deploy.md, or --insecure to do without")
+        secret = None if self.secret is None else _content(self.secret, "--secret")
+        try:
+            with joined(address, self.silos, secret, self.wait, notice) as found:
+                yield found
+        except Unreachable as error:
+            raise RunError(f"{error}; go on with: {go_on}") from None
+
+
+Choice = Distributed | Flower | Ray
+CHOICES: dict[str, type[Choice]] = {"distributed": Distributed, "flower": Flower, "ray": Ray}
+"""by the name of ``--engine``; ``local`` needs nothing"""
+
+
+def check_installed() -> None:
+    """Refuse to go on without Flower.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if importlib.util.find_spec("flwr") is None:
+        raise UserError("Flower is not installed; install it with: pip install 'uefl[flower]'")
+
+
+def checked_address(superlink: str, root_certificates: str | Path | None, insecure: bool) -> Address:
+    """Where a SuperLink is, with TLS but where the user says otherwise, or nothing leaves the machine.
+
+    Raises:
+        UserError: no ``HOST:PORT``, no certificate, or one that is not wanted.
+    """
+    from ..engines.flower.address import Address, parse
+
+    try:
+        place = parse(superlink)
+    except ValueError as error:
+        raise UserError(f"--superlink: {error}") from None
+    if insecure and root_certificates is not None:
+        raise UserError("--root-certificates and --insecure exclude each other")
+    root = None if root_certificates is None else _content(root_certificates, "--root-certificates")
+    if root is not None and b"BEGIN CERTIFICATE" not in root:
+        raise UserError(f"--root-certificates: {root_certificates} holds no certificate; expected PEM, as server.pem in docs/deploy.md")
+    return Address(place, insecure or (root is None and Address(place).is_loopback), root)
+
+
+def _content(path: str | Path, option: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{option}: {path} cannot be read ({error.strerror})") from None
+
+
+def _processes(workers: int | None, device: str) -> tuple[int, str]:
+    """How many processes do the work of all clients, and on what."""
+    import torch
+
+    from ..run import chosen_device
+
+    if workers is not None and workers < 1:
+        raise UserError(f"workers: expected 1 or more, got {workers}")
+    where = chosen_device(device).type
+    return workers or (torch.cuda.device_count() if where == "cuda" else len(os.sched_getaffinity(0))), where
