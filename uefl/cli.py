@@ -223,28 +223,23 @@ def silo(
     insecure: _Insecure = False,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
     wait: _Wait = 600.0,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Privacy: refuse runs without privacy = 'local', or with less noise than this.", show_default=False)
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Privacy: what this silo's own epsilon is told for.")] = 1e-5,
+    max_epsilon: Annotated[float, typer.Option(help="Privacy: send no update that spends more, over all runs; 0: no bound.")] = 0.0,
+    spent: Annotated[Path | None, typer.Option(help="Privacy: file that counts the updates; default: beside the data.")] = None,
     simulate: Annotated[str | None, typer.Option(hidden=True)] = None,
     data_root: Annotated[Path | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Be one client of runs at a SuperLink, with the images of one folder, until Ctrl-C."""
+    options = {**locals(), "device": device.value}
     from .deploy.command import silo as serve
 
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        serve(
-            data=data,
-            simulate=simulate,
-            superlink=superlink,
-            name=name,
-            root_certificates=root_certificates,
-            key=key,
-            insecure=insecure,
-            wait=wait,
-            device=device.value,
-            data_root=data_root,
-            parent=parent,
-        )
+        serve(**options)
     except KeyboardInterrupt as end:
         raise typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130) from None
 

@@ -12,6 +12,10 @@ from typing import Any
 
 from .errors import UserError
 
+Silos = dict[str, dict[str, str]]
+"""by name, what a run knows of silos that are programs of their own: ``precision``, ``torch``, and the hash of the ``key`` that the name
+belongs to, where there are keys"""
+
 
 @contextmanager
 def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder") -> Iterator[None]:
@@ -89,3 +93,21 @@ class Metrics:
             self.lines()
         except ValueError:
             raise UserError(f"{self._path} is damaged; restore it, or start a new run") from None
+
+
+def read_silos(out: Path) -> Silos:
+    """What ``silos.json`` of a run folder says; nothing where there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = out / "silos.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not all(isinstance(value, str) for of in found.values() for value in of.values()):
+            raise TypeError
+    except FileNotFoundError:
+        return {}
+    except (ValueError, AttributeError, TypeError):
+        raise UserError(f"{path}, which says whose the names of the silos are, is damaged; restore it, or start a new run") from None
+    return dict(found)

@@ -75,14 +75,7 @@ class Privacy:
 
     def epsilon(self, releases: int) -> float:
         """The epsilon that goes with ``run.delta`` after a number of releases."""
-        if releases == 0:
-            return 0.0
-        from opacus.accountants.analysis.rdp import get_privacy_spent
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the best order is at an end of the list: the bound holds, it may not be the tightest
-            spent, _ = get_privacy_spent(orders=_ORDERS, rdp=releases * self._release, delta=self.run.delta)
-        return max(float(spent), 0.0)
+        return 0.0 if releases == 0 else _epsilon(releases * self._release, self.run.delta)
 
     @property
     def _release(self) -> npt.NDArray[np.float64]:
@@ -92,7 +85,7 @@ class Privacy:
         update in the place of another moves by up to twice that, and the server knows who is asked.
         """
         run = self.run
-        return _divergence(run.participation, run.noise_multiplier) if self.central else _divergence(1.0, run.noise_multiplier / 2)
+        return _divergence(run.participation, run.noise_multiplier) if self.central else _of_update(run.noise_multiplier)
 
     def record(self, participants: Coins | Participants, rounds: int) -> dict[str, float]:
         """What every line of metrics.jsonl says of the model after so many rounds."""
@@ -151,7 +144,7 @@ class Privacy:
         factor = clip_factor({name: (x, sent[name]) for name, x in update.items()}, self.run.clip_norm)
         made = {}
         for name, x in update.items():
-            change = factor * (x.double() - sent[name].double())
+            change = factor * (x.double() - sent[name].double()) if factor > 0 else torch.zeros_like(x, dtype=torch.float64)
             noise = gaussian(self._key, change, self.run.clip_norm * self.run.noise_multiplier, *place, name)
             made[name] = (sent[name].double() + change + noise).to(x.dtype)
         return made
@@ -197,6 +190,31 @@ class Coins:
         return tuple(name for name, draw in zip(self._clients, draws, strict=True) if draw < self._share)
 
 
+def spent_by(updates: Mapping[float, int], delta: float) -> float:
+    """The epsilon of one client that has added noise to its updates itself, in whatever runs.
+
+    Args:
+        updates: how many it has sent, by ``noise_multiplier``.
+        delta: what epsilon goes with.
+    """
+    divergences = [count * _of_update(noise) for noise, count in updates.items() if count]
+    return _epsilon(np.sum(divergences, axis=0), delta) if divergences else 0.0
+
+
+def _epsilon(divergence: npt.NDArray[np.float64], delta: float) -> float:
+    from opacus.accountants.analysis.rdp import get_privacy_spent
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the best order is at an end of the list: the bound holds, it may not be the tightest
+        spent, _ = get_privacy_spent(orders=_ORDERS, rdp=divergence, delta=delta)
+    return max(float(spent), 0.0)
+
+
+def _of_update(noise: float) -> npt.NDArray[np.float64]:
+    """The Renyi divergence of an update with ``local``, which another in its place moves by up to twice the clipping norm."""
+    return _divergence(1.0, noise / 2)
+
+
 @lru_cache(maxsize=16)
 def _divergence(sampled: float, noise: float) -> npt.NDArray[np.float64]:
     from opacus.accountants.analysis.rdp import compute_rdp
@@ -207,9 +225,11 @@ def _divergence(sampled: float, noise: float) -> npt.NDArray[np.float64]:
 def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: float) -> float:
     """What all changes ``new - old`` are multiplied by, so that together they are no longer than ``norm``; 1 where they are not.
 
-    The L2 norm is over all tensors, in float64.
+    The L2 norm is over all tensors, in float64; where it is not finite, nothing of the change may be used: 0.
     """
     square = sum(float((new.double() - old.double()).square().sum()) for new, old in pairs.values())
+    if not math.isfinite(square):
+        return 0.0
     return min(1.0, norm / math.sqrt(square)) if square > 0 else 1.0
 
 
@@ -266,10 +286,7 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     run = cfg.run
     if run.privacy == "none":
         return
-    try:
-        import opacus  # noqa: F401
-    except ImportError:
-        raise UserError(f"key 'run.privacy': {run.privacy!r} needs an accountant; pip install 'uefl[privacy]'") from None
+    check_accountant(f"key 'run.privacy': {run.privacy!r}")
     algorithm: Algorithm = workspace.algorithm
     name = cfg.arms[arm].algorithm
     if not algorithm.only_the_model:
@@ -289,6 +306,18 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     privacy = Privacy(run, b"")
     if not privacy.affords(1):
         raise UserError(f"key 'run.max_epsilon': one round spends {privacy.epsilon(1):.3g}; raise it to more, or noise_multiplier")
+
+
+def check_accountant(what: str) -> None:
+    """Refuse ``what`` where its accountant is not installed.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        import opacus  # noqa: F401
+    except ImportError:
+        raise UserError(f"{what} needs an accountant; pip install 'uefl[privacy]'") from None
 
 
 def without_statistics(cfg: Config, federation: Federation) -> Federation:

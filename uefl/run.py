@@ -4,6 +4,7 @@ config.toml        the resolved configuration           metrics.jsonl   a line p
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
 manifest.json      which images each client has         model-*.safetensors  the final model of each arm
 private/           what is each client's own                samples.*       a few images of every client
+silos.json         what is known of clients over Flower
 events.*        for TensorBoard, where it is installed  noise.key  the secret of a private run, until it has ended
 plots/, report.md, report.html  what a person looks at
 """
@@ -35,7 +36,7 @@ from .data.federation import Federation
 from .engines.base import Engine
 from .engines.local import LocalEngine
 from .errors import UserError
-from .folder import Metrics, check_free, lock
+from .folder import Metrics, Silos, check_free, lock, read_silos
 from .models import given, saved
 from .seeds import derive, make_repeatable
 from .server.participants import Participants
@@ -65,8 +66,11 @@ class Observer(Protocol):
 class Deployment(Protocol):
     """Where the clients of a run are, if not in this process."""
 
-    def federation(self, cfg: Config, data_root: Path | None) -> Federation:
-        """Find all clients; UserError or RunError where that fails."""
+    silos: Silos
+    """what is known of the clients' programs, once they have been found; may be empty"""
+
+    def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
+        """Find all clients; UserError or RunError where that fails. ``known`` is what an interrupted run had in :attr:`silos`."""
         ...
 
     def engine(self, arm: str, started: Callable[[str], None]) -> Engine:
@@ -186,7 +190,7 @@ def _prepare(
     except RuntimeError as error:
         raise UserError(str(error)) from None
     if deployment is not None:
-        federation = deployment.federation(cfg, data_root)
+        federation = deployment.federation(cfg, data_root, read_silos(out))
     elif federation is None:
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
     elif federation.kind != cfg.kind:
@@ -244,6 +248,8 @@ class _Run:
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
         self.metrics.cut(plain["metrics_bytes"])
+        if self._deployment is not None and self._deployment.silos:
+            checkpoint.write_json(self.out / "silos.json", self._deployment.silos)
         if self.cfg.run.privacy != "none":
             self.clients.key = privacy.key_of(self.out, begun="made_with" in plain)
             self.privacy = privacy.Privacy(self.cfg.run, self.clients.key)

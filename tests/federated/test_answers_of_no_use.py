@@ -1,5 +1,7 @@
 """Numbers that a client may send over the wire and that no client of ours does: they cost its answer, never the run."""
 
+import re
+
 import pytest
 import torch
 
@@ -40,6 +42,33 @@ def measured(name, value):
             reply.metrics[name] = value
 
     return change
+
+
+def more(part, value):
+    """What nobody asked for, beside what was asked for."""
+
+    def change(reply):
+        getattr(reply, part).update(value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "reason"),
+    [
+        ("metrics", {f"m{i}": 0.5 for i in range(1000)}, r"it sends 1\d\d\d metrics, more than 1000"),
+        ("training", {f"m{i}": 0.5 for i in range(1000)}, r"it sends 1\d\d\d metrics, more than 1000"),
+        ("metrics", {201 * "x": 0.5}, "it sends a name of 201 characters, more than 200"),
+        ("private", {201 * "x": torch.zeros(1)}, "it sends a name of 201 characters, more than 200"),
+        ("metrics", {"a": [0] * 12_000, "b": [0] * 12_000}, r"it sends lists of 24\d\d\d numbers, more than 20000"),
+        ("private", {f"p{i}": torch.zeros(0) for i in range(1001)}, "it keeps 1001 private tensors; it had 0"),
+        ("private", {"p": torch.zeros(2**20)}, r"it keeps 4194304 bytes of private tensors, more than \d+"),
+    ],
+)
+def test_more_than_was_asked_for(part, value, reason):
+    notices, there = outcome(more(part, value))
+    assert any(re.match(f"round 2: left out silo-1: {reason}", line) for line in notices), notices
+    assert there == {"silo-0", "silo-2"}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ class Run(Section):
     deadline: float = Field(
         0.0,
         ge=0,
-        description="seconds after which the clients of a round that have not begun are given up (they count against the quorum); 0: none",
+        description="seconds after which clients of a round are given up (they count against the quorum): in one process those that have "
+        "not begun, on every other engine those that have not answered; 0: none",
     )
     max_update_norm: float = Field(
         0.0, ge=0, description="refuse an update further than this from what was sent (L2 over all tensors that come back); 0: no bound"

@@ -11,7 +11,7 @@ import torch
 from ..config import Config
 from ..data import manifest as record
 from ..data.federation import Federation, LabeledData, ServerData, SetData, Silo, Sizes
-from ..data.notes import check_names
+from ..data.notes import check_names, listed
 from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
 from ..data.prepare import PixelCounts, Preparation
@@ -64,6 +64,7 @@ def refused(report: Report) -> str | None:
         sound = (
             isinstance(classes, list | tuple)
             and header["kind"] in ("labeled", "sets")
+            and header["precision"] in ("bf16", "fp32")
             and len(shape) == 3
             and all(type(n) is int and n > 0 for n in shape)
         )
@@ -150,6 +151,12 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
     }
     silos = [Silo(name, Sizes(**_sizes(header)), _elsewhere(name)) for name, header in headers.items()]
     versions = {header["torch"] for header in headers.values()} | {torch.__version__}
+    exact = [name for name, header in headers.items() if header["precision"] == "fp32"]
+    if 0 < len(exact) < len(headers):
+        doubts.append(
+            f"{listed(exact)} compute{'s' if len(exact) == 1 else ''} in float32, the others in bfloat16: with run.precision = 'fp32' all "
+            "do the same"
+        )
     mixed = f"the silos and the server have torch {', '.join(sorted(versions))}; results may differ in the last bits"
     return Federation(
         cfg.kind,  # type: ignore[arg-type]

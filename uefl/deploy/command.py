@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from .choices import check_installed, checked_address
 
 if TYPE_CHECKING:
     from ..report.tables import Table
+    from .floor import Floor
 
 ABOUT_FAULTS = """# What faults do to a deployed run
 
@@ -36,6 +38,10 @@ def silo(
     insecure: bool,
     wait: float,
     device: str,
+    noise_multiplier: float | None,
+    delta: float,
+    max_epsilon: float,
+    spent: Path | None,
     data_root: Path | None,
     parent: int | None,
 ) -> None:
@@ -51,6 +57,9 @@ def silo(
         insecure: without TLS and key, off loopback too.
         wait: seconds for the SuperLink to be there.
         device: ``auto``, ``cpu`` or ``cuda``.
+        noise_multiplier: the least noise that this silo works with, as of :class:`.floor.Floor`; None: what the server says.
+        delta, max_epsilon: as of :class:`.floor.Floor`.
+        spent: the file that counts its updates; None: beside the folder.
         data_root: where torchvision's data sets lie.
         parent: a process with which this one ends.
 
@@ -86,11 +95,29 @@ def silo(
     else:
         assert data is not None
         source = own(data, name)
+    floor = _floor(noise_multiplier, delta, max_epsilon, spent, data)
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
-        serve(address, on_records(SiloProgram(source, where)), None if key is None else read_key(key), patience=wait)
+        if floor is not None:
+            print(f"silo {source.name} insists on its own noise: {floor.describe()}", flush=True)
+        with nullcontext() if floor is None else floor.held():
+            serve(address, on_records(SiloProgram(source, where, floor)), None if key is None else read_key(key), patience=wait)
     except (Unreachable, ValueError) as error:
         raise UserError(str(error)) from None
+
+
+def _floor(noise_multiplier: float | None, delta: float, max_epsilon: float, spent: Path | None, data: Path | None) -> Floor | None:
+    from .floor import Floor
+
+    if noise_multiplier is None:
+        if max_epsilon or spent is not None:
+            raise UserError("--max-epsilon and --spent are for a silo that insists on noise of its own: add --noise-multiplier")
+        return None
+    if spent is None:
+        if data is None:
+            raise UserError("--noise-multiplier: name the file that counts the updates with --spent")
+        spent = data.resolve().with_name(f"{data.resolve().name}.spent.json")
+    return Floor(noise_multiplier, delta, max_epsilon, spent)
 
 
 def play_all(names: list[str], file: Path | None, progress: Callable[[str], None]) -> tuple[Table, int]:

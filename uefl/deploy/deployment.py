@@ -20,33 +20,44 @@ from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import connect
 from ..engines.flower.members import Members, Report, Roster
 from ..errors import RunError, UserError
+from ..folder import Silos
+from ..server.checks import printable
 from .agreement import agree, check_asked, refused
 from .processes import Processes, free_port
-from .setting import Setting, greeting, task
+from .setting import Setting, greeting, task, without_files
 
 _START = 120.0  # seconds for processes on this machine to be there
 Notice = Callable[[str], None]
+Joined = tuple[Federation, Grid, Roster, Silos]
 
 
 class Deployment:
     """A run over Flower: its federation, and an engine for each of its arms.
 
     Args:
-        join: waits for the clients; returns the federation, the Grid and who is there.
+        join: waits for the clients, of which a run that goes on knows something; returns the federation, the Grid, who is there, and what
+            is known of them.
         threads: CPU threads of every client; 0: each decides.
+        told: what a client is told of the configuration.
     """
 
-    def __init__(self, join: Callable[[Config, Path | None], tuple[Federation, Grid, Roster]], threads: Callable[[], int]) -> None:
-        self._join, self._threads = join, threads
+    def __init__(
+        self,
+        join: Callable[[Config, Path | None, Silos], Joined],
+        threads: Callable[[], int],
+        told: Callable[[Config], Config] = lambda cfg: cfg,
+    ) -> None:
+        self._join, self._threads, self._told = join, threads, told
+        self.silos: Silos = {}
 
-    def federation(self, cfg: Config, data_root: Path | None) -> Federation:
+    def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
         """Wait for all clients; their federation.
 
         Raises:
             UserError: clients that do not come, or do not go together.
         """
-        federation, self._grid, self._members = self._join(cfg, data_root)
-        self._setting = Setting.of(cfg, federation, self._threads())
+        federation, self._grid, self._members, self.silos = self._join(cfg, data_root, known)
+        self._setting = Setting.of(self._told(cfg), federation, self._threads())
         return federation
 
     def engine(self, arm: str, started: Callable[[str], None]) -> FlowerEngine:
@@ -73,10 +84,10 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
 
     with ExitStack() as stack:
         stack.callback(stop)
-        yield Deployment(lambda cfg, root: _start(cfg, root, device, processes, stack), torch.get_num_threads)
+        yield Deployment(lambda cfg, root, _: _start(cfg, root, device, processes, stack), torch.get_num_threads)
 
 
-def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> tuple[Federation, Grid, Members]:
+def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> Joined:
     federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=root)  # type: ignore[arg-type]
     names = [silo.name for silo in (*federation.silos, *federation.unseen)]
     port, parent = free_port(), str(os.getpid())
@@ -88,9 +99,14 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
         root_option = () if root is None else ("--data-root", str(root))
         processes.start(name, "uefl", "silo", "--simulate", name, *where, *root_option)
 
+    silos: Silos = {}
+
     def admit(report: Report) -> str | None:
         same = report[0].get("federation") == federation.digest
-        return refused(report) or (None if same and report[0]["client"] in names else "it has other images than the server expects")
+        why = refused(report) or (None if same and report[0]["client"] in names else "it has other images than the server expects")
+        if why is None:
+            silos[report[0]["client"]] = _told_of_itself(report)
+        return why
 
     try:
         address.wait(_START, superlink)
@@ -108,7 +124,7 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
             why = next(iter(members.refused.values()), "it did not report")
             raise RunError(f"{missing[0]} takes no part: {why}")
         time.sleep(0.05)
-    return federation, grid, members
+    return federation, grid, members, silos
 
 
 @contextmanager
@@ -124,26 +140,26 @@ def joined(address: Address, silos: int, secret: bytes | None, patience: float, 
     """
     with ExitStack() as stack:
 
-        def join(cfg: Config, root: Path | None) -> tuple[Federation, Grid, Members]:
+        def join(cfg: Config, root: Path | None, known: Silos) -> Joined:
             check_asked(cfg)
             try:
                 address.wait(patience)
                 grid = stack.enter_context(connect(address, secret))
             except Unreachable as error:
                 raise UserError(str(error)) from None
-            return _gather(cfg, grid, address, silos, patience, notice)
+            return _gather(cfg, grid, address, silos, patience, notice, known)
 
-        yield Deployment(join, lambda: 0)
+        yield Deployment(join, lambda: 0, without_files)
 
 
-def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: float, notice: Notice) -> tuple[Federation, Grid, Members]:
+def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: float, notice: Notice, known: Silos) -> Joined:
     reports: dict[str, Report] = {}
 
     def admit(report: Report) -> str | None:
         why = refused(report)
         name = str(report[0]["client"])
         if why is not None:
-            return f"silo {name!r}: {why}"
+            return printable(f"silo {name!r}: {why}")
         if name in reports:
             same = reports[name][0]["content"] == report[0]["content"]
             return None if same else f"silo {name!r} came again with other images"
@@ -154,16 +170,32 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
         return None
 
     notice(f"waiting for {silos} silos at {address.place}")
-    members, told = Members(grid, greeting(cfg), admit, bound=not address.insecure), 0
+    bound = None if address.insecure else {name: of["key"] for name, of in known.items() if "key" in of}
+    members, told = Members(grid, greeting(without_files(cfg)), admit, bound=bound), 0
     end = time.monotonic() + patience
     while len(reports) < silos:
         members.look()
         for why in list(members.refused.values())[told:]:
             notice(f"left out: {why}")
         told = len(members.refused)
-        if time.monotonic() > end:
+        if len(reports) < silos and time.monotonic() > end:
             there = f"{', '.join(sorted(reports))} of" if reports else "none of"
-            raise UserError(f"{there} {silos} silos came to {address.place} in {patience:g} s; start the others, or lower --silos")
+            left = f"; left out: {', '.join(dict.fromkeys(members.refused.values()))}" if members.refused else ""
+            raise UserError(f"{there} {silos} silos came to {address.place} in {patience:g} s{left}; start the others, or lower --silos")
         time.sleep(0.05)
     federation = agree(reports, cfg, address.place)
-    return federation, grid, members
+    found = {name: _told_of_itself(report) | _key(members, name) for name, report in sorted(reports.items())}
+    for name, of in found.items():
+        before = known.get(name, of).get("precision")
+        if before != of["precision"]:
+            notice(f"silo {name} computes in {of['precision']}, before the run was resumed in {before}: not bit for bit as without")
+    return federation, grid, members, found
+
+
+def _told_of_itself(report: Report) -> dict[str, str]:
+    """What the run folder keeps of a silo's program."""
+    return {key: report[0][key] for key in ("precision", "torch")}
+
+
+def _key(members: Members, name: str) -> dict[str, str]:
+    return {} if members.keys is None else {"key": members.keys[name]}

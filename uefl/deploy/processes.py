@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from ..engines import faults
+
 _GRACE = 5.0  # seconds between asking a process to end and ending it
 
 
@@ -66,7 +68,7 @@ class Processes:
         for process in self.all.values():
             process.kill()  # does nothing to one that has ended
             process.wait()
-        if any(b"Traceback" in self._log(name).read_bytes() for name in self.all):
+        if any(word in self._log(name).read_bytes() for name in self.all for word in (b"Traceback", faults.LINE.encode())):
             return self.folder
         shutil.rmtree(self.folder, ignore_errors=True)
         return None

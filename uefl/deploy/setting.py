@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .. import __version__
@@ -11,7 +11,7 @@ from ..config import Config, from_toml
 from ..data.federation import Federation
 from ..privacy import without_statistics
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,12 @@ class Setting:
         """What an algorithm sees of the run."""
         cfg = self.cfg()
         return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, self.classes, self.image_shape, self.clients)
+
+
+def without_files(cfg: Config) -> Config:
+    """The configuration without names of files, which are the server's: a silo has a folder of its own, and gets weights with messages."""
+    data = cfg.data if cfg.data.path is None else cfg.data.model_copy(update={"source": "silos"})
+    return replace(cfg, data=data, model=cfg.model.model_copy(update={"pretrained": bool(cfg.model.pretrained)}))
 
 
 def greeting(cfg: Config) -> dict[str, Any]:

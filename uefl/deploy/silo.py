@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from .. import __version__
 from ..algorithms.base import find
 from ..client.client import Client, Images
-from ..client.workspace import Workspace
+from ..client.workspace import Workspace, uses_bf16
 from ..config import from_toml
 from ..data.federation import Federation, SetData
 from ..data.prepare import PixelCounts
@@ -26,6 +27,8 @@ from ..engines.base import Message, Reply, split
 from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply
 from ..errors import UserError
 from ..seeds import make_repeatable
+from ..server.checks import printable
+from .floor import Floor, Spent, TooLittle
 from .setting import Setting, understood
 from .sources import Source
 
@@ -33,6 +36,8 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (torch.OutOfMemoryError, faults.MEMORY),
     (MemoryError, faults.MEMORY),
     (RuntimeError, faults.COMPUTATION),
+    (TooLittle, faults.PRIVACY),
+    (Spent, faults.BUDGET),
     (UserError, faults.DATA),
     (Unreadable, faults.UNREADABLE),
 )
@@ -46,10 +51,11 @@ class SiloProgram:
     Args:
         source: the data of the clients that this process stands for.
         device: where the work is done.
+        floor: the least privacy that it works with; None: what the server says.
     """
 
-    def __init__(self, source: Source, device: torch.device) -> None:
-        self._source, self._device = source, device
+    def __init__(self, source: Source, device: torch.device, floor: Floor | None = None) -> None:
+        self._source, self._device, self._floor = source, device, floor
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
         self._key = secrets.token_bytes(32)
@@ -65,7 +71,13 @@ class SiloProgram:
                 raise Unreadable("it is no message")
             header, _ = packet
             if not understood(header):
+                self._log.warning(
+                    "a run of another version of uefl is not answered: it has %.20s, this is %s", header.get("uefl"), __version__
+                )
                 return _fault(client, faults.VERSION)
+            if header["ask"] == "refused":
+                self._log.warning("left out of a run: %s", printable(str(header["why"])))
+                return Packet({"client": client, "error": None}, {})
             if header["ask"] == "report":
                 return self._report(header)
             if header["client"] != (self._source.name or header["client"]):
@@ -73,14 +85,17 @@ class SiloProgram:
             client = header["client"]
             message = message_of(packet)
             self._log.info("arm %r: %s", header["arm"], split(message)[0].options)
-            return packed_reply(self._client(header)(message))
+            return packed_reply(self._guarded(self._client(header), message))
         except Exception as error:
-            self._log.error("%s", traceback.format_exc())
+            known = isinstance(error, UserError)  # its message is all there is to say
+            self._log.error("%s", f"{faults.LINE}{error}" if known else traceback.format_exc())
             return _fault(client, next((code for kind, code in _CODES if isinstance(error, kind)), faults.PROGRAM))
 
     def _report(self, header: Header) -> Packet:
         """What the server has to know of this client's data, none of which is an image or the name of a file."""
         cfg = from_toml(header["config"])
+        if self._floor is not None:
+            self._floor.check_run(cfg.run)
         federation = self._source.federation(cfg)
         if self._source.name is None:  # the server has built the same, and asks whether it is the same
             return Packet({"client": "", "error": None, "federation": federation.digest}, {})
@@ -105,8 +120,22 @@ class SiloProgram:
             "reach": reach,
             "federation": federation.digest,
             "torch": torch.__version__,
+            "precision": "bf16" if uses_bf16(cfg.run.precision, self._device) else "fp32",
         }
         return Packet(report, {"pixels": {"counts": counts.counts}})
+
+    def _guarded(self, client: Callable[[Message], Reply], message: Message) -> Reply:
+        """The answer of a client, with no less privacy than this process insists on."""
+        if self._floor is None:
+            return client(message)
+        assert self._arm is not None
+        run = self._arm[2].context.run
+        self._floor.check_message(run, message)
+        reply = client(message)
+        if reply.tensors:
+            self._floor.count(run)
+            self._log.info("%s", self._floor.describe())
+        return reply
 
     def _client(self, header: Header) -> Callable[[Message], Reply]:
         """A client in the arm of its message, on a network that stays loaded from one message to the next."""
@@ -127,7 +156,11 @@ class SiloProgram:
         # every weight comes with a message: the server names no file that is opened here
         context = replace(context, model=context.model.model_copy(update={"pretrained": False}))
         federation = Federation(cfg.kind, (), setting.classes, setting.image_shape, setting.mean, setting.std)  # type: ignore[arg-type]
-        return Workspace(find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device)
+        workspace = Workspace(find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device)
+        if self._floor is not None:
+            self._floor.check_run(cfg.run)
+            self._floor.check_arm(cfg, name, workspace)
+        return workspace
 
 
 def _fault(client: str, code: str) -> Packet:

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import torch
 from flwr.app import RecordDict
-from flwr.serverapp import Grid
 
 from ..config import Config
 from ..data import build
-from ..data.federation import Federation
 from ..engines.flower.address import Unreachable
 from ..engines.flower.codec import on_records
-from ..engines.flower.simulation import Placed, simulated
+from ..engines.flower.simulation import simulated
 from ..errors import RunError
-from .deployment import Deployment
+from ..folder import Silos
+from .deployment import Deployment, Joined
 from .processes import note_crowd
 from .silo import SiloProgram
 from .sources import Dealt
@@ -39,13 +38,13 @@ def in_simulation(actors: int, device: str, notice: Callable[[str], None], go_on
     """
     with ExitStack() as stack:
 
-        def join(cfg: Config, root: Path | None) -> tuple[Federation, Grid, Placed]:
+        def join(cfg: Config, root: Path | None, known: Silos) -> Joined:
             federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=root)  # type: ignore[arg-type]
             note_crowd(actors, device, notice)
             names = sorted(silo.name for silo in (*federation.silos, *federation.unseen))
             share = torch.cuda.device_count() / actors if device == "cuda" else 0.0
             grid, placed = stack.enter_context(simulated(names, partial(_answer, device, root), actors, min(share, 1.0)))
-            return federation, grid, placed
+            return federation, grid, placed, {}
 
         try:
             yield Deployment(join, torch.get_num_threads)

@@ -18,6 +18,7 @@ from ..engines.codec import Packet
 from ..engines.distributed.engine import DistributedEngine
 from ..engines.distributed.group import Crew, Group, Lost
 from ..errors import RunError
+from ..folder import Silos
 from .processes import Processes, note_crowd
 from .setting import Setting, greeting, task
 
@@ -78,8 +79,9 @@ class Workers:
         self._count, self._device, self._notice = count, device, notice
         self._processes, self._stack, self._module = processes, stack, module
         self._crew: Crew | None = None
+        self.silos: Silos = {}
 
-    def federation(self, cfg: Config, data_root: Path | None) -> Federation:
+    def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
         """Build the federation here, and see that the workers build the same.
 
         Raises:

@@ -7,6 +7,11 @@ UNREADABLE = "unreadable"
 MISDIRECTED = "misdirected"
 VERSION = "version"
 PROGRAM = "program"
+PRIVACY = "privacy"
+BUDGET = "budget"
+
+LINE = "cannot answer: "
+"""begins the line in a client's log about what may well go wrong; all else is there with its traceback"""
 
 _WORDS = {
     MEMORY: "it ran out of memory",
@@ -16,6 +21,8 @@ _WORDS = {
     MISDIRECTED: "the message was for another client",
     VERSION: "it runs another version of uefl",
     PROGRAM: "its program failed",
+    PRIVACY: "it insists on more privacy than the run gives",
+    BUDGET: "one more update would spend more than its own bound on epsilon",
 }
 
 

@@ -28,6 +28,7 @@ from ..algorithms.base import Algorithm, Record, State
 from ..client.work import recorded
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
+from ..engines.bounds import excess
 from ..lazy import Lazy
 from ..privacy import Privacy
 from ..seeds import seeded
@@ -172,7 +173,7 @@ class Arm:
             name, message = reply.client, messages[reply.client]
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
-            error = unsound(reply, len(self.context.classes), self.members[0].columns)
+            error = excess(reply, message) or unsound(reply, len(self.context.classes), self.members[0].columns)
             if name in measuring and error is None:
                 records.append(self._record(reply, each))
             reason = self._refused(reply, message) if error is None and name in training else error
@@ -274,7 +275,7 @@ class Arm:
         for reply in self._replies(whole):
             message = whole[reply.client]
             self._received[reply.client] += reply.bytes
-            reason = refusal(reply, message, 0.0)
+            reason = excess(reply, message) or refusal(reply, message, 0.0)
             if reason is not None:
                 yield Reply(reply.client, error=self._leave_out(reply.client, reason, self.round, "the answer of "))
                 continue

@@ -1,4 +1,4 @@
-"""Network namespaces that stand for machines, the certificates of docs/deploy.md, and folders of images."""
+"""Network namespaces that stand for machines, each with a folder and with commands of its own, and folders of images."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from uefl.engines.flower import QUIET
-
 from .runs import ENVIRONMENT
 
 HOST = "10.77.0.1"
-FLOWER = {
+PROGRAMS = {
     "flower-superlink": "from flwr.superlink.cli import flower_superlink as run; run()",
     "flwr": "from flwr.cli.app import app as run; run()",
     "uefl": "from uefl.cli import main as run; run()",
@@ -24,10 +22,24 @@ FLOWER = {
 
 
 class Machines:
-    """A server and silos, each in a namespace of its own; without the right to make them, all on loopback."""
+    """A server and silos, each in a namespace and in a folder of its own.
 
-    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+    Args:
+        folder: holds their folders, the output of their programs, and the commands ``uefl`` and those of Flower.
+        names: of the silos.
+        variables: of the environment of every program.
+    """
+
+    def __init__(self, folder: Path, names: tuple[str, ...], variables: dict[str, str]) -> None:
         self.folder, self.names = folder, names
+        self.environment = os.environ | ENVIRONMENT | variables | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        (folder / "bin").mkdir()
+        for name, program in PROGRAMS.items():
+            command = folder / "bin" / name
+            command.write_text(f"#!{sys.executable}\n{program}\n")
+            command.chmod(0o755)
+        for name in ("server", *names):
+            (folder / name).mkdir(exist_ok=True)
         self.spaces = {name: f"uefl-{os.getpid()}-{name}" for name in ("server", *names)}
         self.processes: list[subprocess.Popen[str]] = []
 
@@ -59,19 +71,19 @@ class Machines:
         for space in self.spaces.values():
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
 
-    def start(self, machine: str, program: str, *arguments: object) -> subprocess.Popen[str]:
-        """Run a program on a machine."""
-        command = ["ip", "netns", "exec", self.spaces[machine], sys.executable, "-c", FLOWER[program], *map(str, arguments)]
-        log = (self.folder / f"{machine}-{program}-{len(self.processes)}.log").open("w")
-        environment = os.environ | ENVIRONMENT | QUIET | {"FLWR_HOME": str(self.folder / "flwr")}
-        process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment)
+    def start(self, machine: str, line: str) -> subprocess.Popen[str]:
+        """Run a command on a machine, as it would be typed there."""
+        command = ["ip", "netns", "exec", self.spaces[machine], "bash", "-c", line if line.startswith("(") else f"exec {line}"]
+        log, place = (self.folder / f"{machine}-{len(self.processes)}.log").open("w"), self.folder / machine
+        environment = self.environment | {"FLWR_HOME": str(place / ".flwr")}
+        process = subprocess.Popen(command, cwd=place, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment)
         process.log = Path(log.name)  # type: ignore[attr-defined]
         self.processes.append(process)
         return process
 
-    def run(self, machine: str, program: str, *arguments: object, seconds: float = 120) -> tuple[int, str]:
-        """Run a program on a machine to its end; exit code and output."""
-        process = self.start(machine, program, *arguments)
+    def run(self, machine: str, line: str, seconds: float = 120) -> tuple[int, str]:
+        """Run a command on a machine to its end; exit code and output."""
+        process = self.start(machine, line)
         code = process.wait(seconds)
         return code, process.log.read_text()  # type: ignore[attr-defined]
 

@@ -12,6 +12,7 @@ from tests.federated.deploy.runs import children, config, end, gone, start, uefl
 from uefl import train
 from uefl.cli import app
 from uefl.deploy.chaos.stage import UEFL, measured, until
+from uefl.folder import read_silos
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -58,7 +59,9 @@ def test_the_same_numbers_as_in_one_process(tmp_path, kind):
     assert not children(os.getpid())
     one, other = (tmp_path / engine for engine in ("local", "flower"))
     assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
-    assert {p.name for p in one.iterdir() if "events" not in p.name} == {p.name for p in other.iterdir() if "events" not in p.name}
+    here, there = ({p.name for p in folder.iterdir() if "events" not in p.name} for folder in (one, other))
+    assert there == here | {"silos.json"}
+    assert {of["precision"] for of in read_silos(other).values()} == {"fp32"}
     for name in ("manifest.json", "config.toml", *(path.name for path in one.glob("model-*.safetensors"))):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 

@@ -1,21 +1,17 @@
 """The program that answers for a client: what the server asks of it opens no file that the server names."""
 
+import shutil
+
+import pytest
 import torch
 
 from tests.federated import tiny
+from tests.federated.deploy.given import Given
+from uefl.deploy.processes import Processes
 from uefl.deploy.setting import Setting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.engines.base import Message, expected_like
 from uefl.engines.codec import packed_message, reply_of
-
-
-class Given:
-    """A source in memory."""
-
-    name = "silo-0"
-
-    def data(self, client, cfg, classes, channels):
-        return tiny.federation().silos[0].load()
 
 
 def test_pretrained_weights_are_the_server_s_to_read(tmp_path):
@@ -27,9 +23,22 @@ def test_pretrained_weights_are_the_server_s_to_read(tmp_path):
     assert not weights.exists()
     tensors = room.initial(5)[0]
     message = Message(tensors, {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False}, expected_like(tensors))
-    program = SiloProgram(Given(), torch.device("cpu"))
+    program = SiloProgram(Given("silo-0", fed), torch.device("cpu"))
     replies = [
         reply_of(program(packed_message(message, task(Setting.of(one, fed, 1), "arm") | {"client": "silo-0"}))) for one in (cfg, plain)
     ]
     assert [reply.error for reply in replies] == [None, None]
     assert replies[0].metrics == replies[1].metrics
+
+
+@pytest.mark.parametrize(
+    ("line", "stays"), [("Traceback (most recent call last)", True), ("cannot answer: no images", True), ("hello", False)]
+)
+def test_the_logs_stay_where_one_tells_of_an_error(line, stays):
+    processes = Processes("uefl-test-")
+    processes.start("one", "this")  # ends by itself
+    processes.all["one"].wait()
+    (processes.folder / "one.log").write_text(f"2026 {line}\n")
+    kept = processes.stop()
+    assert (kept is not None) == processes.folder.exists() == stays
+    shutil.rmtree(processes.folder, ignore_errors=True)

@@ -50,6 +50,7 @@ def test_one_of_sets(tmp_path):
         ("classes", "ab"),
         ("torch", "2\n"),
         ("torch", 2),
+        ("precision", "fp64"),
         ("content", None),
         ("content", {}),
         ("content", {"../train": {"sha256": HASH}}),
@@ -68,7 +69,7 @@ def test_what_is_none_is_a_line(report, key, value):
 
 
 def test_what_is_missing_is_a_line(report):
-    for key in ("classes", "content", "image_shape", "kind", "sizes", "torch"):
+    for key in ("classes", "content", "image_shape", "kind", "precision", "sizes", "torch"):
         value = report.header.pop(key)
         assert refused(report) == "its report is not complete", key
         report.header[key] = value

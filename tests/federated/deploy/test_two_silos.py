@@ -1,4 +1,4 @@
-"""docs/deploy.md as a test: a server and two silos, each a machine of its own as far as the network goes, with certificates and keys."""
+"""The commands of docs/deploy.md, read from that page: a server and two silos, each a machine of its own as far as network and files go."""
 
 import shutil
 from pathlib import Path
@@ -9,9 +9,11 @@ pytest.importorskip("flwr")
 
 import uefl
 from tests.federated.deploy.machines import HOST, Machines, images, may_make_namespaces
+from tests.federated.deploy.page import WalkThrough
 from tests.federated.deploy.runs import content
 from uefl.deploy.chaos.keys import certificate, node_key
 from uefl.deploy.chaos.stage import until
+from uefl.folder import read_silos
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces need the rights of root"),
     pytest.mark.skipif(shutil.which("openssl") is None or shutil.which("ssh-keygen") is None, reason="needs openssl and ssh-keygen"),
 ]
-PLACE = f"{HOST}:8000"
+SILOS = ("ulm", "bonn")
 CONFIG = """
 [run]
 passes = 3
@@ -44,86 +46,97 @@ stop_when_certain = false
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two-silos")
-    (folder / "mine.toml").write_text(CONFIG)
-    images(folder / "data" / "ulm", {"cat": 0, "dog": 1})
-    images(folder / "data" / "bonn", {"dog": 1, "emu": 2}, colour=True, seed=1)
-    certificate(folder, HOST)
-    for name in ("ulm", "bonn", "stranger"):
-        node_key(folder, name)
-    (folder / "secret").write_bytes(b"0123456789abcdef" * 4)
-    (folder / "flwr").mkdir()
-    (folder / "flwr" / "config.toml").write_text(f'[superlink.here]\naddress = "{PLACE}"\nroot-certificates = "{folder}/server.pem"\n')
-    return folder
+def page():
+    """With an address for a name, as the page itself advises, a small configuration, and a place for a path."""
+    changes = {"DNS:server.example": f"IP:{HOST}", "server.example": HOST, "/path/of/server.pem": "server.pem"}
+    return WalkThrough("Two silos in ten commands", changes | {"uefl train own-silos": "uefl train mine.toml --out run --device cpu"})
 
 
 @pytest.fixture(scope="module")
-def machines(folder):
-    with Machines(folder, ("ulm", "bonn")) as machines:
-        tls = ("--ssl-ca-certfile", "server.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
-        own = ("--isolation", "process", "--enable-supernode-auth", "--superexec-auth-secret-file", "secret")
-        superlink = machines.start("server", "flower-superlink", "--host", HOST, "--port", "8000", *tls, *own)
-        until("the SuperLink", lambda: "Uvicorn running" in superlink.log.read_text() or superlink.poll() is not None)
+def machines(tmp_path_factory, page):
+    """What the page begins with: each hospital has its images, and the server those of nobody."""
+    folder = tmp_path_factory.mktemp("two-silos")
+    with Machines(folder, SILOS, page.variables) as machines:
+        (folder / "server" / "mine.toml").write_text(CONFIG)
+        images(folder / "ulm" / "images", {"cat": 0, "dog": 1})
+        images(folder / "bonn" / "images", {"dog": 1, "emu": 2}, colour=True, seed=1)
         yield machines
-
-
-def silo(machines, name, *options):
-    return machines.start(name, "uefl", "silo", "--data", f"data/{name}", "--superlink", PLACE, "--device", "cpu", *options)
-
-
-def train(out, *options):
-    return ("train", "mine.toml", "--engine", "flower", "--superlink", PLACE, "--silos", "2", "--device", "cpu", "--out", out, *options)
 
 
 def told(folder, secrets):
     """Where a secret stands that should be in its own file alone: in a command line of any process here, a log, or a run folder."""
     places = {path: content(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
-    places |= {path: path.read_bytes() for path in [*folder.glob("*.log"), *folder.glob("runs/**/*")] if path.is_file()}
+    places |= {path: path.read_bytes() for path in [*folder.glob("*.log"), *folder.glob("server/run/**/*")] if path.is_file()}
     assert any(b"--secret" in text for text in places.values())
     return [(str(path), name) for path, text in places.items() for name, secret in secrets.items() if secret in text]
 
 
-TRUST = ("--root-certificates", "server.pem")
+def done(machines, machine, line):
+    code, said = machines.run(machine, line)
+    assert code == 0, said
 
 
-def test_two_machines_with_certificates_and_keys(folder, machines, monkeypatch):
-    silos = {}
-    for name in ("ulm", "bonn"):
-        code, said = machines.run("server", "flwr", "supernode", "register", f"{name}.key.pub", "here")
-        assert code == 0, said
-        silos[name] = silo(machines, name, *TRUST, "--key", f"{name}.key")
-    stranger = silo(machines, "ulm", *TRUST, "--key", "stranger.key", "--name", "stranger", "--wait", "5")
-    run = machines.start("server", "uefl", *train("runs/flower", *TRUST, "--secret", "secret"))
+def copy(machines, name, start, end):
+    """By hand, as the page says."""
+    shutil.copy(machines.folder / start / name, machines.folder / end / name)
+
+
+def test_the_ten_commands_of_the_page(machines, page, monkeypatch):
+    assert len(page.first) + 2 * len(page.hospital) + len(page.last) == 10
+    folder, silos = machines.folder, {}
+    *made, start = page.first
+    for line in made:
+        done(machines, "server", line)
+    superlink = machines.start("server", start)
+    until("the SuperLink", lambda: "Uvicorn running" in superlink.log.read_text() or superlink.poll() is not None)
+    for name in SILOS:
+        key, serve = page.at(name)
+        copy(machines, "server.pem", "server", name)
+        done(machines, name, key)
+        copy(machines, f"{name}.key.pub", name, "server")
+        silos[name] = machines.start(name, f"{serve} --device cpu")
+    node_key(folder / "ulm", "stranger")
+    stranger = machines.start("ulm", page.at("ulm")[1].replace("ulm", "stranger") + " --device cpu --wait 5")
+    (folder / "server" / ".flwr").mkdir(exist_ok=True)
+    (folder / "server" / ".flwr" / "config.toml").write_text(page.file.replace("server.pem", str(folder / "server" / "server.pem")))
+    *register, train = page.last
+    for line in register:
+        done(machines, "server", line)
+    run = machines.start("server", train)
     until("a message", lambda: "arm 'fedavg'" in silos["ulm"].log.read_text() or run.poll() is not None, 300)
-    secrets = {name: (folder / name).read_bytes() for name in ("secret", "server.key", "ulm.key", "bonn.key")}
-    bodies = {name: text[:32] if name == "secret" else text.splitlines()[2] for name, text in secrets.items()}
-    assert told(folder, bodies) == []
+    files = {name: (folder / place / name).read_bytes() for place, name in (("ulm", "ulm.key"), ("bonn", "bonn.key"))}
+    files |= {name: (folder / "server" / name).read_bytes() for name in ("secret", "server.key")}
+    secrets = {name: text[:32] if name == "secret" else text.splitlines()[2] for name, text in files.items()}
+    assert told(folder, secrets) == []
     silos["ulm"].kill()  # at work: its message has to come again, to the same node
-    silo(machines, "ulm", *TRUST, "--key", "ulm.key")
+    machines.start("ulm", f"{page.at('ulm')[1]} --device cpu")
     assert run.wait(300) == 0, run.log.read_text()
     assert stranger.wait(60) == 2
     assert "does not let this silo in" in stranger.log.read_text()
+    for name in SILOS:
+        shutil.copytree(folder / name / "images", folder / "data" / name)
     monkeypatch.chdir(folder)  # below which the silos' images lie
-    uefl.train("mine.toml", out="runs/local", device="cpu")
-    assert (folder / "runs/flower/metrics.jsonl").read_bytes() == (folder / "runs/local/metrics.jsonl").read_bytes()
-    logs = b"".join(path.read_bytes() for path in [*folder.glob("*.log"), *(folder / "runs").rglob("*.*")])
-    assert not [name for name, body in bodies.items() if body in logs]
-    assert not (folder / "runs/flower/samples.safetensors").exists()
-    assert ".png" not in (folder / "runs/flower/manifest.json").read_text()
+    uefl.train("server/mine.toml", out="local", device="cpu")
+    assert (folder / "server/run/metrics.jsonl").read_bytes() == (folder / "local/metrics.jsonl").read_bytes()
+    logs = b"".join(path.read_bytes() for path in [*folder.glob("*.log"), *(folder / "server/run").rglob("*.*")])
+    assert not [name for name, secret in secrets.items() if secret in logs]
+    assert not (folder / "server/run/samples.safetensors").exists()
+    assert ".png" not in (folder / "server/run/manifest.json").read_text()
+    known = read_silos(folder / "server/run")
+    assert [(name, set(of)) for name, of in known.items()] == [(name, {"key", "precision", "torch"}) for name in sorted(SILOS)]
+    assert len({of["key"] for of in known.values()}) == 2
 
 
-def test_who_has_no_secret_or_trusts_another_gets_a_line(folder, machines):
-    certificate(folder, HOST, "other")
-    other = ("--root-certificates", "other.pem")
+def test_who_has_no_secret_or_trusts_another_gets_a_line(machines, page):
+    """Over the SuperLink of the test above."""
+    certificate(machines.folder / "server", HOST, "other")
+    copy(machines, "other.pem", "server", "ulm")
+    train = page.last[-1].replace("--out run", "--out no")
     asked = {
-        "the SuperLink at 10.77.0.1:8000 refuses a run": train("no", *TRUST, "--secret", "mine.toml"),
-        "cannot be trusted": train("no", *other, "--secret", "secret"),
+        f"the SuperLink at {HOST}:8000 refuses a run": machines.start("server", train.replace("--secret secret", "--secret mine.toml")),
+        "cannot be trusted": machines.start("server", train.replace("server.pem", "other.pem")),
+        "cannot be trusted: ": machines.start("ulm", page.at("ulm")[1].replace("server.pem", "other.pem")),
     }
-    for line, arguments in asked.items():
-        code, said = machines.run("server", "uefl", *arguments)
-        assert code == 2, said
-        assert line in said
-    process = silo(machines, "ulm", *other, "--key", "ulm.key")
-    assert process.wait(60) == 2
-    assert "cannot be trusted" in process.log.read_text()
+    for line, process in asked.items():
+        assert process.wait(120) == 2, process.log.read_text()
+        assert line in process.log.read_text()

@@ -9,18 +9,21 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+
+from uefl.engines.flower.limits import pull_some
 
 
 def sent(content: RecordDict) -> RecordDict:
-    """What arrives at the other end."""
-    objects = get_all_nested_objects(content)
-    return inflate_object_from_contents(content.object_id, {name: one.deflate() for name, one in objects.items()})
+    """What arrives at the other end, part by part as over Flower's Grid."""
+    parts = {name: one.deflate() for name, one in get_all_nested_objects(content).items()}
+    return inflate_object_from_contents(content.object_id, pull_some(list(parts), parts.__getitem__))
 
 
 class MemoryGrid(Grid):
-    """Nodes by number. A node that returns None does not answer; ``log`` has the node of each message.
+    """Nodes by number, each with a key of its own where ``keys`` has none. A node that returns None does not answer; ``log`` has the node
+    of each message.
 
     Of so many answers of a node as ``torn`` says, a part does not come.
     """
@@ -28,6 +31,7 @@ class MemoryGrid(Grid):
     def __init__(self, nodes):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.nodes, self.activated = dict(nodes), dict.fromkeys(nodes, "1")
+        self.keys = {}
         self.replies = {}
         self.torn = {}
         self.number = 0
@@ -46,7 +50,10 @@ class MemoryGrid(Grid):
         raise NotImplementedError
 
     def get_nodes(self):
-        return [SimpleNamespace(node_id=node, last_activated_at=at) for node, at in self.activated.items()]
+        return [
+            SimpleNamespace(node_id=node, last_activated_at=at, public_key=self.keys.get(node, b"%d" % node))
+            for node, at in self.activated.items()
+        ]
 
     def get_node_ids(self):
         return list(self.nodes)
@@ -60,16 +67,22 @@ class MemoryGrid(Grid):
             node = message.metadata.dst_node_id
             self.log.append(node)
             if node not in self.nodes:
-                self.replies[numbers[-1]] = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+                self.replies[numbers[-1]] = Error(ErrorCode.NODE_UNAVAILABLE, "gone"), message
                 continue
             answer = self.nodes[node](sent(message.content))
             if self.torn.get(node):
                 self.torn[node] -= 1
-                self.replies[numbers[-1]] = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "torn"), reply_to=message)
+                self.replies[numbers[-1]] = Error(ErrorCode.MESSAGE_UNAVAILABLE, "torn"), message
                 continue
             if answer is not None:
-                self.replies[numbers[-1]] = Message(sent(answer), reply_to=message)
+                self.replies[numbers[-1]] = answer, message
         return numbers
 
     def pull_messages(self, message_ids):
-        return [self.replies.pop(number) for number in message_ids if number in self.replies]
+        return [self._brought(*self.replies.pop(number)) for number in message_ids if number in self.replies]
+
+    def _brought(self, answer, message):
+        try:
+            return Message(answer if isinstance(answer, Error) else sent(answer), reply_to=message)
+        except ObjectPullError as error:
+            return Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, f"unavailable. {error}"), reply_to=message)

@@ -1,36 +1,26 @@
 """Flower's engine over a Grid in memory: the same numbers as the local engine, and what a client that fails costs."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.superlink.grid import http_grid
+
 from tests.federated import tiny
+from tests.federated.deploy.given import Given
 from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
 from tests.federated.engines.grid import MemoryGrid
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
+from uefl.engines import bounds
 from uefl.engines.base import Message, Reply
-from uefl.engines.flower.codec import on_records, pack, pack_reply, unpack
+from uefl.engines.codec import Unreadable
+from uefl.engines.flower import limits, link  # noqa: F401 the second one changes Flower's functions
+from uefl.engines.flower.codec import on_records, pack, pack_reply, unpack, unpack_reply
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.members import Members
-
-
-class Given:
-    """A source in memory; ``fail`` is raised in the place of data."""
-
-    def __init__(self, name, federation, fail=None):
-        self.name, self._federation, self._fail = name, federation, fail
-
-    def federation(self, cfg):
-        return replace(self._federation, manifest={"silos": {}, "unseen": {}})
-
-    def data(self, client, cfg, classes, channels):
-        if self._fail is not None:
-            raise self._fail
-        return next(silo for silo in (*self._federation.silos, *self._federation.unseen) if silo.name == client).load()
 
 
 def programs(federation, **fail):
@@ -142,6 +132,61 @@ def test_an_answer_that_did_not_come_whole_is_asked_for_once_more(run):
     assert [reply.error for reply in one.round(asked)] == [None, "its reply did not come whole", None]
 
 
+def test_a_reply_of_more_bytes_than_it_may_have_is_given_up_and_not_asked_for_again(run, monkeypatch):
+    cfg, federation = run
+    monkeypatch.setattr(bounds, "HEADER", 20_000)
+    asked = messages(cfg)
+    nodes = programs(federation)
+    honest = nodes[11]
+
+    def swollen(records):
+        reply = unpack_reply(honest(records))
+        reply.private["mine"] = torch.zeros(bounds.largest_reply(asked["silo-1"]), dtype=torch.uint8)
+        return pack_reply(reply)
+
+    one, grid = engine(cfg, federation, nodes)
+    grid.nodes[11] = swollen
+    most = max(map(bounds.largest_reply, asked.values()))
+    reason = f"its reply has more than the {most} bytes that a reply may have"
+    assert [reply.error for reply in one.round(asked)] == [None, reason, None]
+    assert list(grid.log)[-3:] == [10, 11, 12]
+
+
+def test_a_report_of_more_bytes_than_it_may_have_is_refused(run, monkeypatch):
+    cfg, federation = run
+    monkeypatch.setattr(bounds, "REPORT", 3000)
+    members = Members(MemoryGrid(programs(federation)), greeting(cfg), lambda report: None)
+    members.look()
+    assert members.nodes == {}
+    assert set(members.refused.values()) == {"it does not answer as a silo of uefl does"}
+
+
+def test_what_flower_s_own_grid_brings_is_counted():
+    assert http_grid.pull_objects is limits.pull_some
+    parts = {name: bytes(3000) for name in "abc"}
+    pull = {"object_ids": list(parts), "pull_object_fn": parts.__getitem__}
+    with limits.at_most(12_000):
+        assert http_grid.pull_objects(**pull) == parts
+    with limits.at_most(11_999), pytest.raises(ObjectPullError, match=limits.LARGE):
+        http_grid.pull_objects(**pull)
+
+
+def test_many_small_parts_are_bounded_too():
+    pull = limits.bounded(lambda name: b"", 10_000)
+    for _ in range(10):
+        pull("part")
+    with pytest.raises(limits.TooLarge, match=limits.LARGE):
+        pull("part")
+
+
+def test_a_header_that_is_too_long_is_not_read(monkeypatch):
+    records = pack({"client": "silo-0"})
+    assert unpack(records)
+    monkeypatch.setattr(bounds, "HEADER", 10)
+    with pytest.raises(Unreadable, match="a header of"):
+        unpack(records)
+
+
 def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
     cfg, federation = run
     grid = MemoryGrid(programs(federation))
@@ -157,13 +202,13 @@ def test_a_name_that_is_taken(run, bound):
     """Nodes with keys stay the same node, so a name never moves; without, the newest node of a name is the client."""
     cfg, federation = run
     grid = MemoryGrid(programs(federation))
-    members = Members(grid, greeting(cfg), lambda report: None, bound=bound)
+    members = Members(grid, greeting(cfg), lambda report: None, bound={} if bound else None)
     members.look()
     grid.nodes[30], grid.activated[30] = grid.nodes[10], "2"
     members._looked = 0.0
     assert members.look() == ([] if bound else ["silo-0"])
     assert members.nodes["silo-0"][0] == (10 if bound else 30)
-    assert members.refused == ({30: "the name 'silo-0' is that of another node"} if bound else {})
+    assert members.refused == ({30: "the name 'silo-0' is that of another key"} if bound else {})
 
 
 def test_a_message_for_another_client_or_of_another_version_is_not_worked_on(run):

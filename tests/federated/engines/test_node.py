@@ -9,9 +9,15 @@ import pytest
 pytest.importorskip("flwr")
 
 import httpx
+import torch
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
+from tests.federated.engines.grid import MemoryGrid
 from uefl.engines.flower import node
 from uefl.engines.flower.address import Address, Unreachable
+from uefl.engines.flower.codec import pack, unpack
 
 ADDRESS = Address("127.0.0.1:1", insecure=True)
 
@@ -109,3 +115,38 @@ def test_a_run_that_has_ended_is_an_error_that_can_be_caught(code):
     invoker = node.fleet.make_simple_http_retry_invoker()
     with pytest.raises(httpx.HTTPStatusError):
         invoker.invoke(failing(status(code)))
+
+
+def test_a_message_of_more_bytes_than_a_silo_takes_is_answered_without_being_read(monkeypatch, caplog):
+    """With what says that it could not be read, and the silo goes on."""
+    monkeypatch.setattr(node.bounds, "MESSAGE", 20_000)
+    MemoryGrid({})  # says whose messages are made here
+    message = Message(pack({"ask": "work"}, broadcast={"values": torch.zeros(50_000)}), 7, "train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    parts = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+    head, tree, heard, given, pulled = remove_content_from_message(message), get_object_tree(message), [], [], []
+    node._Heartbeat(healthy).start()
+    turns = iter([(head, tree)])
+
+    def receive():
+        return next(turns, None) or gone()
+
+    def pull(run, name):
+        pulled.append(name)
+        return parts[name]
+
+    def send(reply, tree, seconds):
+        heard.append(reply)
+        return set(), ""
+
+    def answer(records):
+        given.append(records)
+        return pack({"error": "unreadable"})
+
+    with pytest.raises(Enough):
+        node._answer_all((None, receive, send, None, None, pull, healthy, healthy), answer)
+    assert [dict(records) for records in given] == [{}]
+    assert unpack(heard[0].content).header == {"error": "unreadable"}
+    assert heard[0].metadata.reply_to_message_id == head.metadata.message_id
+    assert "a message is refused: it has more than 20000 bytes" in caplog.text
+    assert len(pulled) <= len(parts)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from .. import bounds
 from ..base import Message, Reply
 from ..codec import NAMES, Header, Packet, Unreadable, from_raw, packed_message, packed_reply, raw, reply_of
 
@@ -36,7 +37,10 @@ def unpack(records: RecordDict) -> Packet:
         Unreadable: the records do not hold what they say.
     """
     try:
-        header = json.loads(str(records.config_records["header"]["json"]))
+        text = str(records.config_records["header"]["json"])
+        if len(text) > bounds.HEADER:
+            raise ValueError(f"a header of {len(text)} characters")
+        header = json.loads(text)
         order = header.pop("tensors")
         parts = {
             part: {name: _tensor(records.array_records[part][name]) for name in names} if names else {} for part, names in order.items()

@@ -9,10 +9,11 @@ from flwr.app import Message as Sent
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from .. import faults
+from .. import bounds, faults
 from ..base import Message, Reply
 from ..codec import Header, Unreadable
 from .codec import pack_message, unpack_reply
+from .limits import LARGE, at_most
 from .members import Roster, push
 
 _PAUSES = (0.02, 0.5)  # seconds between two questions for replies: at first, and when nobody has answered for long
@@ -37,6 +38,8 @@ class FlowerEngine:
         self._grid, self._members, self._header, self._started = grid, members, header, started
         self._gone: set[str] = set()
         """clients whose node was gone when they were asked last"""
+        self._most = 0
+        """bytes that the largest reply of this round may have"""
 
     def clients(self) -> list[str]:
         """Names of the clients that have been heard, sorted; also of those that are gone."""
@@ -46,6 +49,7 @@ class FlowerEngine:
         """Send all messages, then yield the replies by name; past the deadline, an error for each that is missing."""
         end = None if deadline is None else time.monotonic() + deadline
         awaited: dict[str, str] = {}
+        self._most = 0
         for name in sorted(messages):
             self._started(name)
             awaited[self._send(name, messages[name], end)] = name
@@ -57,9 +61,9 @@ class FlowerEngine:
         for name in sorted(messages):
             pause = _PAUSES[0]
             while name not in arrived:
-                for sent in self._grid.pull_messages(list(awaited)):
+                for sent in self._pull(awaited):
                     client, pause = awaited.pop(sent.metadata.reply_to_message_id), _PAUSES[0]
-                    if _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE) and client not in torn and (end is None or time.monotonic() < end):
+                    if _is_torn(sent) and client not in torn and (end is None or time.monotonic() < end):
                         torn.add(client)
                         awaited[self._send(client, messages[client], end)] = client
                     elif not _failed(sent, ErrorCode.NODE_UNAVAILABLE):
@@ -84,7 +88,12 @@ class FlowerEngine:
             missed.pop(name, None)
             yield arrived.pop(name)
 
+    def _pull(self, awaited: Mapping[str, str]) -> list[Sent]:
+        with at_most(self._most):
+            return list(self._grid.pull_messages(list(awaited)))
+
     def _send(self, name: str, message: Message, end: float | None) -> str:
+        self._most = max(self._most, bounds.largest_reply(message))
         content = pack_message(message, self._header | {"client": name})
         life = None if end is None else max(end - time.monotonic(), 0) + _MARGIN
         node, _ = self._members.nodes[name]
@@ -92,8 +101,10 @@ class FlowerEngine:
         return number
 
     def _reply(self, sent: Sent, name: str) -> Reply:
-        if _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE):
+        if _is_torn(sent):
             return Reply(name, error="its reply did not come whole")
+        if sent.has_error() and LARGE in sent.error.reason:
+            return Reply(name, error=f"its reply has more than the {self._most} bytes that a reply may have")
         if sent.has_error():
             return Reply(name, error=f"no reply (Flower's error {sent.error.code})")
         try:
@@ -103,6 +114,10 @@ class FlowerEngine:
         if reply.client != name:
             return Reply(name, error="the reply is of another client")
         return reply if reply.error is None else Reply(name, error=faults.words(reply.error))
+
+
+def _is_torn(sent: Sent) -> bool:
+    return _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE) and LARGE not in sent.error.reason
 
 
 def _failed(sent: Sent, code: int) -> bool:

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 
 import httpx
 from flwr.cli.build import build_fab_from_files
@@ -31,10 +30,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid, http_grid
 
 from .address import Address, Unreachable
-from .limits import TRIES, stop_at_refusal
+from .limits import pull_some, stop_at_refusal
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-http_grid.pull_objects = partial(http_grid.pull_objects, max_tries_per_object=TRIES)  # type: ignore[assignment]
+http_grid.pull_objects = pull_some  # type: ignore[assignment]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _PATIENCE = 20.0  # seconds for a SuperLink to hand out the task of a run

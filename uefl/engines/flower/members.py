@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from .. import bounds
 from ..codec import Header, Tensors, Unreadable
 from .codec import pack, unpack
+from .limits import at_most
 
 _EVERY = 1.0  # seconds between two looks at the nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
+_WORD = 60.0  # seconds after which a word to a node that is left out is dropped
 
 Report = tuple[Header, dict[str, Tensors]]
 """what a client says of itself when it is greeted"""
@@ -40,11 +44,18 @@ class Members:
         grid: of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
         admit: says why a client that reports cannot take part, or None; what it refuses is left out.
-        bound: a name stays with the node that brought it first; for nodes with keys, which stay the same node.
+        bound: for nodes with keys: by name, the hash of the key that it belongs to. A name that is not there belongs to the key that brings
+            it first. None: a name moves to whoever brings it last.
     """
 
-    def __init__(self, grid: Grid, greeting: Header, admit: Callable[[Report], str | None], *, bound: bool = False) -> None:
-        self._grid, self._greeting, self._admit, self._bound = grid, greeting, admit, bound
+    def __init__(
+        self, grid: Grid, greeting: Header, admit: Callable[[Report], str | None], *, bound: Mapping[str, str] | None = None
+    ) -> None:
+        self._grid, self._greeting, self._admit = grid, greeting, admit
+        self.keys: dict[str, str] | None = None if bound is None else dict(bound)
+        """by name, the hash of the key that it belongs to"""
+        self._key_of: dict[int, str] = {}
+        """by node, the hash of its key"""
         self._greeted: dict[str, tuple[int, str]] = {}
         """by the number of the greeting, the node and its activation"""
         self._known: dict[int, str] = {}
@@ -63,12 +74,14 @@ class Members:
         for info in self._grid.get_nodes():
             if self._known.get(info.node_id) != info.last_activated_at:
                 self._known[info.node_id] = info.last_activated_at
+                self._key_of[info.node_id] = hashlib.sha256(info.public_key).hexdigest()
                 (number,) = push(self._grid, {info.node_id: pack(self._greeting)}, _LIFE)
                 self._greeted[number] = (info.node_id, info.last_activated_at)
         return [name for message in self._answers() if (name := self._hear(message)) is not None]
 
     def _answers(self) -> list[Message]:
-        return list(self._grid.pull_messages(list(self._greeted))) if self._greeted else []
+        with at_most(bounds.REPORT):
+            return list(self._grid.pull_messages(list(self._greeted))) if self._greeted else []
 
     def _hear(self, message: Message) -> str | None:
         node = self._greeted.pop(message.metadata.reply_to_message_id)
@@ -81,16 +94,24 @@ class Members:
             report = unpack(message.content)
             name = str(report[0]["client"])
         except (Unreadable, KeyError):
-            self.refused[node[0]] = "its report cannot be read"
+            self._refuse(node[0], "its report cannot be read")
             return None
-        taken = self._bound and name in self.nodes and self.nodes[name][0] != node[0]
-        why = f"the name {name!r} is that of another node" if taken else self._admit(report)
+        key = self._key_of[node[0]]
+        taken = self.keys is not None and self.keys.get(name, key) != key
+        why = f"the name {name[:64]!r} is that of another key" if taken else self._admit(report)
         if why is not None:
-            self.refused[node[0]] = why
+            self._refuse(node[0], why)
             return None
+        if self.keys is not None:
+            self.keys[name] = key
         moved = name in self.nodes
         self.nodes[name] = node
         return name if moved else None
+
+    def _refuse(self, node: int, why: str) -> None:
+        """Leave a node out, and tell it why; nobody waits for what it answers."""
+        self.refused[node] = why
+        push(self._grid, {node: pack(self._greeting | {"ask": "refused", "why": why})}, _WORD)
 
 
 def push(grid: Grid, contents: dict[int, RecordDict], life: float | None) -> list[str]:

@@ -25,8 +25,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, pull_and_inflate_object_from_tree, push_objects
 from flwr.supernode import fleet_http_connection as fleet
 
+from .. import bounds
 from .address import Address, Unreachable
-from .limits import TRIES, stop_at_refusal
+from .limits import TRIES, TooLarge, bounded, stop_at_refusal
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 _LOG = logging.getLogger("uefl")
@@ -126,11 +127,17 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
         pause = _SHORT
         (head, tree), run = received, received[0].metadata.run_id
         try:
-            message = pull_and_inflate_object_from_tree(
-                tree, partial(pull, run), partial(confirm, run), return_type=Message, max_tries_per_object=TRIES
-            )
+            some = bounded(partial(pull, run), bounds.MESSAGE)
+            try:
+                message = pull_and_inflate_object_from_tree(
+                    tree, some, partial(confirm, run), return_type=Message, max_tries_per_object=TRIES
+                )
+                content = message.content
+            except TooLarge:
+                _LOG.warning("a message is refused: it has more than %d bytes", bounds.MESSAGE)
+                message, content = head, RecordDict()
             message.metadata.__dict__["_message_id"] = head.metadata.message_id
-            reply = Message(answer(message.content), reply_to=message)
+            reply = Message(answer(content), reply_to=message)
             reply.metadata.__dict__["_message_id"] = reply.object_id
             wanted, session = send(reply, get_object_tree(reply), 0.0)
             push_objects(get_all_nested_objects(reply), partial(push, run, session), object_ids_to_push=wanted)

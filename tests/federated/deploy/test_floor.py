@@ -1,0 +1,171 @@
+"""What a silo insists on: noise on its updates, whatever a server asks for, and a count of them that outlives the process."""
+
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
+
+from tests.federated import tiny
+from tests.federated.deploy.given import Given
+from tests.federated.engines.conformance import messages
+from uefl.deploy.agreement import refused
+from uefl.deploy.command import silo as serve
+from uefl.deploy.floor import Floor
+from uefl.deploy.setting import Setting, greeting, task
+from uefl.deploy.silo import SiloProgram
+from uefl.engines.codec import Packet, packed_message, reply_of
+from uefl.errors import UserError
+from uefl.privacy import Privacy, clip_factor, spent_by
+
+LOCAL = {"privacy": "local", "noise_multiplier": 2.0, "norm_layer": "group", "normalize": "centred"}
+
+
+def settings(algorithm="fedavg", **keys):
+    return tiny.settings(algorithm, **(LOCAL | keys))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "count.json"
+
+
+def floor(path, noise=1.0, bound=0.0):
+    return Floor(noise, 1e-5, bound, path)
+
+
+def program(path, **keys):
+    return SiloProgram(Given("silo-0", tiny.federation()), torch.device("cpu"), floor(path, **keys))
+
+
+def asked(cfg, **options):
+    """The first message of a run to silo-0; of an arm that is refused before it is read, that of another."""
+    message = messages(settings())["silo-0"]
+    message.options |= options
+    return packed_message(message, task(Setting.of(cfg, tiny.federation(), 1), "arm") | {"client": "silo-0"})
+
+
+def error(answer):
+    return answer.header["error"]
+
+
+def test_a_run_that_gives_enough_is_answered_and_counted_also_in_another_process(path, caplog):
+    caplog.set_level("INFO")
+    one = program(path)
+    assert error(one(Packet(greeting(settings()), {}))) is None
+    assert not path.exists()
+    for _ in range(2):
+        reply = reply_of(one(asked(settings())))
+        assert reply.error is None
+        assert reply.tensors
+    assert reply_of(program(path)(asked(settings(noise_multiplier=4.0)))).error is None
+    assert json.loads(path.read_text()) == {"schema": 1, "updates": {"2.0": 2, "4.0": 1}}
+    assert floor(path).describe() == f"3 updates sent, epsilon {spent_by({2.0: 2, 4.0: 1}, 1e-5):.3g} spent at delta 1e-05"
+    assert floor(path).describe() in caplog.text
+
+
+def test_updates_of_several_runs_add_up_and_one_noise_is_as_in_a_run():
+    assert spent_by({}, 1e-5) == 0.0
+    for noise, count in ((1.0, 7), (4.0, 3)):
+        assert spent_by({noise: count}, 1e-5) == Privacy(settings(noise_multiplier=noise).run, b"").epsilon(count)
+    both = spent_by({1.0: 7, 4.0: 3}, 1e-5)
+    assert spent_by({1.0: 7}, 1e-5) < both < spent_by({1.0: 8}, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"noise_multiplier": 0.5}, "with a noise_multiplier of 1 or more; the run has 0.5"),
+        ({"privacy": "central"}, "the run has privacy = 'central'"),
+        ({"privacy": "none", "noise_multiplier": 1.0}, "the run has privacy = 'none'"),
+    ],
+)
+def test_a_run_that_gives_less_is_refused_at_the_greeting_and_at_work(path, keys, line, caplog):
+    cfg, one = settings(**keys), program(path)
+    report = one(Packet(greeting(cfg), {}))
+    assert error(report) == error(one(asked(cfg))) == "privacy"
+    assert "it insists on more privacy than the run gives" in refused(report)
+    assert caplog.text.count(line) == 2
+    assert "Traceback" not in caplog.text
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "options"),
+    [
+        ("uefl", {}, {}),  # k-means centres of its features
+        ("fedper", {}, {}),  # a mean of layers that stay
+        ("fedavg", {"norm_layer": "batch"}, {}),  # running statistics
+        ("fedavg", {}, {"ask": "0/0/1"}),  # the answer has no noise
+        ("fedavg", {}, {"members": 2}),  # two updates, which would count as one
+    ],
+)
+def test_what_no_noise_hides_is_refused(path, algorithm, keys, options, caplog):
+    assert error(program(path)(asked(settings(algorithm, **keys), **options))) == "privacy"
+    assert "the server asks for what no noise hides" in caplog.text
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_of_a_model_that_is_not_finite_nothing_but_noise_comes_back(bad):
+    """A server may send one, so that the length of the change has no meaning."""
+    mechanism, sent = Privacy(settings(clip_norm=1e-6).run, b"key"), {"a": torch.tensor([bad, 0.0])}
+    one = mechanism.hidden({"a": torch.tensor([bad, 5.0])}, sent, "silo-0", 0)
+    assert abs(float(one["a"][1])) < 1e-4
+    assert clip_factor({"a": (torch.tensor([bad, 5.0]), sent["a"])}, 1.0) == 0.0
+
+
+def test_it_stops_at_its_own_bound(path, caplog):
+    one = program(path, bound=spent_by({2.0: 2}, 1e-5))
+    assert [error(one(asked(settings()))) for _ in range(4)] == [None, None, "budget", "budget"]
+    report = program(path, bound=spent_by({2.0: 2}, 1e-5))(Packet(greeting(settings()), {}))
+    assert "one more update would spend more than its own bound" in refused(report)
+    assert "more than --max-epsilon" in caplog.text
+    assert json.loads(path.read_text())["updates"] == {"2.0": 2}
+
+
+def test_an_update_that_cannot_be_counted_does_not_leave(path, monkeypatch):
+    def full(*arguments):
+        raise OSError("no space")
+
+    monkeypatch.setattr("uefl.deploy.floor.write_json", full)
+    answer = program(path)(asked(settings()))
+    assert error(answer) == "program"
+    assert answer.parts == {"update": {}, "private": {}}
+
+
+def test_a_measurement_alone_is_no_update(path):
+    assert error(program(path)(asked(settings(), train=False, evaluate=True))) is None
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": 2, "updates": {}}', '{"schema": 1, "updates": {"1.0": -1}}', '{"schema": 1}'])
+def test_a_count_that_is_damaged_is_not_begun_anew(path, text):
+    path.write_text(text)
+    with pytest.raises(UserError, match="is no count of updates, or damaged; restore it"):
+        floor(path)
+
+
+def test_two_processes_do_not_count_in_one_file(path):
+    with floor(path).held(), pytest.raises(UserError, match=r"in use by another process.*--spent"), floor(path).held():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"noise_multiplier": 0.0}, "--noise-multiplier: expected a number from 0.01 to 1000; got 0"),
+        ({"noise_multiplier": 1.0, "delta": 1.0}, "--delta: expected a number between 0 and 1"),
+        ({"noise_multiplier": 1.0, "max_epsilon": -1.0}, "--max-epsilon: expected a number of 0 or more"),
+        ({"noise_multiplier": 1.0, "spent": None}, "name the file that counts the updates with --spent"),
+        ({"max_epsilon": 1.0}, "are for a silo that insists on noise of its own: add --noise-multiplier"),
+    ],
+)
+def test_options_that_do_not_go_together_are_a_line(path, keys, line):
+    pytest.importorskip("flwr")
+    options = {"noise_multiplier": None, "delta": 1e-5, "max_epsilon": 0.0, "spent": path} | keys
+    rest = dict.fromkeys(("data", "name", "root_certificates", "key", "data_root", "parent"))
+    with pytest.raises(UserError, match=line):
+        serve(**options, **rest, simulate="silo-0", superlink="127.0.0.1:1", insecure=True, wait=0.0, device="cpu")

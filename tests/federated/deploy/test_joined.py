@@ -1,0 +1,187 @@
+"""A run over silos of their own, from the greeting on: who is let in, what is told to whom, and what the run folder knows of them."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from tests.federated.deploy.machines import images
+from tests.federated.engines.grid import MemoryGrid
+from uefl import config
+from uefl.deploy import deployment, silo
+from uefl.deploy.setting import greeting
+from uefl.deploy.silo import SiloProgram
+from uefl.deploy.sources import own
+from uefl.engines.codec import Packet
+from uefl.engines.flower.address import Address
+from uefl.engines.flower.codec import on_records, pack, unpack
+from uefl.errors import UserError
+from uefl.folder import read_silos
+from uefl.run import train
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    images(tmp_path / "a", {"cat": 0, "dog": 1})
+    images(tmp_path / "b", {"dog": 1, "emu": 2}, seed=1)
+    monkeypatch.setattr(Address, "wait", lambda self, seconds: None)
+    monkeypatch.setattr("uefl.engines.flower.members._EVERY", 0.0)
+    return tmp_path
+
+
+def settings(folder, **keys):
+    table = {"data": {"source": str(folder), "legacy_holdout": True}, "arms": {"arm": {"algorithm": "fedavg"}}}
+    small = {"passes": 2, "precision": "fp32", "width": 4, "hidden": 16, "rounds": [1], "local_epochs": 1, "batch_size": 8}
+    return config.load(table, **(small | keys))
+
+
+def program(folder, name):
+    return SiloProgram(own(folder / name, None), torch.device("cpu"))
+
+
+@contextmanager
+def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
+    """A run that is about to begin over these programs; the lines that it has said; the messages that each of them has got."""
+    said, got = [], []
+
+    def heard(one):
+        return lambda records: got.append(unpack(records).header) or on_records(one)(records)
+
+    grid = MemoryGrid({i: heard(one) for i, one in enumerate(programs, 10)})
+    grid.keys = keys or {}
+
+    @contextmanager
+    def connect(address, secret):
+        yield grid
+
+    monkeypatch.setattr(deployment, "connect", connect)
+    with deployment.joined(Address("there:1"), silos, None, wait, said.append) as run:
+        yield run, said, got
+
+
+def test_no_name_of_a_file_of_the_server_goes_to_a_silo(folder, monkeypatch):
+    weights = folder / "weights.pth"
+    cfg = settings(folder, encoder="vgg16_bn", pretrained=str(weights), width=128)
+    with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, _, got):
+        run.federation(cfg, None, {})
+        head = run.engine("arm", lambda name: None)._header
+    for sent in (*got, head):
+        assert str(folder) not in str(sent)
+        assert "vgg16_bn" in str(sent)
+    assert len(got) == 2
+
+
+def test_who_is_left_out_is_told_why_and_so_is_the_user(folder, monkeypatch, caplog):
+    images(folder / "c", {"cat": 0})
+    programs = [program(folder, name) for name in "abc"]
+    with joined(monkeypatch, programs, silos=3, wait=0.1) as (run, said, got), pytest.raises(UserError) as error:
+        run.federation(settings(folder), None, {})
+    why = "silo 'c': its data cannot be used as the run asks (fault data; its own log says more)"
+    assert str(error.value) == f"a, b of 3 silos came to there:1 in 0.1 s; left out: {why}; start the others, or lower --silos"
+    assert said.count(f"left out: {why}") == 1
+    assert [one["why"] for one in got if one["ask"] == "refused"] == [why]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "cannot answer: silo 'c': all 12 training images are of class 'cat'; a silo needs two classes or more",
+        f"left out of a run: {why}",
+    ]
+
+
+def test_what_a_server_says_of_it_is_one_short_line(folder, caplog):
+    asked = greeting(settings(folder)) | {"ask": "refused", "why": "\x1b[31m\n" + 1000 * "x"}
+    answer = program(folder, "a")(Packet(asked, {}))
+    assert answer == Packet({"client": "a", "error": None}, {})
+    (record,) = caplog.records
+    assert record.getMessage().startswith("left out of a run: ?[31m?xxx")
+    assert len(record.getMessage()) < 250
+
+
+def test_another_version_is_a_line_at_both_ends(folder, caplog):
+    answer = program(folder, "a")(Packet(greeting(settings(folder)) | {"uefl": "0.0"}, {}))
+    assert answer.header["error"] == "version"
+    assert "a run of another version of uefl is not answered: it has 0.0, this is" in caplog.text
+
+
+def test_a_report_that_cannot_be_read_is_told_too(folder, monkeypatch):
+    told = []
+
+    def stranger(packet):
+        told.append(packet.header["ask"])
+        return Packet({"name": "a"}, {})
+
+    with joined(monkeypatch, [stranger], wait=0.1) as (run, _, _), pytest.raises(UserError, match="left out: its report cannot be read"):
+        run.federation(settings(folder), None, {})
+    assert told == ["report", "refused"]
+
+
+def test_a_name_stays_with_its_key_when_the_run_goes_on(folder, monkeypatch):
+    """The run folder has the hash of the key, so a node with another number is the same silo, and one with another key is not."""
+    programs = [program(folder, name) for name in "ab"]
+    with joined(monkeypatch, programs, keys={10: b"key of a", 11: b"key of b"}) as (run, _, _):
+        digest = run.federation(settings(folder), None, {}).digest
+        known = run.silos
+    assert sorted(known) == ["a", "b"]
+    assert len({of["key"] for of in known.values()}) == 2
+    with joined(monkeypatch, [programs[1], programs[0]], keys={10: b"key of b", 11: b"key of a"}) as (run, _, _):
+        assert run.federation(settings(folder), None, known).digest == digest
+        assert run.silos == known
+    programs.insert(0, program(folder, "a"))  # is heard first
+    with joined(monkeypatch, programs, keys={10: b"key of c", 11: b"key of a", 12: b"key of b"}) as (run, said, _):
+        assert run.federation(settings(folder), None, known).digest == digest
+        assert run.silos == known
+    assert "left out: the name 'a' is that of another key" in said
+
+
+def test_the_run_folder_says_how_each_silo_computes_and_a_difference_is_noted(folder, monkeypatch):
+    monkeypatch.setattr(silo, "uses_bf16", lambda precision, device: device.index == 1)
+    programs = [program(folder, name) for name in "ab"]
+    programs[1]._device = torch.device("cpu", 1)
+    cfg = settings(folder, precision="auto")
+    with joined(monkeypatch, programs) as (run, _, _):
+        federation = run.federation(cfg, None, {})
+    assert {name: of["precision"] for name, of in run.silos.items()} == {"a": "fp32", "b": "bf16"}
+    assert any(note.startswith("'a' computes in float32, the others in bfloat16") for note in federation.notes)
+    programs[1]._device = torch.device("cpu")
+    with joined(monkeypatch, programs) as (again, said, _):
+        federation = again.federation(cfg, None, run.silos)
+    assert "silo b computes in fp32, before the run was resumed in bf16: not bit for bit as without" in said
+    assert not any("float32" in note for note in federation.notes)
+
+
+class Quiet:
+    """An observer that keeps what it is told."""
+
+    def __init__(self):
+        self.said = []
+
+    def start(self, *arguments): ...
+
+    arm = client = round = start
+
+    def notice(self, line):
+        self.said.append(line)
+
+
+def test_a_whole_run_writes_what_is_known_of_its_silos(folder, monkeypatch):
+    with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, _, _):
+        out = folder / "run"
+        train(settings(folder), preset="x", out=out, device="cpu", data_root=None, observer=Quiet(), deployment=run, pages=False)
+    assert read_silos(out) == run.silos
+    assert set(run.silos["a"]) == {"key", "precision", "torch"}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": {"key": 3}}'])
+def test_a_file_of_silos_that_is_damaged_is_a_line(tmp_path, text):
+    (tmp_path / "silos.json").write_text(text)
+    with pytest.raises(UserError, match="which says whose the names of the silos are, is damaged; restore it"):
+        read_silos(tmp_path)
+
+
+def test_a_failure_that_nobody_expected_keeps_its_traceback(folder, caplog):
+    one = program(folder, "a")
+    one._source.federation = None
+    assert one(Packet(greeting(settings(folder)), {})).header["error"] == "program"
+    assert "Traceback" in caplog.text
+    assert unpack(on_records(one)(pack({}))).header["error"] == "version"

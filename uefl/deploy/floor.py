@@ -1,0 +1,146 @@
+"""What a silo insists on, whatever the configuration of a run says: noise on each of its updates, and a count of those it has sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import privacy
+from ..checkpoint import write_json
+from ..errors import UserError
+from ..folder import lock
+
+if TYPE_CHECKING:
+    from ..client.workspace import Workspace
+    from ..config import Config
+    from ..config.sections import Run
+    from ..engines.base import Message
+
+_SCHEMA = 1
+
+
+class TooLittle(UserError):
+    """A run gives the silo less privacy than it insists on."""
+
+
+class Spent(UserError):
+    """One more update would spend more than the silo's own bound."""
+
+
+class Floor:
+    """The least privacy that a silo works with, and the file that counts its updates over all runs.
+
+    The guarantee of an update depends on the multiple of the clipping norm that the noise has, and not on that norm, so this is what is
+    insisted on. An update is counted before it leaves, so the count is never too small.
+
+    Args:
+        noise_multiplier: the least, of ``run.privacy = "local"``.
+        delta: what epsilon is told for.
+        max_epsilon: no update is sent that spends more; 0: no bound.
+        path: of the file; with another one, or without it, the count begins anew.
+
+    Raises:
+        UserError: the accountant is missing, a number is out of its range, or the file is damaged.
+    """
+
+    def __init__(self, noise_multiplier: float, delta: float, max_epsilon: float, path: Path) -> None:
+        if not 0.01 <= noise_multiplier <= 1000:
+            raise UserError(f"--noise-multiplier: expected a number from 0.01 to 1000; got {noise_multiplier:g}")
+        if not 0 < delta < 1:
+            raise UserError(f"--delta: expected a number between 0 and 1; got {delta:g}")
+        if not 0 <= max_epsilon < float("inf"):
+            raise UserError(f"--max-epsilon: expected a number of 0 or more; got {max_epsilon:g}")
+        privacy.check_accountant("--noise-multiplier")
+        self.noise_multiplier, self.delta, self.max_epsilon, self.path = noise_multiplier, delta, max_epsilon, path
+        self._updates = _read(path)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from counting in the same file, for as long as the context lasts.
+
+        Raises:
+            UserError: another process has it, or the file cannot be written.
+        """
+        try:
+            with lock(self.path.parent, f"{self.path.name}.lock", "name another file with --spent"):
+                yield
+        except PermissionError:
+            raise UserError(f"--spent: {self.path} cannot be written; name a file in another folder") from None
+
+    def describe(self) -> str:
+        """A line for the log."""
+        bound = f" of {self.max_epsilon:g}" if self.max_epsilon else ""
+        count = sum(self._updates.values())
+        return f"{count} update{'' if count == 1 else 's'} sent, epsilon {self._epsilon():.3g}{bound} spent at delta {self.delta:g}"
+
+    def check_run(self, run: Run) -> None:
+        """Refuse a run that gives too little, or for which nothing is left.
+
+        Raises:
+            TooLittle, Spent.
+        """
+        wanted = f"this silo insists on privacy = 'local' with a noise_multiplier of {self.noise_multiplier:g} or more"
+        if run.privacy != "local":
+            raise TooLittle(f"{wanted}; the run has privacy = {run.privacy!r}")
+        if run.noise_multiplier < self.noise_multiplier:
+            raise TooLittle(f"{wanted}; the run has {run.noise_multiplier:g}")
+        if self.max_epsilon and (after := self._epsilon(run.noise_multiplier)) > self.max_epsilon:
+            raise Spent(f"one more update would spend epsilon {after:.3g}, more than --max-epsilon {self.max_epsilon:g}: {self.describe()}")
+
+    def check_arm(self, cfg: Config, arm: str, workspace: Workspace) -> None:
+        """Refuse an arm that takes more than noise is added to.
+
+        Raises:
+            TooLittle.
+        """
+        try:
+            privacy.check(cfg, arm, workspace)
+        except UserError as error:
+            raise TooLittle(f"the server asks for what no noise hides: {error}") from None
+
+    def check_message(self, run: Run, message: Message) -> None:
+        """Refuse a message whose answer has no noise, several at once, or one too many.
+
+        Raises:
+            TooLittle, Spent.
+        """
+        self.check_run(run)
+        for option in ("ask", "members"):
+            if option in message.options:
+                raise TooLittle(f"the server asks for what no noise hides: a message with {option!r}")
+
+    def count(self, run: Run) -> None:
+        """An update is about to leave.
+
+        Raises:
+            OSError: it cannot be counted, so it must not leave.
+        """
+        noise = run.noise_multiplier
+        self._updates[noise] = self._updates.get(noise, 0) + 1
+        write_json(self.path, {"schema": _SCHEMA, "updates": {str(noise): count for noise, count in self._updates.items()}})
+
+    def _epsilon(self, *more: float) -> float:
+        """What is spent, with updates of these noise multipliers too."""
+        updates = dict(self._updates)
+        for noise in more:
+            updates[noise] = updates.get(noise, 0) + 1
+        return privacy.spent_by(updates, self.delta)
+
+
+def _read(path: Path) -> dict[float, int]:
+    """By noise multiplier, the updates that have been sent; none where there is no file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        updates = {float(noise): count for noise, count in found["updates"].items()}
+        if found["schema"] != _SCHEMA or not all(noise > 0 and type(count) is int and count >= 0 for noise, count in updates.items()):
+            raise ValueError
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"--spent: {path} cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"--spent: {path} is no count of updates, or damaged; restore it, or name another file") from None
+    return updates

@@ -1,0 +1,62 @@
+"""How much may travel: more than any algorithm needs, and little enough for a machine to bear. What is more is refused, with the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from .base import Message, Reply
+
+MESSAGE = 2**32
+"""bytes of a message that a silo takes: every network here, with the optimizer's and private state, has less than a quarter"""
+HEADER = 2**25
+"""bytes of the JSON of a message or a reply: the names of 100,000 clients are a few million"""
+REPORT = 2**22
+"""bytes of what a silo says of itself before a run: sizes of 100,000 sets are less than one million"""
+METRICS = 1000
+"""metrics of a reply, or tensors that a client keeps beyond those that it had; algorithms have tens"""
+NAME = 200
+"""characters of the name of a metric or a private tensor, which goes into files and onto screens; of others only those asked for count"""
+NUMBERS = 20_000
+"""numbers in the lists of a reply: a confusion matrix of 100 classes has 10,000. More where the message has tensors with more elements, as
+there is a count for each codeword"""
+_KEPT = 4
+"""private state of a client, as a multiple of the tensors that it was sent, beyond what it had: optimizers keep two for each parameter"""
+_MIB = 2**20
+
+
+def excess(reply: Reply, message: Message) -> str | None:
+    """What a reply carries beyond all that its message could have asked for, in words; None: nothing."""
+    metrics = len(reply.metrics) + len(reply.training)
+    if metrics > METRICS:
+        return f"it sends {metrics} metrics, more than {METRICS}"
+    longest = max(map(len, (*reply.metrics, *reply.training, *reply.private)), default=0)
+    if longest > NAME:
+        return f"it sends a name of {longest} characters, more than {NAME}"
+    numbers = sum(len(value) for value in reply.metrics.values() if isinstance(value, list))
+    most = max(NUMBERS, sum(tensor.numel() for tensor in message.tensors.values()))
+    if numbers > most:
+        return f"it sends lists of {numbers} numbers, more than {most}"
+    if len(reply.private) > len(message.private) + METRICS:
+        return f"it keeps {len(reply.private)} private tensors; it had {len(message.private)}"
+    kept, most = _bytes(reply.private), _private(message)
+    if kept > most:
+        return f"it keeps {kept} bytes of private tensors, more than {most}"
+    return None
+
+
+def largest_reply(message: Message) -> int:
+    """Bytes that the reply to a message may have as it travels."""
+    expected = sum(math.prod(one.shape) * one.dtype.itemsize for one in message.expects.values())
+    return expected + _private(message) + HEADER
+
+
+def _private(message: Message) -> int:
+    """Bytes of private tensors that may come back."""
+    return _bytes(message.private) + _KEPT * message.bytes + _MIB
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
