@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "cpu/features.h"
+#include "cpu/pieces.h"
 
 namespace uefl::cpu {
 namespace {
@@ -116,17 +117,12 @@ void KMeansTotals::move(const Dense& x, int64_t row, const KMeansUnits& units, i
   if (old) masses[from] -= mass;
 }
 
-void KMeansTotals::add(const KMeansTotals& other) {
-  for (size_t i = 0; i < sums.size(); ++i) sums[i] += other.sums[i];
-  for (size_t i = 0; i < masses.size(); ++i) masses[i] += other.masses[i];
-}
-
 bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLabels()>& finder, const void* centres,
                  const KMeansUnits& units, const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances) {
   const int64_t n = x.outer * x.inner, d = x.dim, blocks = (n + step - 1) / step;
   const int64_t centre_bytes = d * (x.dtype == Dtype::f64 ? 8 : 4);
   std::atomic<bool> changed = false;
-  std::mutex merge;
+  Pieces sums, masses;
   parallel(blocks, [&](int64_t lo, int64_t hi) {
     const bool alone = lo == 0 && hi == blocks;  // needs no totals of its own
     KMeansTotals own(alone ? 0 : static_cast<int64_t>(totals.masses.size()), d);
@@ -152,8 +148,8 @@ bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLab
     if (!moved) return;
     changed = true;
     if (alone) return;
-    const std::lock_guard<std::mutex> lock(merge);
-    totals.add(own);
+    sums.add(own.sums, totals.sums);
+    masses.add(own.masses, totals.masses);
   });
   return changed;
 }

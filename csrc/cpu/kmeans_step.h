@@ -73,7 +73,6 @@ struct KMeansTotals {
 
   // Takes a row from a cluster (none if negative) to another one.
   void move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to);
-  void add(const KMeansTotals& other);
   int64_t empty() const { return std::count(masses.begin(), masses.end(), 0); }
 
   int64_t d;

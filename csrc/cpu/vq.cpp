@@ -82,20 +82,17 @@ void Vq::run(int64_t lo, int64_t hi) {
 
 // 2^shift of expected_shift() and fixed_point() in ops/vq/reference.py: N rows below 2^exponent each cannot exceed 2^62. Zero for a
 // codeword with a row that is not finite.
-std::vector<double> Vq::scales() const {
+double Vq::scale(int64_t code) const {
   constexpr int kLeast = 31;
-  std::vector<double> scales(largest_.size());
-  for (size_t code = 0; code < scales.size(); ++code) {
-    const double largest = std::bit_cast<double>(largest_[code]);
-    if (!std::isfinite(largest)) continue;
-    const int needed = bits_ - exponent_of(largest), spare = needed - expected_[code];
-    scales[code] = std::ldexp(1.0, spare >= 0 && spare <= bits_ - kLeast ? expected_[code] : needed);
-  }
-  return scales;
+  const double largest = std::bit_cast<double>(largest_[code]);
+  if (!std::isfinite(largest)) return 0;
+  const int needed = bits_ - exponent_of(largest), spare = needed - expected_[code];
+  return std::ldexp(1.0, spare >= 0 && spare <= bits_ - kLeast ? expected_[code] : needed);
 }
 
 void Vq::add(int64_t lo, int64_t hi) {
-  const std::vector<double> scales = this->scales();
+  std::vector<double> scales(largest_.size());
+  for (size_t code = 0; code < scales.size(); ++code) scales[code] = scale(static_cast<int64_t>(code));
   std::vector<int64_t> fixed(fixed_.size());
   RowBuffer buffer(x_);
   for (int64_t block = lo; block < hi; ++block) {
@@ -108,18 +105,20 @@ void Vq::add(int64_t lo, int64_t hi) {
                   .scales = scales.data(),
                   .fixed = fixed.data()});
   }
-  const std::lock_guard<std::mutex> lock(merge_);
-  for (size_t i = 0; i < fixed.size(); ++i) fixed_[i] += fixed[i];
+  pieces_.add(fixed, fixed_);
 }
 
-double Vq::finish() {
-  if (output_.sums) {
-    const std::vector<double> scales = this->scales();
-    for (size_t i = 0; i < fixed_.size(); ++i) {
-      const double scale = scales[i / codebook_.d];
+void Vq::write_sums(int64_t lo, int64_t hi) {
+  const int64_t d = codebook_.d;
+  for (int64_t code = lo; code < hi; ++code) {
+    const double scale = this->scale(code);
+    for (int64_t i = code * d; i < (code + 1) * d; ++i) {
       output_.sums[i] = scale > 0 ? static_cast<double>(fixed_[i]) / scale : std::numeric_limits<double>::quiet_NaN();
     }
   }
+}
+
+double Vq::error() const {
   double error = 0;
   for (const double block : errors_) error += block;
   return error;

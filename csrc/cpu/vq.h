@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "cpu/pieces.h"
 #include "cpu/vq_assign.h"
 
 namespace uefl::cpu {
@@ -33,13 +34,18 @@ class Vq {
   // With sums only, after run() of all blocks: adds the rows of blocks [lo, hi). Thread-safe.
   void add(int64_t lo, int64_t hi);
 
-  // At the end: writes sums and returns the sum of (x - q)^2, in float64.
-  double finish();
+  int64_t codes() const { return static_cast<int64_t>(largest_.size()); }
+
+  // After add() of all blocks: writes the sums of codewords [lo, hi). Thread-safe.
+  void write_sums(int64_t lo, int64_t hi);
+
+  // At the end: the sum of (x - q)^2, in float64.
+  double error() const;
 
  private:
   int64_t first_row(int64_t block) const;
   int64_t codebook_step() const { return codebook_.segments == 1 ? 0 : codebook_.k; }
-  std::vector<double> scales() const;
+  double scale(int64_t code) const;
 
   const Search& search_;
   const Codebook codebook_;
@@ -52,7 +58,8 @@ class Vq {
   const int bits_;                // of a row, so that all of them add up within 2^62
   std::vector<int> expected_;     // expected_shift() of each codeword; empty without sums
   std::vector<int64_t> fixed_;    // sums in the unit of the codeword
-  std::mutex merge_;
+  std::mutex merge_;              // of counts
+  Pieces pieces_;                 // of the sums
 };
 
 }  // namespace uefl::cpu

@@ -60,7 +60,7 @@ void run() {
       Vq vq(search, codebook, codes.data(), rows(n), {quantized.data(), indices.data(), counts.data(), sums.data()});
       vq.run(0, vq.blocks());
       vq.add(0, vq.blocks());
-      vq.finish();
+      vq.write_sums(0, vq.codes());
     });
   };
   const int64_t bytes_of_x = many * d * sizeof(float);
