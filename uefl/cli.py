@@ -92,7 +92,7 @@ _RootCertificates = Annotated[
     Path | None, typer.Option(help="Flower: PEM file of those who vouch for the SuperLink; default: the system's.")
 ]
 _Insecure = Annotated[bool, typer.Option("--insecure", help="Flower: without TLS, also to another machine.")]
-_Wait = Annotated[float, typer.Option(help="Flower: seconds to wait for the SuperLink, and for the silos.")]
+_Wait = Annotated[float, typer.Option(min=0, help="Flower: seconds to wait for the SuperLink, and for the silos.")]
 
 
 def main() -> None:

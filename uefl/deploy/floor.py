@@ -68,28 +68,29 @@ class Floor:
             with lock(self.path.parent, f"{self.path.name}.lock", "name another file with --spent"):
                 self._updates = _read(self.path)  # another process may have counted since
                 yield
-        except PermissionError:
-            raise UserError(f"--spent: {self.path} cannot be written; name a file in another folder") from None
+        except OSError as error:
+            raise UserError(f"--spent: {self.path} cannot be written ({error.strerror}); name a file in another folder") from None
 
     def describe(self) -> str:
         """A line for the log."""
         bound = f" of {self.max_epsilon:g}" if self.max_epsilon else ""
+        next_one = self._epsilon(self.noise_multiplier)
+        if 0 < self.max_epsilon < next_one:
+            bound += f" (the next one, with the least noise, would make it {next_one:.3g}: only a run with more noise gets it)"
         count = sum(self._updates.values())
         return f"{count} update{'' if count == 1 else 's'} sent, epsilon {self._epsilon():.3g}{bound} spent at delta {self.delta:g}"
 
     def check_run(self, run: Run) -> None:
-        """Refuse a run that gives too little, or for which nothing is left.
+        """Refuse a run that gives too little.
 
         Raises:
-            TooLittle, Spent.
+            TooLittle.
         """
         wanted = f"this silo insists on privacy = 'local' with a noise_multiplier of {self.noise_multiplier:g} or more"
         if run.privacy != "local":
             raise TooLittle(f"{wanted}; the run has privacy = {run.privacy!r}")
         if run.noise_multiplier < self.noise_multiplier:
             raise TooLittle(f"{wanted}; the run has {run.noise_multiplier:g}")
-        if self.max_epsilon and (after := self._epsilon(run.noise_multiplier)) > self.max_epsilon:
-            raise Spent(f"one more update would spend epsilon {after:.3g}, more than --max-epsilon {self.max_epsilon:g}: {self.describe()}")
 
     def check_arm(self, cfg: Config, arm: str, workspace: Workspace) -> None:
         """Refuse an arm that takes more than noise is added to.
@@ -112,6 +113,9 @@ class Floor:
         for option in ("ask", "members"):
             if option in message.options:
                 raise TooLittle(f"the server asks for what no noise hides: a message with {option!r}")
+        after = self._epsilon(run.noise_multiplier)
+        if self.max_epsilon and after > self.max_epsilon and message.options.get("train", True):  # to measure sends no update
+            raise Spent(f"one more update would spend epsilon {after:.3g}, more than --max-epsilon {self.max_epsilon:g}: {self.describe()}")
 
     def count(self, run: Run) -> None:
         """An update is about to leave.

@@ -20,6 +20,7 @@ from ..client.client import Client, Images
 from ..client.workspace import Workspace, uses_bf16
 from ..config import from_toml
 from ..data.federation import Federation, SetData
+from ..data.notes import of_clients
 from ..data.prepare import PixelCounts
 from ..data.unlabeled import Reach
 from ..engines import faults
@@ -97,6 +98,8 @@ class SiloProgram:
         if self._floor is not None:
             self._floor.check_run(cfg.run)
         federation = self._source.federation(cfg)
+        for note in (note for note in federation.notes if note not in of_clients(1)):  # it builds its own part alone
+            self._log.warning("note: %s", note)
         if self._source.name is None:  # the server has built the same, and asks whether it is the same
             return Packet({"client": "", "error": None, "federation": federation.digest}, {})
         (silo,) = (silo for silo in (*federation.silos, *federation.unseen) if silo.name == self._source.name)

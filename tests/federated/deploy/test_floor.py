@@ -120,10 +120,18 @@ def test_of_a_model_that_is_not_finite_nothing_but_noise_comes_back(bad):
 def test_it_stops_at_its_own_bound(path, caplog):
     one = program(path, bound=spent_by({2.0: 2}, 1e-5))
     assert [error(one(asked(settings()))) for _ in range(4)] == [None, None, "budget", "budget"]
-    report = program(path, bound=spent_by({2.0: 2}, 1e-5))(Packet(greeting(settings()), {}))
-    assert "one more update would spend more than its own bound" in refused(report)
     assert "more than --max-epsilon" in caplog.text
+    again = program(path, bound=spent_by({2.0: 2}, 1e-5))
+    assert error(again(Packet(greeting(settings()), {}))) is None  # a run that goes on may only have to measure
+    assert error(again(asked(settings(), train=False, evaluate=True))) is None
+    assert error(again(asked(settings()))) == "budget"
     assert json.loads(path.read_text())["updates"] == {"2.0": 2}
+
+
+def test_a_bound_below_one_update_is_said_at_the_start(path):
+    assert "0 updates sent" in floor(path, noise=1.0, bound=5.0).describe()
+    assert "would make it 10.7: only a run with more noise gets it" in floor(path, noise=1.0, bound=5.0).describe()
+    assert "would make" not in floor(path, noise=1.0, bound=20.0).describe()
 
 
 def test_an_update_that_cannot_be_counted_does_not_leave(path, monkeypatch):

@@ -30,6 +30,17 @@ def test_an_honest_one(report):
     assert refused(report) is None
 
 
+def test_what_is_passed_over_in_a_folder_is_noted_at_the_silo_alone(tmp_path, caplog):
+    images(tmp_path / "a", {"cat": 0, "dog": 1})
+    (tmp_path / "a" / "train" / "emu").mkdir()
+    cfg = config.load({"data": {"source": str(tmp_path)}, "arms": {"arm": {"algorithm": "fedavg"}}})
+    found = SiloProgram(OwnFolder(tmp_path / "a", "a"), torch.device("cpu"))(Packet(greeting(cfg), {}))
+    assert [record.message for record in caplog.records if "note:" in record.message] == [
+        f"note: passed over without an image: {tmp_path / 'a' / 'train' / 'emu'}"
+    ]
+    assert "emu" not in str(found.header)
+
+
 def test_one_of_sets(tmp_path):
     whole = write(tmp_path / "whole")
     shutil.copytree(whole / "clients" / "berlin", tmp_path / "berlin" / "clients" / "berlin")

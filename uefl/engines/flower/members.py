@@ -112,7 +112,9 @@ class Members:
         if self.keys is None:
             return None
         if self.keys.get(name, key) != key:
-            return f"the name {name[:64]!r} is that of another key"
+            return (
+                f"the name {name[:64]!r} is that of another key; give another --name, or for a new key see silos.json in docs/security.md"
+            )
         other = next((other for other, known in self.keys.items() if known == key and other != name), None)
         return None if other is None else f"the name {name[:64]!r} comes with the key of {other!r}"
 

@@ -102,7 +102,7 @@ def serve(
                     "not let in yet: its key is not registered, a process before it still counts as there, or its clock is minutes off"
                 )
             if (key is None and _is_final(refusal.__context__)) or time.monotonic() - refused > patience:
-                why = "" if key is None else "register its public key there, and "
+                why = "give its private key with --key, if it has one, and " if key is None else "register its public key there, and "
                 raise Unreachable(
                     f"the SuperLink at {address.place} does not let this silo in; {why}check the clock of this machine"
                 ) from None
@@ -154,10 +154,12 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
     """A private key as ``ssh-keygen -t ecdsa`` writes it, without a passphrase.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or cannot be read.
     """
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise ValueError(f"--key: {path} cannot be read ({error.strerror})") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError(f"{path} is no private key as `ssh-keygen -t ecdsa -b 384 -N ''` writes it") from None
     if not isinstance(key, EllipticCurvePrivateKey):
