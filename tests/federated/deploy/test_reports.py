@@ -32,11 +32,12 @@ def test_an_honest_one(report):
 
 def test_what_is_passed_over_in_a_folder_is_noted_at_the_silo_alone(tmp_path, caplog):
     images(tmp_path / "a", {"cat": 0, "dog": 1})
-    (tmp_path / "a" / "train" / "emu").mkdir()
+    folder = (tmp_path / "a" / "train").rename(tmp_path / "b")
+    (folder / "emu").mkdir()
     cfg = config.load({"data": {"source": str(tmp_path)}, "arms": {"arm": {"algorithm": "fedavg"}}})
-    found = SiloProgram(OwnFolder(tmp_path / "a", "a"), torch.device("cpu"))(Packet(greeting(cfg), {}))
+    found = SiloProgram(OwnFolder(folder, "b"), torch.device("cpu"))(Packet(greeting(cfg), {}))
     assert [record.message for record in caplog.records if "note:" in record.message] == [
-        f"note: passed over without an image: {tmp_path / 'a' / 'train' / 'emu'}"
+        f"note: passed over without an image: {folder / 'emu'}"
     ]
     assert "emu" not in str(found.header)
 

@@ -28,12 +28,16 @@ def read(root: Path) -> Table:
     Raises:
         UserError: folders or images missing or misplaced, a file that is no image.
     """
-    return _table(root, {silo.name: _parts(silo, LAYOUT) for silo in subfolders(root, LAYOUT)}, _strays(root))
+    return _table(
+        root,
+        {silo.name: _parts(silo, LAYOUT) for silo in subfolders(root, LAYOUT)},
+        _strays([f for f in visible(root) if f.is_dir()], root),
+    )
 
 
 def read_one(silo: Path, name: str) -> Table:
     """One silo by itself, laid out as a subfolder of what :func:`read` takes."""
-    return _table(silo, {name: _parts(silo, _OF_ONE)}, ())
+    return _table(silo, {name: _parts(silo, _OF_ONE)}, _strays([silo]))
 
 
 def _table(root: Path, silos: dict[str, dict[str, list[tuple[Path, str]]]], strays: tuple[str, ...]) -> Table:
@@ -76,8 +80,7 @@ def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
     return parts
 
 
-def _strays(root: Path) -> tuple[str, ...]:
-    """Return notes on files and folders that hold no image of any silo."""
-    silos = [f for f in visible(root) if f.is_dir()]
+def _strays(silos: list[Path], *above: Path) -> tuple[str, ...]:
+    """Return notes on files and folders, also in those ``above``, that hold no image of any silo."""
     parts = [f for silo in silos for f in visible(silo) if f.is_dir() and any(inside.is_dir() for inside in visible(f))]
-    return passed_over((root, *silos, *parts))
+    return passed_over((*above, *silos, *parts))
