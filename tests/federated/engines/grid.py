@@ -9,16 +9,18 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
 from flwr.supercore.task_identity import TaskIdentity
 
-from uefl.engines.flower.limits import pull_some
+from uefl.engines.flower.limits import TRIES, limited
 
 
 def sent(content: RecordDict) -> RecordDict:
     """What arrives at the other end, part by part as over Flower's Grid."""
     parts = {name: one.deflate() for name, one in get_all_nested_objects(content).items()}
-    return inflate_object_from_contents(content.object_id, pull_some(list(parts), parts.__getitem__))
+    return inflate_object_from_contents(
+        content.object_id, pull_objects(list(parts), limited(parts.__getitem__), max_tries_per_object=TRIES)
+    )
 
 
 class MemoryGrid(Grid):

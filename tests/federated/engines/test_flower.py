@@ -5,9 +5,6 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-from flwr.superlink.grid import http_grid
-
 from tests.federated import tiny
 from tests.federated.deploy.given import Given
 from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
@@ -17,7 +14,7 @@ from uefl.deploy.silo import SiloProgram
 from uefl.engines import bounds
 from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Unreadable
-from uefl.engines.flower import limits, link  # noqa: F401 the second one changes Flower's functions
+from uefl.engines.flower import limits
 from uefl.engines.flower.codec import on_records, pack, pack_reply, unpack, unpack_reply
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.members import Members
@@ -159,16 +156,6 @@ def test_a_report_of_more_bytes_than_it_may_have_is_refused(run, monkeypatch):
     members.look()
     assert members.nodes == {}
     assert set(members.refused.values()) == {"it does not answer as a silo of uefl does"}
-
-
-def test_what_flower_s_own_grid_brings_is_counted():
-    assert http_grid.pull_objects is limits.pull_some
-    parts = {name: bytes(3000) for name in "abc"}
-    pull = {"object_ids": list(parts), "pull_object_fn": parts.__getitem__}
-    with limits.at_most(12_000):
-        assert http_grid.pull_objects(**pull) == parts
-    with limits.at_most(11_999), pytest.raises(ObjectPullError, match=limits.LARGE):
-        http_grid.pull_objects(**pull)
 
 
 def test_many_small_parts_are_bounded_too():

@@ -13,6 +13,7 @@ from .. import bounds, faults
 from ..base import Message, Reply
 from ..codec import Header, Unreadable
 from .codec import pack_message, unpack_reply
+from .grid import UNREADABLE
 from .limits import LARGE, at_most
 from .members import Roster, push
 
@@ -62,7 +63,9 @@ class FlowerEngine:
             pause = _PAUSES[0]
             while name not in arrived:
                 for sent in self._pull(awaited):
-                    client, pause = awaited.pop(sent.metadata.reply_to_message_id), _PAUSES[0]
+                    client, pause = awaited.pop(sent.metadata.reply_to_message_id, None), _PAUSES[0]
+                    if client is None:
+                        continue
                     if _is_torn(sent) and client not in torn and (end is None or time.monotonic() < end):
                         torn.add(client)
                         awaited[self._send(client, messages[client], end)] = client
@@ -103,8 +106,10 @@ class FlowerEngine:
     def _reply(self, sent: Sent, name: str) -> Reply:
         if _is_torn(sent):
             return Reply(name, error="its reply did not come whole")
-        if sent.has_error() and LARGE in sent.error.reason:
+        if _says(sent, LARGE):
             return Reply(name, error=f"its reply has more than the {self._most} bytes that a reply may have")
+        if _says(sent, UNREADABLE):
+            return Reply(name, error="its reply cannot be read")
         if sent.has_error():
             return Reply(name, error=f"no reply (Flower's error {sent.error.code})")
         try:
@@ -117,7 +122,12 @@ class FlowerEngine:
 
 
 def _is_torn(sent: Sent) -> bool:
-    return _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE) and LARGE not in sent.error.reason
+    """Whether a part of it may come if it is asked for again."""
+    return _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE) and not _says(sent, LARGE) and not _says(sent, UNREADABLE)
+
+
+def _says(sent: Sent, why: str) -> bool:
+    return bool(sent.has_error() and why in (sent.error.reason or ""))
 
 
 def _failed(sent: Sent, code: int) -> bool:

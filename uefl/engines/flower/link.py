@@ -27,13 +27,12 @@ from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_htt
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid, http_grid
 
 from .address import Address, Unreachable
-from .limits import pull_some, stop_at_refusal
+from .grid import CheckedGrid
+from .limits import stop_at_refusal
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-http_grid.pull_objects = pull_some  # type: ignore[assignment]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _PATIENCE = 20.0  # seconds for a SuperLink to hand out the task of a run
@@ -65,7 +64,7 @@ def connect(address: Address, secret: bytes | None = None) -> Iterator[Grid]:
     """
     try:
         _start(address)
-        grid = HttpGrid(address.place, address.insecure, address.root_certificates, token=_token(address, secret))
+        grid = CheckedGrid(address.place, address.insecure, address.root_certificates, token=_token(address, secret))
         stop_at_refusal(grid._retry_invoker)
         grid._retry_invoker.max_time = _ABSENCE
         client = grid._runtime_client

@@ -84,7 +84,9 @@ class Members:
             return list(self._grid.pull_messages(list(self._greeted))) if self._greeted else []
 
     def _hear(self, message: Message) -> str | None:
-        node = self._greeted.pop(message.metadata.reply_to_message_id)
+        node = self._greeted.pop(message.metadata.reply_to_message_id, None)
+        if node is None:
+            return None
         if message.has_error():
             if message.error.code == ErrorCode.NODE_UNAVAILABLE:  # it has ended; one that takes its place is another activation
                 return None
