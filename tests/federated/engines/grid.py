@@ -27,7 +27,7 @@ class MemoryGrid(Grid):
     """Nodes by number, each with a key of its own where ``keys`` has none. A node that returns None does not answer; ``log`` has the node
     of each message.
 
-    Of so many answers of a node as ``torn`` says, a part does not come.
+    A message to a node in ``unregistered`` gets no number. Of so many answers of a node as ``torn`` says, a part does not come.
     """
 
     def __init__(self, nodes):
@@ -36,6 +36,7 @@ class MemoryGrid(Grid):
         self.keys = {}
         self.replies = {}
         self.torn = {}
+        self.unregistered = set()
         self.number = 0
         self.log = deque()
 
@@ -63,6 +64,9 @@ class MemoryGrid(Grid):
     def push_messages(self, messages):
         numbers = []
         for message in messages:
+            if message.metadata.dst_node_id in self.unregistered:
+                numbers.append("")
+                continue
             self.number += 1
             numbers.append(str(self.number))
             message.metadata.__dict__["_message_id"] = numbers[-1]

@@ -119,6 +119,29 @@ def test_a_client_that_is_gone_says_so_and_one_that_came_again_gets_its_message_
     assert [reply.error for reply in one.round(asked)] == [None, None, None]
 
 
+def test_clients_whose_nodes_were_unregistered_are_gone(run, monkeypatch):
+    """Also where there is no deadline."""
+    cfg, federation = run
+    one, grid = engine(cfg, federation, programs(federation))
+    program, grid.unregistered = grid.nodes[10], {10, 11}
+    monkeypatch.setattr("uefl.engines.flower.engine._RETURN", 0.1)
+    assert [reply.error for reply in one.round(messages(cfg))] == ["it is gone", "it is gone", None]
+    grid.nodes[20], grid.activated[20] = program, "2"
+    one._members._looked = 0.0
+    one._members.look()
+    assert [reply.error for reply in one.round(messages(cfg))] == [None, "it is gone", None]
+
+
+def test_a_node_that_is_unregistered_as_it_is_greeted_is_skipped(run):
+    cfg, federation = run
+    grid = MemoryGrid(programs(federation))
+    grid.unregistered = {10}
+    members = Members(grid, greeting(cfg), lambda report: None)
+    members.look()
+    assert sorted(members.nodes) == ["silo-1", "silo-2"]
+    assert members.refused == {}
+
+
 def test_an_answer_that_did_not_come_whole_is_asked_for_once_more(run):
     cfg, federation = run
     asked = messages(cfg)

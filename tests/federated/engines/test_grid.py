@@ -7,8 +7,10 @@ import torch
 
 pytest.importorskip("flwr")
 
+from flwr.app import Error
 from flwr.app import Message as Sent
 from flwr.app.message import remove_content_from_message
+from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
@@ -112,6 +114,10 @@ def round_of(reply, **private):
 @malformed
 def test_a_malformed_reply_is_left_out_and_the_others_go_on(reply):
     assert round_of(reply) == ["its reply cannot be read", None]
+
+
+def test_an_error_without_a_reason_is_left_out_too():
+    assert round_of(lambda asked, content: honest(asked, Error(ErrorCode.MESSAGE_UNAVAILABLE))) == ["its reply did not come whole", None]
 
 
 @malformed
