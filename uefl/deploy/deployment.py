@@ -75,7 +75,6 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
     """
     processes = Processes("uefl-flower-")
     processes.environment |= QUIET | {"FLWR_HOME": str(processes.folder / "flwr")}
-    processes.environment |= dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
 
     def stop() -> None:
         logs = processes.stop()

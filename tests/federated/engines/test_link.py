@@ -1,7 +1,10 @@
 """The server's end of Flower: which failures of a SuperLink a run outlives, and what it says of the others."""
 
+import os
+import threading
 import time
 from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -102,3 +105,26 @@ def test_a_clock_that_is_off_is_named(superlink, skew, line, monkeypatch):
     monkeypatch.setattr(link.time, "time", lambda: int(now) + skew)
     with pytest.raises(Unreachable, match=line), link.connect(ADDRESS):
         raise error
+
+
+class Teapot(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(418)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments): ...
+
+
+def test_what_does_not_leave_the_machine_goes_to_no_proxy(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    with HTTPServer(("127.0.0.1", 0), Teapot) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(Unreachable, match="refuses a run: 418"), link.connect(Address(f"127.0.0.1:{server.server_port}", True)):
+            pass
+    assert os.environ["no_proxy"] == "example.org,127.0.0.1"
