@@ -234,9 +234,12 @@ def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: fl
 
 
 def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | int) -> torch.Tensor:
-    """Normal noise for the elements of a float64 tensor, of its shape, with this standard deviation; made from the key and that tensor."""
+    """Normal noise for the elements of a float64 tensor, of its shape, with this standard deviation; made from the key and that tensor.
+
+    Another deviation is another draw: of one draw at two scales the difference would give the tensor away.
+    """
     values = np.ascontiguousarray(hides.detach().cpu().numpy())
-    drawn = ndtri(uniform(key, values.tobytes(), values.size, "noise", *place)).reshape(values.shape)
+    drawn = ndtri(uniform(key, values.tobytes(), values.size, "noise", float(deviation).hex(), *place)).reshape(values.shape)
     return torch.from_numpy(deviation * drawn).to(hides.device)
 
 

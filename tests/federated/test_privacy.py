@@ -115,6 +115,7 @@ def test_the_noise_is_normal_and_made_from_key_place_and_what_it_hides():
         gaussian(b"kez", hides, 2.0, "arm", 3),
         gaussian(b"key", hides, 2.0, "arm", 4),
         gaussian(b"key", hides + 1e-300, 2.0, "arm", 3),
+        gaussian(b"key", hides, 4.0, "arm", 3),  # of one draw at two scales the difference would give what it hides away
     ):
         assert abs(float(np.corrcoef(one.numpy(), other.numpy())[0, 1])) < 0.02
 

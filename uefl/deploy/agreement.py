@@ -71,13 +71,18 @@ def refused(report: Report) -> str | None:
         sound = sound and all(type(n) is int and n >= 0 for n in whole)
         if header["kind"] == "sets":
             reach = Reach(**header["reach"])
-            sound = sound and len(reach.has) == len(classes) and all(type(one) is bool for one in [*reach.has, reach.full_rank])
+            sound = (
+                sound
+                and len(sizes.sets) > 0
+                and len(reach.has) == len(classes)
+                and all(type(one) is bool for one in [*reach.has, reach.full_rank])
+            )
         sound = sound and _is_content(header["content"], len(classes))
         if not sound or counts.dtype != torch.int64 or list(counts.shape) != [shape[0], 256] or int(counts.min()) < 0:
             return "its report does not fit itself"
     except UserError as error:
         return str(error)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         return "its report is not complete"
     return None
 

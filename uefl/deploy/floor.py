@@ -66,6 +66,7 @@ class Floor:
         """
         try:
             with lock(self.path.parent, f"{self.path.name}.lock", "name another file with --spent"):
+                self._updates = _read(self.path)  # another process may have counted since
                 yield
         except PermissionError:
             raise UserError(f"--spent: {self.path} cannot be written; name a file in another folder") from None

@@ -142,10 +142,11 @@ class SiloProgram:
         place = json.dumps(header["setting"])
         if self._arm is None or (place, header["arm"]) != self._arm[:2]:
             setting = Setting.from_plain(header["setting"])
+            workspace = self._workspace(setting, header["arm"])  # before anything is replaced: it may fail
             if self._arm is None or place != self._arm[0]:
                 read = partial(self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.image_shape[0])
                 self._images = Images(read, self._device)
-            self._arm = place, header["arm"], self._workspace(setting, header["arm"])
+            self._arm = place, header["arm"], workspace
         return Client(header["client"], partial(self._images, header["client"]), self._arm[2], self._key)
 
     def _workspace(self, setting: Setting, name: str) -> Workspace:

@@ -153,6 +153,24 @@ def test_two_processes_do_not_count_in_one_file(path):
         pass
 
 
+def test_what_a_process_has_counted_since_is_not_lost(path):
+    first, second = floor(path), floor(path)
+    with first.held():
+        first.count(settings().run)
+    with second.held():
+        second.count(settings().run)
+    assert "2 updates sent" in floor(path).describe()
+
+
+def test_two_runs_that_differ_in_noise_alone_do_not_give_the_update_away(path):
+    """With one draw at two scales, twice the answer of the first less that of the second would be the update without noise."""
+    one = program(path)
+    packet = asked(settings(noise_multiplier=1.0))
+    first, second = (reply_of(one(asked(settings(noise_multiplier=noise)))).tensors["values"].double() for noise in (1.0, 2.0))
+    sent = packet.parts["broadcast"]["values"].double()
+    assert float((2 * first - second - sent).norm()) > 1.5 * float((first - sent).norm())
+
+
 @pytest.mark.parametrize(
     ("keys", "line"),
     [

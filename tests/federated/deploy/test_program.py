@@ -7,6 +7,7 @@ import torch
 
 from tests.federated import tiny
 from tests.federated.deploy.given import Given
+from tests.federated.engines.conformance import messages
 from uefl.deploy.processes import Processes
 from uefl.deploy.setting import Setting, task
 from uefl.deploy.silo import SiloProgram
@@ -42,3 +43,28 @@ def test_the_logs_stay_where_one_tells_of_an_error(line, stays):
     kept = processes.stop()
     assert (kept is not None) == processes.folder.exists() == stays
     shutil.rmtree(processes.folder, ignore_errors=True)
+
+
+def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
+    """Two runs share a silo: the network of the second cannot be made, and the first goes on with the split of its own seed."""
+    fed, read = tiny.federation(), []
+
+    class Source(Given):
+        def data(self, client, cfg, classes, channels):
+            read.append(cfg.run.seed)
+            return super().data(client, cfg, classes, channels)
+
+    program = SiloProgram(Source("silo-0", fed), torch.device("cpu"))
+    first, second = tiny.settings("fedavg"), tiny.settings("fedavg", seed=7)
+
+    def ask(cfg):
+        return reply_of(program(packed_message(messages(first)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"})))
+
+    assert ask(first).error is None
+    with monkeypatch.context() as broken:
+        broken.setattr("uefl.deploy.silo.Workspace", lambda *_: (_ for _ in ()).throw(MemoryError))
+        assert ask(second).error == "memory"
+    assert ask(first).error is None
+    assert read == [0]
+    assert ask(second).error is None
+    assert read == [0, 7]

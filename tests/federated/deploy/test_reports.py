@@ -36,8 +36,10 @@ def test_one_of_sets(tmp_path):
     rows = [f"berlin,{name},{','.join(map(str, shares))}" for name, shares in ROWS["berlin"].items()]
     (tmp_path / "berlin" / "priors.csv").write_text("\n".join(["client,set,cat,dog", *rows]))
     cfg = config.load({**tiny_sets.KEYS, "data": {"source": str(whole)}, "arms": {"arm": {"algorithm": "fedul"}}})
-    found = SiloProgram(own(tmp_path / "berlin", None), torch.device("cpu"))(Packet(greeting(cfg), {}))
-    assert refused(decode(encode(found))) is None
+    found = decode(encode(SiloProgram(own(tmp_path / "berlin", None), torch.device("cpu"))(Packet(greeting(cfg), {}))))
+    assert refused(found) is None
+    found.header["sizes"]["sets"] = []
+    assert refused(found) == "its report does not fit itself"
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,7 @@ def test_one_of_sets(tmp_path):
         ("content", {"train": {"sha256": HASH, "images_of_class": [1, -1]}}),
         ("content", {"train": {"sha256": HASH, "files": ["a.png"]}}),
         ("content", {"train": 3}),
+        ("content", {"train": [1, 2, 3]}),
     ],
 )
 def test_what_is_none_is_a_line(report, key, value):

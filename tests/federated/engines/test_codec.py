@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from tests.federated.engines.grid import sent
 from uefl.engines.base import Expected, Message, Reply, expected_like
 from uefl.engines.codec import Packet, Unreadable, message_of
-from uefl.engines.flower.codec import pack, pack_message, pack_reply, unpack, unpack_reply
+from uefl.engines.flower.codec import on_records, pack, pack_message, pack_reply, unpack, unpack_reply
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -84,6 +84,17 @@ def test_a_damaged_tensor_is_refused(array):
     records["part"] = ArrayRecord({"x": array})
     with pytest.raises(Unreadable):
         unpack(records)
+
+
+def test_an_answer_that_cannot_be_packed_is_a_fault(caplog):
+    for header, parts in (
+        ({"client": "a", "value": object()}, {}),
+        ({"client": "a"}, {"update": {"x": torch.zeros(2, dtype=torch.complex64)}}),
+    ):
+        found = Packet(header, parts)
+        reply = unpack_reply(on_records(lambda packet, found=found: found)(pack({"ask": "work"})))
+        assert (reply.client, reply.error) == ("a", "program")
+    assert "cannot be packed" in caplog.text
 
 
 def test_what_is_no_message_is_refused():

@@ -221,6 +221,19 @@ def test_a_name_that_is_taken(run, bound):
     assert members.refused == ({30: "the name 'silo-0' is that of another key"} if bound else {})
 
 
+def test_a_key_has_one_name(run):
+    """Or a node that comes again under other names would be many clients."""
+    cfg, federation = run
+    grid = MemoryGrid(programs(federation))
+    members = Members(grid, greeting(cfg), lambda report: None, bound={})
+    members.look()
+    grid.nodes[10], grid.activated[10] = lambda records: pack({"client": "silo-9", "error": None}), "2"
+    members._looked = 0.0
+    assert members.look() == []
+    assert members.refused == {10: "the name 'silo-9' comes with the key of 'silo-0'"}
+    assert sorted(members.nodes) == ["silo-0", "silo-1", "silo-2"]
+
+
 def test_a_message_for_another_client_or_of_another_version_is_not_worked_on(run):
     cfg, federation = run
     program = programs(federation)[10]

@@ -265,7 +265,9 @@ SCENARIOS = {
     "nan": Scenario("an update has a NaN", _GOES_ON, _left_out("values is not finite", "nan")),
     "shape": Scenario("an update of another shape", _GOES_ON, _left_out("expected torch.float32", "shape")),
     "dtype": Scenario("an update of another type", _GOES_ON, _left_out("is torch.float64", "dtype")),
-    "norm": Scenario("an update of absurd length", _GOES_ON, _left_out("more than max_update_norm", "norm", norm=1e3)),
+    "norm": Scenario(
+        "an update of absurd length, with max_update_norm", _GOES_ON, _left_out("more than max_update_norm", "norm", norm=1e3)
+    ),
     "late": Scenario("a client past the deadline", _GOES_ON, _left_out("deadline passed", "late", deadline=15.0)),
     "client": Scenario("a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed("dies")),
     "answering": Scenario(

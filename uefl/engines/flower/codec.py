@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from .. import bounds
+from .. import bounds, faults
 from ..base import Message, Reply
 from ..codec import NAMES, Header, Packet, Unreadable, from_raw, packed_message, packed_reply, raw, reply_of
 
+_LOG = logging.getLogger("uefl.silo")
 _STORED = "uefl.raw"
 
 
@@ -72,7 +74,7 @@ def unpack_reply(records: RecordDict) -> Reply:
 
 
 def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDict], RecordDict]:
-    """A program that answers packets, for records; it is given None where they cannot be read."""
+    """A program that answers packets, for records; it is given None where they cannot be read. It never raises."""
 
     def answer(records: RecordDict) -> RecordDict:
         try:
@@ -80,7 +82,11 @@ def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDi
         except Unreadable:
             packet = None
         found = program(packet)
-        return pack(found.header, **found.parts)
+        try:
+            return pack(found.header, **found.parts)
+        except Exception:  # what an algorithm of a user's own put there may be no JSON, or a tensor of a type that does not travel
+            _LOG.exception("an answer cannot be packed")
+            return pack_reply(Reply(str(found.header.get("client", "")), error=faults.PROGRAM))
 
     return answer
 

@@ -100,8 +100,7 @@ class Members:
             self._refuse(node[0], "its report cannot be read")
             return None
         key = self._key_of[node[0]]
-        taken = self.keys is not None and self.keys.get(name, key) != key
-        why = f"the name {name[:64]!r} is that of another key" if taken else self._admit(report)
+        why = self._stranger(name, key) or self._admit(report)
         if why is not None:
             self._refuse(node[0], why)
             return None
@@ -110,6 +109,15 @@ class Members:
         moved = name in self.nodes
         self.nodes[name] = node
         return name if moved else None
+
+    def _stranger(self, name: str, key: str) -> str | None:
+        """Why a key may not stand for a name, or None: each name has one key, and each key one name."""
+        if self.keys is None:
+            return None
+        if self.keys.get(name, key) != key:
+            return f"the name {name[:64]!r} is that of another key"
+        other = next((other for other, known in self.keys.items() if known == key and other != name), None)
+        return None if other is None else f"the name {name[:64]!r} comes with the key of {other!r}"
 
     def _refuse(self, node: int, why: str) -> None:
         """Leave a node out, and tell it why; nobody waits for what it answers."""
