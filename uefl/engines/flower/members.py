@@ -106,6 +106,7 @@ class Members:
             return None
         if self.keys is not None:
             self.keys[name] = key
+        self.refused.pop(node[0], None)
         moved = name in self.nodes
         self.nodes[name] = node
         return name if moved else None
