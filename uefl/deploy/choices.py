@@ -113,18 +113,18 @@ class Flower:
                 raise UserError(
                     "--silos, --root-certificates, --secret and --insecure are for a --superlink; without one all is started here"
                 )
-            with on_this_machine(device, notice) as started:
-                yield started
-            return
-        address = checked_address(self.superlink, self.root_certificates, self.insecure)
-        if self.silos is None:
-            raise UserError("--superlink: say with --silos how many silos take part; the run begins when so many are there")
-        if self.secret is None and not address.insecure and not address.is_loopback:
-            raise UserError("--superlink: give the file of its secret with --secret; see docs/deploy.md, or --insecure to do without")
-        secret = None if self.secret is None else _content(self.secret, "--secret")
+            run = on_this_machine(device, notice)
+        else:
+            address = checked_address(self.superlink, self.root_certificates, self.insecure)
+            if self.silos is None:
+                raise UserError("--superlink: say with --silos how many silos take part; the run begins when so many are there")
+            if self.secret is None and not address.insecure and not address.is_loopback:
+                raise UserError("--superlink: give the file of its secret with --secret; see docs/deploy.md, or --insecure to do without")
+            secret = None if self.secret is None else _content(self.secret, "--secret")
+            run = joined(address, self.silos, secret, self.wait, notice)
         try:
-            with joined(address, self.silos, secret, self.wait, notice) as found:
-                yield found
+            with run as deployment:
+                yield deployment
         except Unreachable as error:
             raise RunError(f"{error}; go on with: {go_on}") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -75,7 +75,6 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
     """
     processes = Processes("uefl-flower-")
     processes.environment |= QUIET | {"FLWR_HOME": str(processes.folder / "flwr")}
-    processes.environment |= dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
 
     def stop() -> None:
         logs = processes.stop()
@@ -161,8 +160,12 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
         if why is not None:
             return printable(f"silo {name!r}: {why}")
         if name in reports:
-            same = reports[name][0]["content"] == report[0]["content"]
-            return None if same else f"silo {name!r} came again with other images"
+            before = reports[name]
+            if before[0]["content"] != report[0]["content"]:
+                return f"silo {name!r} came again with other images"
+            _note_change(name, _told_of_itself(before), _told_of_itself(report), "before it came again", notice)
+            reports[name] = report
+            return None
         if len(reports) == silos:
             return f"silo {name!r} came after the run had its {silos} silos"
         reports[name] = report
@@ -171,13 +174,15 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
 
     notice(f"waiting for {silos} silos at {address.place}")
     bound = None if address.insecure else {name: of["key"] for name, of in known.items() if "key" in of}
-    members, told = Members(grid, greeting(without_files(cfg)), admit, bound=bound), 0
+    members = Members(grid, greeting(without_files(cfg)), admit, bound=bound)
+    told: dict[int, str] = {}
     end = time.monotonic() + patience
     while len(reports) < silos:
         members.look()
-        for why in list(members.refused.values())[told:]:
-            notice(f"left out: {why}")
-        told = len(members.refused)
+        for node, why in members.refused.items():
+            if told.get(node) != why:
+                notice(f"left out: {why}")
+        told = dict(members.refused)
         if len(reports) < silos and time.monotonic() > end:
             there = f"{', '.join(sorted(reports))} of" if reports else "none of"
             left = f"; left out: {', '.join(dict.fromkeys(members.refused.values()))}" if members.refused else ""
@@ -186,15 +191,20 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
     federation = agree(reports, cfg, address.place)
     found = {name: _told_of_itself(report) | _key(members, name) for name, report in sorted(reports.items())}
     for name, of in found.items():
-        before = known.get(name, of).get("precision")
-        if before != of["precision"]:
-            notice(f"silo {name} computes in {of['precision']}, before the run was resumed in {before}: not bit for bit as without")
+        _note_change(name, known.get(name, {}), of, "before the run was resumed", notice)
     return federation, grid, members, found
 
 
 def _told_of_itself(report: Report) -> dict[str, str]:
     """What the run folder keeps of a silo's program."""
     return {key: report[0][key] for key in ("precision", "torch")}
+
+
+def _note_change(name: str, before: Mapping[str, str], now: Mapping[str, str], when: str, notice: Notice) -> None:
+    """Say so where a silo computes otherwise than it did."""
+    for key, words in (("precision", "in"), ("torch", "with torch")):
+        if before.get(key, now[key]) != now[key]:
+            notice(f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: not bit for bit as without")
 
 
 def _key(members: Members, name: str) -> dict[str, str]:

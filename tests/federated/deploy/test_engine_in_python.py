@@ -9,7 +9,7 @@ import pytest
 import uefl
 from tests.federated.interrupted import KEYS, outcome
 from uefl.deploy import choices, workers
-from uefl.errors import UserError
+from uefl.errors import RunError, UserError
 
 ARMS = {"fedavg": {}}
 ENGINES = ["distributed", "flower", "ray", uefl.Distributed(2), uefl.Flower(), uefl.Ray(2)]
@@ -95,3 +95,12 @@ def test_without_its_package_the_answer_is_how_to_get_it(tmp_path, monkeypatch, 
     with pytest.raises(UserError, match=rf"{extra.capitalize()} is not installed; install it with: pip install 'uefl\[{extra}\]'"):
         train(tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()
+
+
+@needs_flower
+@pytest.mark.parametrize("engine", [uefl.Flower(), uefl.Flower("127.0.0.1:1", silos=1)], ids=["here", "elsewhere"])
+def test_a_superlink_that_is_lost_is_a_line_that_says_how_to_go_on(engine):
+    from uefl.engines.flower.address import Unreachable
+
+    with pytest.raises(RunError, match="lost it; go on with: this"), engine.deployment("cpu", print, "this"):
+        raise Unreachable("lost it")

@@ -150,6 +150,40 @@ def test_the_run_folder_says_how_each_silo_computes_and_a_difference_is_noted(fo
     assert not any("float32" in note for note in federation.notes)
 
 
+def test_a_silo_that_comes_again_and_computes_otherwise_is_noted(folder, monkeypatch):
+    """In the middle of a run, too: it is another activation of its node, which is greeted again."""
+    with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, said, _):
+        run.federation(settings(folder), None, {})
+        before = run.silos["b"]["torch"]
+        monkeypatch.setattr(silo.torch, "__version__", "9.9")
+        monkeypatch.setattr(silo, "uses_bf16", lambda precision, device: True)
+        run._grid.activated[11] = "2"
+        run._members.look()
+    assert said[-2:] == [
+        "silo b computes in bf16, before it came again in fp32: not bit for bit as without",
+        f"silo b computes with torch 9.9, before it came again with torch {before}: not bit for bit as without",
+    ]
+
+
+def test_a_node_that_is_refused_twice_is_told_twice_and_once_let_in_is_not_left_out(folder, monkeypatch):
+    """Each time that it is refused it is started again."""
+    good = program(folder, "b")
+    answers = [lambda packet: Packet({}, {}), lambda packet: Packet(good(packet).header | {"error": "data"}, {}), good]
+
+    def unsteady(packet):
+        if packet.header["ask"] == "report":
+            return answers.pop(0)(packet)
+        grid.activated[11] += "again"
+        return Packet({}, {})
+
+    with joined(monkeypatch, [program(folder, "a"), unsteady]) as (run, said, _), deployment.connect(None, None) as grid:
+        run.federation(settings(folder), None, {})
+        assert run._members.refused == {}
+    first, second = (line for line in said if line.startswith("left out"))
+    assert first == "left out: its report cannot be read"
+    assert second.startswith("left out: silo 'b': its data cannot be used")
+
+
 class Quiet:
     """An observer that keeps what it is told."""
 

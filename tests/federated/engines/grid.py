@@ -9,23 +9,25 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
 from flwr.supercore.task_identity import TaskIdentity
 
-from uefl.engines.flower.limits import pull_some
+from uefl.engines.flower.limits import TRIES, limited
 
 
 def sent(content: RecordDict) -> RecordDict:
     """What arrives at the other end, part by part as over Flower's Grid."""
     parts = {name: one.deflate() for name, one in get_all_nested_objects(content).items()}
-    return inflate_object_from_contents(content.object_id, pull_some(list(parts), parts.__getitem__))
+    return inflate_object_from_contents(
+        content.object_id, pull_objects(list(parts), limited(parts.__getitem__), max_tries_per_object=TRIES)
+    )
 
 
 class MemoryGrid(Grid):
     """Nodes by number, each with a key of its own where ``keys`` has none. A node that returns None does not answer; ``log`` has the node
     of each message.
 
-    Of so many answers of a node as ``torn`` says, a part does not come.
+    A message to a node in ``unregistered`` gets no number. Of so many answers of a node as ``torn`` says, a part does not come.
     """
 
     def __init__(self, nodes):
@@ -34,6 +36,7 @@ class MemoryGrid(Grid):
         self.keys = {}
         self.replies = {}
         self.torn = {}
+        self.unregistered = set()
         self.number = 0
         self.log = deque()
 
@@ -61,6 +64,9 @@ class MemoryGrid(Grid):
     def push_messages(self, messages):
         numbers = []
         for message in messages:
+            if message.metadata.dst_node_id in self.unregistered:
+                numbers.append("")
+                continue
             self.number += 1
             numbers.append(str(self.number))
             message.metadata.__dict__["_message_id"] = numbers[-1]

@@ -5,9 +5,6 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-from flwr.superlink.grid import http_grid
-
 from tests.federated import tiny
 from tests.federated.deploy.given import Given
 from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
@@ -17,7 +14,7 @@ from uefl.deploy.silo import SiloProgram
 from uefl.engines import bounds
 from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Unreadable
-from uefl.engines.flower import limits, link  # noqa: F401 the second one changes Flower's functions
+from uefl.engines.flower import limits
 from uefl.engines.flower.codec import on_records, pack, pack_reply, unpack, unpack_reply
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.members import Members
@@ -122,6 +119,29 @@ def test_a_client_that_is_gone_says_so_and_one_that_came_again_gets_its_message_
     assert [reply.error for reply in one.round(asked)] == [None, None, None]
 
 
+def test_clients_whose_nodes_were_unregistered_are_gone(run, monkeypatch):
+    """Also where there is no deadline."""
+    cfg, federation = run
+    one, grid = engine(cfg, federation, programs(federation))
+    program, grid.unregistered = grid.nodes[10], {10, 11}
+    monkeypatch.setattr("uefl.engines.flower.engine._RETURN", 0.1)
+    assert [reply.error for reply in one.round(messages(cfg))] == ["it is gone", "it is gone", None]
+    grid.nodes[20], grid.activated[20] = program, "2"
+    one._members._looked = 0.0
+    one._members.look()
+    assert [reply.error for reply in one.round(messages(cfg))] == [None, "it is gone", None]
+
+
+def test_a_node_that_is_unregistered_as_it_is_greeted_is_skipped(run):
+    cfg, federation = run
+    grid = MemoryGrid(programs(federation))
+    grid.unregistered = {10}
+    members = Members(grid, greeting(cfg), lambda report: None)
+    members.look()
+    assert sorted(members.nodes) == ["silo-1", "silo-2"]
+    assert members.refused == {}
+
+
 def test_an_answer_that_did_not_come_whole_is_asked_for_once_more(run):
     cfg, federation = run
     asked = messages(cfg)
@@ -159,16 +179,6 @@ def test_a_report_of_more_bytes_than_it_may_have_is_refused(run, monkeypatch):
     members.look()
     assert members.nodes == {}
     assert set(members.refused.values()) == {"it does not answer as a silo of uefl does"}
-
-
-def test_what_flower_s_own_grid_brings_is_counted():
-    assert http_grid.pull_objects is limits.pull_some
-    parts = {name: bytes(3000) for name in "abc"}
-    pull = {"object_ids": list(parts), "pull_object_fn": parts.__getitem__}
-    with limits.at_most(12_000):
-        assert http_grid.pull_objects(**pull) == parts
-    with limits.at_most(11_999), pytest.raises(ObjectPullError, match=limits.LARGE):
-        http_grid.pull_objects(**pull)
 
 
 def test_many_small_parts_are_bounded_too():

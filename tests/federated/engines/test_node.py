@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 
@@ -11,7 +12,10 @@ pytest.importorskip("flwr")
 import httpx
 import torch
 from flwr.app import Message
+from flwr.app.message import message as flowers_message
 from flwr.app.message import remove_content_from_message
+from flwr.server.utils.validator import validate_message
+from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from tests.federated.engines.grid import MemoryGrid
@@ -82,6 +86,14 @@ def test_a_superlink_that_is_not_well_is_tried_again(superlink, error):
     assert not superlink
 
 
+def test_what_does_not_leave_the_machine_goes_to_no_proxy(superlink, monkeypatch):
+    monkeypatch.setenv("no_proxy", "example.org")
+    superlink += [(gone, healthy)]
+    with pytest.raises(Enough):
+        serve()
+    assert os.environ["no_proxy"] == "example.org,127.0.0.1"
+
+
 def test_but_not_for_ever(superlink):
     superlink += [status(500)] * 3
     with pytest.raises(Unreachable, match="does not let this silo in"):
@@ -117,14 +129,13 @@ def test_a_run_that_has_ended_is_an_error_that_can_be_caught(code):
         invoker.invoke(failing(status(code)))
 
 
-def test_a_message_of_more_bytes_than_a_silo_takes_is_answered_without_being_read(monkeypatch, caplog):
-    """With what says that it could not be read, and the silo goes on."""
-    monkeypatch.setattr(node.bounds, "MESSAGE", 20_000)
+def answered(answer, life=None, **parts):
+    """What a message with these parts, which lives so many seconds, is answered."""
     MemoryGrid({})  # says whose messages are made here
-    message = Message(pack({"ask": "work"}, broadcast={"values": torch.zeros(50_000)}), 7, "train")
+    message = Message(pack({"ask": "work"}, **parts), 7, "train", ttl=life)
     message.metadata.__dict__["_message_id"] = message.object_id
     parts = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
-    head, tree, heard, given, pulled = remove_content_from_message(message), get_object_tree(message), [], [], []
+    head, tree, heard, pulled = remove_content_from_message(message), get_object_tree(message), [], []
     node._Heartbeat(healthy).start()
     turns = iter([(head, tree)])
 
@@ -139,14 +150,36 @@ def test_a_message_of_more_bytes_than_a_silo_takes_is_answered_without_being_rea
         heard.append(reply)
         return set(), ""
 
+    with pytest.raises(Enough):
+        node._answer_all((None, receive, send, None, None, pull, healthy, lambda run, name: None), answer)
+    assert len(pulled) <= len(parts)
+    (reply,) = heard
+    assert reply.metadata.reply_to_message_id == message.metadata.message_id
+    return reply
+
+
+def test_a_message_of_more_bytes_than_a_silo_takes_is_answered_without_being_read(monkeypatch, caplog):
+    """With what says that it could not be read, and the silo goes on."""
+    monkeypatch.setattr(node.bounds, "MESSAGE", 20_000)
+    given = []
+
     def answer(records):
         given.append(records)
         return pack({"error": "unreadable"})
 
-    with pytest.raises(Enough):
-        node._answer_all((None, receive, send, None, None, pull, healthy, healthy), answer)
+    reply = answered(answer, broadcast={"values": torch.zeros(50_000)})
     assert [dict(records) for records in given] == [{}]
-    assert unpack(heard[0].content).header == {"error": "unreadable"}
-    assert heard[0].metadata.reply_to_message_id == head.metadata.message_id
+    assert unpack(reply.content).header == {"error": "unreadable"}
     assert "a message is refused: it has more than 20000 bytes" in caplog.text
-    assert len(pulled) <= len(parts)
+
+
+@pytest.mark.parametrize("ahead", [-240, 0, 240])
+def test_an_answer_lives_as_long_as_its_message_whatever_the_clock_of_the_silo_says(monkeypatch, ahead):
+    def answer(records):
+        monkeypatch.setattr(flowers_message, "now", lambda: now() + timedelta(seconds=ahead))
+        return records
+
+    reply = answered(answer, life=65.0)
+    assert reply.metadata.ttl == 65.0
+    assert abs(reply.metadata.created_at - now().timestamp()) < 30
+    assert not [error for error in validate_message(reply, is_reply_message=True) if "metadata.src_node_id" not in error]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import ssl
 import time
@@ -44,6 +45,12 @@ class Address:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    def avoid_proxy(self) -> None:
+        """Where nothing leaves the machine, see that nothing goes to a proxy of the environment either, in this process."""
+        hosts = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # as they are read
+        if self.is_loopback and self.host not in hosts.split(","):
+            os.environ["no_proxy"] = f"{hosts},{self.host}".strip(",")
 
     def wait(self, seconds: float, alive: object = None) -> None:
         """Return once a SuperLink listens there and its certificate is good.

@@ -13,6 +13,7 @@ from .. import bounds, faults
 from ..base import Message, Reply
 from ..codec import Header, Unreadable
 from .codec import pack_message, unpack_reply
+from .grid import UNREADABLE
 from .limits import LARGE, at_most
 from .members import Roster, push
 
@@ -48,30 +49,43 @@ class FlowerEngine:
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
         """Send all messages, then yield the replies by name; past the deadline, an error for each that is missing."""
         end = None if deadline is None else time.monotonic() + deadline
-        awaited: dict[str, str] = {}
         self._most = 0
-        for name in sorted(messages):
-            self._started(name)
-            awaited[self._send(name, messages[name], end)] = name
-        arrived: dict[str, Reply] = {}
+        awaited: dict[str, str] = {}
         missed: dict[str, float] = {}
         """clients that have just gone, and until when they may come again"""
+
+        def ask(client: str) -> None:
+            number = self._send(client, messages[client], end)
+            if number is not None:
+                awaited[number] = client
+            else:
+                miss(client)
+
+        def miss(client: str) -> None:  # one that was gone before is not waited for again
+            missed[client] = time.monotonic() + (0 if client in self._gone else _RETURN)
+            self._gone.add(client)
+
+        for name in sorted(messages):
+            self._started(name)
+            ask(name)
+        arrived: dict[str, Reply] = {}
         torn: set[str] = set()
         """clients of whose reply a part did not come, which have been asked once more"""
         for name in sorted(messages):
             pause = _PAUSES[0]
             while name not in arrived:
                 for sent in self._pull(awaited):
-                    client, pause = awaited.pop(sent.metadata.reply_to_message_id), _PAUSES[0]
+                    client, pause = awaited.pop(sent.metadata.reply_to_message_id, None), _PAUSES[0]
+                    if client is None:
+                        continue
                     if _is_torn(sent) and client not in torn and (end is None or time.monotonic() < end):
                         torn.add(client)
-                        awaited[self._send(client, messages[client], end)] = client
+                        ask(client)
                     elif not _failed(sent, ErrorCode.NODE_UNAVAILABLE):
                         self._gone.discard(client)
                         arrived[client] = self._reply(sent, client)
-                    else:  # one that was gone before is not waited for again
-                        missed[client] = time.monotonic() + (0 if client in self._gone else _RETURN)
-                        self._gone.add(client)
+                    else:
+                        miss(client)
                 now = time.monotonic()
                 if end is not None and now > end:
                     arrived |= {late: Reply(late, error="deadline passed") for late in awaited.values()}
@@ -80,9 +94,10 @@ class FlowerEngine:
                     break
                 for moved in self._members.look():
                     if (moved in awaited.values() or moved in missed) and moved not in arrived:
-                        awaited = {number: other for number, other in awaited.items() if other != moved}
-                        awaited[self._send(moved, messages[moved], end)] = moved
                         missed.pop(moved, None)
+                        for number in [number for number, other in awaited.items() if other == moved]:
+                            del awaited[number]
+                        ask(moved)
                 time.sleep(pause)
                 pause = min(1.5 * pause, _PAUSES[1])
             missed.pop(name, None)
@@ -92,19 +107,20 @@ class FlowerEngine:
         with at_most(self._most):
             return list(self._grid.pull_messages(list(awaited)))
 
-    def _send(self, name: str, message: Message, end: float | None) -> str:
+    def _send(self, name: str, message: Message, end: float | None) -> str | None:
         self._most = max(self._most, bounds.largest_reply(message))
         content = pack_message(message, self._header | {"client": name})
         life = None if end is None else max(end - time.monotonic(), 0) + _MARGIN
         node, _ = self._members.nodes[name]
-        (number,) = push(self._grid, {node: content}, life)
-        return number
+        return push(self._grid, node, content, life)
 
     def _reply(self, sent: Sent, name: str) -> Reply:
         if _is_torn(sent):
             return Reply(name, error="its reply did not come whole")
-        if sent.has_error() and LARGE in sent.error.reason:
+        if _says(sent, LARGE):
             return Reply(name, error=f"its reply has more than the {self._most} bytes that a reply may have")
+        if _says(sent, UNREADABLE):
+            return Reply(name, error="its reply cannot be read")
         if sent.has_error():
             return Reply(name, error=f"no reply (Flower's error {sent.error.code})")
         try:
@@ -117,7 +133,12 @@ class FlowerEngine:
 
 
 def _is_torn(sent: Sent) -> bool:
-    return _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE) and LARGE not in sent.error.reason
+    """Whether a part of it may come if it is asked for again."""
+    return _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE) and not _says(sent, LARGE) and not _says(sent, UNREADABLE)
+
+
+def _says(sent: Sent, why: str) -> bool:
+    return bool(sent.has_error() and why in (sent.error.reason or ""))
 
 
 def _failed(sent: Sent, code: int) -> bool:

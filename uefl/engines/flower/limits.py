@@ -7,10 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import httpx
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.retry import RetryInvoker
 
 from .. import bounds
@@ -53,10 +52,9 @@ def at_most(size: int) -> Iterator[None]:
         _allowed.reset(token)
 
 
-def pull_some(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **keys: Any) -> dict[str, bytes]:
-    """As Flower's ``pull_objects``: the parts of one message, as many bytes as :func:`at_most` says."""
-    found: dict[str, bytes] = pull_objects(object_ids, bounded(pull_object_fn, _allowed.get()), max_tries_per_object=TRIES, **keys)
-    return found
+def limited(pull: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    """:func:`bounded` to as many bytes as :func:`at_most` says."""
+    return bounded(pull, _allowed.get())
 
 
 def bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:

@@ -10,34 +10,36 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from email.utils import parsedate_to_datetime
 
 import httpx
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
 from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid, http_grid
 
 from .address import Address, Unreachable
-from .limits import pull_some, stop_at_refusal
+from .grid import CheckedGrid
+from .limits import stop_at_refusal
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-http_grid.pull_objects = pull_some  # type: ignore[assignment]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _PATIENCE = 20.0  # seconds for a SuperLink to hand out the task of a run
-_ABSENCE = 120.0  # seconds that a SuperLink may be away in a run
+_ABSENCE = 120.0  # seconds that a SuperLink may be away in a run; it keeps a run for a minute after the last heartbeat
+_SKEW = 4.0  # seconds that two clocks may differ: less than a message lives beyond its deadline
 _APP = b"""[project]
 name = "uefl"
 version = "1.0.0"
@@ -63,25 +65,28 @@ def connect(address: Address, secret: bytes | None = None) -> Iterator[Grid]:
     Raises:
         Unreachable: the SuperLink refuses, or does not hand out the task.
     """
+    address.avoid_proxy()
     try:
         _start(address)
-        grid = HttpGrid(address.place, address.insecure, address.root_certificates, token=_token(address, secret))
+        grid = CheckedGrid(address.place, address.insecure, address.root_certificates, token=_token(address, secret))
         stop_at_refusal(grid._retry_invoker)
         grid._retry_invoker.max_time = _ABSENCE
         client = grid._runtime_client
         task = client.PullTaskInput(PullTaskInputRequest())
     except httpx.HTTPError as error:
-        raise Unreachable(f"the SuperLink at {address.place} refuses a run: {_why(error)}") from None
+        raise Unreachable(f"the SuperLink at {address.place} refuses a run: {_why(error, _NOT_BEGUN)}") from None
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
     grid.set_run(run_from_proto(task.run))
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat = HeartbeatSender(_heartbeat(client))
     heartbeat.start()
     status = SubStatus.FAILED
     try:
         yield grid
         status = SubStatus.COMPLETED
     except httpx.HTTPError as error:
-        raise Unreachable(f"lost the SuperLink at {address.place}: {_why(error)}") from None
+        raise Unreachable(f"lost the SuperLink at {address.place}: {_why(error, _LOST)}") from None
+    except ObjectPushError:
+        raise Unreachable(f"the SuperLink at {address.place} does not store a part of a message") from None
     finally:
         grid._retry_invoker.max_tries = 1
         with suppress(httpx.HTTPError):  # the SuperLink may be gone, and with it the run
@@ -116,9 +121,34 @@ def _token(address: Address, secret: bytes | None) -> str:
     raise Unreachable(f"the SuperLink at {address.place} gave the task away; start it with --isolation process")
 
 
-def _why(error: httpx.HTTPError) -> str:
-    """What a status says, without the body, which may be long."""
+def _heartbeat(client: RuntimeHttpClient) -> Callable[[], bool]:
+    """Whether one was taken; Flower tries again where it was not, and a run that is lost is told by its next question.
+
+    Flower's own raises in its thread where the SuperLink is not well, and sends this process Ctrl-C where the run is lost.
+    """
+
+    def beat() -> bool:
+        try:
+            return bool(client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success)
+        except (httpx.HTTPError, ValueError):  # the last of an answer that is none of a SuperLink
+            return False
+
+    return beat
+
+
+_NOT_BEGUN = {401: "give with --secret the file that the SuperLink was started with"}
+_LOST = dict.fromkeys((401, 403), "it has ended the run, or has forgotten it while it could not be reached")
+"""what a status means before a run, and in it"""
+
+
+def _why(error: httpx.HTTPError, meaning: Mapping[int, str]) -> str:
+    """What a status says, without the body, which may be long; and whether the clocks differ, for which messages are refused."""
     if not isinstance(error, httpx.HTTPStatusError):
         return str(error)
     code = error.response.status_code
-    return f"{code}; give with --secret the file that the SuperLink was started with" if code == 401 else str(code)
+    words = [str(code), meaning.get(code)]
+    with suppress(KeyError, ValueError):
+        ahead = time.time() - parsedate_to_datetime(error.response.headers["date"]).timestamp()
+        if abs(ahead) > _SKEW:
+            words.append(f"the clock of this machine is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} that of the SuperLink")
+    return "; ".join(word for word in words if word is not None)

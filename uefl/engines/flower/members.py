@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -75,8 +75,9 @@ class Members:
             if self._known.get(info.node_id) != info.last_activated_at:
                 self._known[info.node_id] = info.last_activated_at
                 self._key_of[info.node_id] = hashlib.sha256(info.public_key).hexdigest()
-                (number,) = push(self._grid, {info.node_id: pack(self._greeting)}, _LIFE)
-                self._greeted[number] = (info.node_id, info.last_activated_at)
+                number = push(self._grid, info.node_id, pack(self._greeting), _LIFE)
+                if number is not None:
+                    self._greeted[number] = (info.node_id, info.last_activated_at)
         return [name for message in self._answers() if (name := self._hear(message)) is not None]
 
     def _answers(self) -> list[Message]:
@@ -84,7 +85,9 @@ class Members:
             return list(self._grid.pull_messages(list(self._greeted))) if self._greeted else []
 
     def _hear(self, message: Message) -> str | None:
-        node = self._greeted.pop(message.metadata.reply_to_message_id)
+        node = self._greeted.pop(message.metadata.reply_to_message_id, None)
+        if node is None:
+            return None
         if message.has_error():
             if message.error.code == ErrorCode.NODE_UNAVAILABLE:  # it has ended; one that takes its place is another activation
                 return None
@@ -103,6 +106,7 @@ class Members:
             return None
         if self.keys is not None:
             self.keys[name] = key
+        self.refused.pop(node[0], None)
         moved = name in self.nodes
         self.nodes[name] = node
         return name if moved else None
@@ -121,16 +125,17 @@ class Members:
     def _refuse(self, node: int, why: str) -> None:
         """Leave a node out, and tell it why; nobody waits for what it answers."""
         self.refused[node] = why
-        push(self._grid, {node: pack(self._greeting | {"ask": "refused", "why": why})}, _WORD)
+        push(self._grid, node, pack(self._greeting | {"ask": "refused", "why": why}), _WORD)
 
 
-def push(grid: Grid, contents: dict[int, RecordDict], life: float | None) -> list[str]:
-    """Send contents to nodes; the numbers under which the replies can be asked for.
+def push(grid: Grid, node: int, content: RecordDict, life: float | None) -> str | None:
+    """Send a content to a node; the number under which the reply can be asked for, None where the SuperLink knows the node no more.
 
     Args:
         grid: of the run.
-        contents: by node.
+        node: to which.
+        content: for it.
         life: seconds after which a message that nobody has fetched, or a reply to it, is dropped.
     """
-    numbers: Any = grid.push_messages([Message(content, node, "train", ttl=life) for node, content in contents.items()])
-    return list(numbers)
+    (number,) = grid.push_messages([Message(content, node, "train", ttl=life)])
+    return str(number) if number else None

@@ -87,6 +87,7 @@ def serve(
     Raises:
         Unreachable: the SuperLink is not there, cannot be trusted, or does not know the key.
     """
+    address.avoid_proxy()
     keys = None if key is None else (key, key.public_key())
     refused: float | None = None
     while True:
@@ -98,9 +99,7 @@ def serve(
         except _Refused as refusal:
             if refused is None:
                 refused = time.monotonic()
-                _LOG.warning(
-                    "not let in yet: its key is not registered, a process before it still counts as there, or its clock is minutes off"
-                )
+                _LOG.warning("not let in yet: its key is not registered, a process before it still counts as there, or its clock is off")
             if (key is None and _is_final(refusal.__context__)) or time.monotonic() - refused > patience:
                 why = "give its private key with --key, if it has one, and " if key is None else "register its public key there, and "
                 raise Unreachable(
@@ -138,6 +137,8 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
                 message, content = head, RecordDict()
             message.metadata.__dict__["_message_id"] = head.metadata.message_id
             reply = Message(answer(content), reply_to=message)
+            # lives as long as the message, whatever the clock of this machine says
+            reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
             reply.metadata.__dict__["_message_id"] = reply.object_id
             wanted, session = send(reply, get_object_tree(reply), 0.0)
             push_objects(get_all_nested_objects(reply), partial(push, run, session), object_ids_to_push=wanted)

@@ -1,0 +1,51 @@
+"""Flower's Grid, in which a reply that is not well formed is an error of the one who sent it, and not of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import httpx
+from flwr.app import Error, Message
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import metadata_from_proto
+from flwr.proto.message_pb2 import Message as Head
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_confirm_message_received_fn_protobuf, make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
+from flwr.superlink.grid import HttpGrid
+
+from .limits import TRIES, limited
+
+UNREADABLE = "its parts make no message"
+"""stands in the reason of Flower's error"""
+
+
+class CheckedGrid(HttpGrid):  # type: ignore[misc]
+    """A Grid that counts the bytes of what it brings, as :func:`.limits.at_most` says, and believes the SuperLink about whose message a
+    reply answers: what a silo writes into a reply may be anything."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Replies to messages with these numbers, as far as there are any; those that cannot be had are errors."""
+        found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
+        return [self._reply(head, tree) for head, tree in zip(found.messages_list, found.message_object_trees, strict=True)]
+
+    def _reply(self, head: Head, tree: ObjectTree) -> Message:
+        client, run = self._runtime_client, head.metadata.run_id
+        pull = limited(make_pull_object_fn_protobuf(client.PullObject, self.node, run))
+        confirm = make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, self.node, run)
+        try:
+            message = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message, max_tries_per_object=TRIES)
+            if message.metadata.reply_to_message_id != head.metadata.reply_to_message_id:
+                raise ValueError("it answers another message")
+        except httpx.HTTPError:  # of the SuperLink
+            raise
+        except ObjectPullError as error:
+            reason = str(error)
+        except Exception:  # a silo can make Flower raise any
+            reason = UNREADABLE
+        else:
+            message.metadata.__dict__["_message_id"] = head.metadata.message_id
+            return message
+        return make_message(metadata_from_proto(head.metadata), error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
