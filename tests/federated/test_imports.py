@@ -109,12 +109,12 @@ LEANT_ON = {
     "uefl.engines.base": "messages and replies: types, and the protocol of an engine",
     "uefl.errors": "the three errors that become a line for the user",
 }
-"""the only modules that an eighth of the package or more imports, and why they may be"""
+"""the only modules that an eighth of the package or more may import, and why"""
 
 
 def test_few_files_are_leant_on_and_but_for_base_they_lean_on_nothing_else():
     graph = imports()
     leaning = Counter(target for targets in graph.values() for target in targets)
-    assert {name for name, count in leaning.items() if count >= len(graph) / 8} == set(LEANT_ON)
+    assert {name for name, count in leaning.items() if count >= len(graph) / 8} <= set(LEANT_ON)
     for name in LEANT_ON.keys() - {"uefl.algorithms.base"}:
         assert graph[name] <= set(LEANT_ON), name

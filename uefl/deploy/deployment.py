@@ -186,7 +186,8 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
         if len(reports) < silos and time.monotonic() > end:
             there = f"{', '.join(sorted(reports))} of" if reports else "none of"
             left = f"; left out: {', '.join(dict.fromkeys(members.refused.values()))}" if members.refused else ""
-            raise UserError(f"{there} {silos} silos came to {address.place} in {patience:g} s{left}; start the others, or lower --silos")
+            advice = "mend that" if members.refused else "start the others"
+            raise UserError(f"{there} {silos} silos came to {address.place} in {patience:g} s{left}; {advice}, or lower --silos")
         time.sleep(0.05)
     federation = agree(reports, cfg, address.place)
     found = {name: _told_of_itself(report) | _key(members, name) for name, report in sorted(reports.items())}

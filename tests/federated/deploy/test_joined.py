@@ -79,7 +79,7 @@ def test_who_is_left_out_is_told_why_and_so_is_the_user(folder, monkeypatch, cap
     with joined(monkeypatch, programs, silos=3, wait=0.1) as (run, said, got), pytest.raises(UserError) as error:
         run.federation(settings(folder), None, {})
     why = "silo 'c': its data cannot be used as the run asks (fault data; its own log says more)"
-    assert str(error.value) == f"a, b of 3 silos came to there:1 in 0.1 s; left out: {why}; start the others, or lower --silos"
+    assert str(error.value) == f"a, b of 3 silos came to there:1 in 0.1 s; left out: {why}; mend that, or lower --silos"
     assert said.count(f"left out: {why}") == 1
     assert [one["why"] for one in got if one["ask"] == "refused"] == [why]
     told = [record.getMessage() for record in caplog.records]

@@ -74,7 +74,9 @@ def connect(address: Address, secret: bytes | None = None) -> Iterator[Grid]:
         client = grid._runtime_client
         task = client.PullTaskInput(PullTaskInputRequest())
     except httpx.HTTPError as error:
-        raise Unreachable(f"the SuperLink at {address.place} refuses a run: {_why(error, _NOT_BEGUN)}") from None
+        plain = isinstance(error, httpx.RemoteProtocolError) and address.insecure
+        advice = "; if it speaks TLS, give --root-certificates" if plain else ""
+        raise Unreachable(f"the SuperLink at {address.place} refuses a run: {_why(error, _NOT_BEGUN)}{advice}") from None
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
     grid.set_run(run_from_proto(task.run))
     heartbeat = HeartbeatSender(_heartbeat(client))
