@@ -74,4 +74,9 @@ def task(setting: Setting, arm: str) -> dict[str, Any]:
 
 def understood(header: dict[str, Any]) -> bool:
     """Whether this version can answer."""
-    return header.get("protocol") == PROTOCOL and header.get("uefl") == __version__
+    return header.get("protocol") == PROTOCOL and version(header) == __version__
+
+
+def version(header: dict[str, Any]) -> object:
+    """What the sender of a message says that it is."""
+    return header.get("uefl")

@@ -30,7 +30,7 @@ from ..errors import UserError
 from ..seeds import make_repeatable
 from ..server.checks import printable
 from .floor import Floor, Spent, TooLittle
-from .setting import Setting, understood
+from .setting import Setting, understood, version
 from .sources import Source
 
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
@@ -73,7 +73,7 @@ class SiloProgram:
             header, _ = packet
             if not understood(header):
                 self._log.warning(
-                    "a run of another version of uefl is not answered: it has %.20s, this is %s", header.get("uefl"), __version__
+                    "a run of another version of uefl is not answered: it has %.20s, this is %s", version(header), __version__
                 )
                 return _fault(client, faults.VERSION)
             if header["ask"] == "refused":

@@ -20,8 +20,8 @@ METRICS = 1000
 NAME = 200
 """characters of the name of a metric or a private tensor, which goes into files and onto screens; of others only those asked for count"""
 NUMBERS = 20_000
-"""numbers in the lists of a reply: a confusion matrix of 100 classes has 10,000. More where the message has tensors with more elements, as
-there is a count for each codeword"""
+"""numbers in the lists of a reply: a confusion matrix of 100 classes has 10,000. More where the tensors of the message
+have more elements, since there may be a count for each row of one"""
 _KEPT = 4
 """private state of a client, as a multiple of the tensors that it was sent, beyond what it had: optimizers keep two for each parameter"""
 _MIB = 2**20

@@ -53,7 +53,7 @@ def test_what_was_given_in_python_does_not_go_elsewhere(tmp_path, engine):
     clients = {"a": ((np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2), None)}
     for keys, line in (
         ({"clients": clients}, "clients or federation: given in Python it stays in this process"),
-        ({"arms": {"mine": Mine()}}, "arm 'mine': mine is known to this process alone; install it as a package"),
+        ({"arms": {"stranger": Mine()}}, "arm 'stranger': stranger is known to this process alone; install it as a package"),
     ):
         with pytest.raises(UserError, match=line):
             train(tmp_path / "run", engine=engine, **keys)
