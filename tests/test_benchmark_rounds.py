@@ -17,6 +17,7 @@ def options(*keys):
     return [part for key in keys for part in ("--set", key)]
 
 
+@pytest.mark.slow
 def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
     """What is saved is shown on the page of measurements."""
     uefl_round.main(["--turns", "1", "--bf16", "--save", str(tmp_path / "rounds"), *options(*TINY)])

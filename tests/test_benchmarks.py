@@ -182,6 +182,7 @@ def test_unknown_shape_is_an_error(capsys):
     assert "9216x512x64" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_shape_of_ones_own_by_another_variant_in_a_process_of_its_own(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     arguments = ["--op", "vq_assign", "--shape", "70x12x5x3xbfloat16", "--peers", "matmul", "--variants", "portable", "--seconds", "0.001"]
@@ -280,6 +281,7 @@ def test_peer_that_fails_is_named_and_the_run_goes_on(monkeypatch, capsys):
     assert re.search(r"^vq_assign .* matmul ", printed, re.M)
 
 
+@pytest.mark.slow
 def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     assert run.main(["--smoke", "--op", "vq,limits", "--peers", "matmul,eager,torch", "--variants", "portable", "--save"]) == 0
@@ -308,6 +310,7 @@ def test_a_machine_can_be_held_to_our_variants():
         assert variables.keys() == HELD["avx2"].keys(), "a library that is held to one is held to all"
 
 
+@pytest.mark.slow
 def test_everyone_is_held_to_the_same_instructions(tmp_path):
     host = pytest.importorskip("uefl_kernels._host")
     if not host.cpu_features()["avx2"]:

@@ -98,6 +98,7 @@ def test_small_case(name):
     gpu_smoke.CHECKS[name].run("cpu")
 
 
+@pytest.mark.slow
 def test_small_case_tells_what_failed(tmp_path, capsys):
     arguments = ["--device", "cpu", "--paths", "cpu,mma", "--only", "one row", "--limit", "120", "--out", str(tmp_path)]
     assert gpu_smoke.main(arguments) == 1

@@ -105,6 +105,7 @@ def test_potentials_are_compared_as_whole_numbers(monkeypatch):
         assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_a_fit_equals_the_cpu():
     x, weights = normal(70, 5), torch.rand(70)
     far = torch.cat([x[:2], torch.full((2, 5), 100.0) + torch.arange(2)[:, None]])

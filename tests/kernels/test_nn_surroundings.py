@@ -118,6 +118,7 @@ def work(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_fully_sharded(tmp_path):
     """FSDP2 on two processes: they hold the same codewords in the end, which have moved."""
     mp.start_processes(work, (str(tmp_path),), nprocs=2, start_method="spawn")

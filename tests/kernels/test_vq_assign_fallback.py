@@ -34,6 +34,7 @@ def test_cases(case, metric):
     assert wrong(x, codebook, metric) == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=1500)
 @given(
     seed=st.integers(0, 1 << 30),
