@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from pathlib import Path
 
 # Ours, torch's MKL, ATen and oneDNN, the OpenBLAS of NumPy, SciPy and faiss, and faiss itself. superkmeans takes what it finds.
 HELD = {
@@ -32,6 +34,19 @@ HELD = {
         "FAISS_OPT_LEVEL": "generic",
     },
 }
+
+
+def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> None:
+    """``--held`` and ``--save``, of every program that measures; ``what`` it saves goes into a folder, this one where none is named."""
+    parser.add_argument("--held", choices=list(HELD), help="hold everyone to these instructions; saved as a machine of its own")
+    parser.add_argument(
+        "--save",
+        nargs="?",
+        type=Path,
+        const=folder,
+        metavar="FOLDER",
+        help=f"put {what} into FOLDER/<machine>.csv, in place of older ones (default: {os.path.relpath(folder, Path(__file__).parents[1])})",
+    )
 
 
 def hold(to: str | None, module: str, arguments: list[str] | None) -> None:

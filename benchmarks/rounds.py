@@ -7,7 +7,6 @@ import resource
 import statistics
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from uefl.data import Federation
 
 from . import results
 from .federated_round import arm_of
-from .held import HELD
+from .held import add_options
 
 Turn = tuple[float, float, float, float]
 """seconds of training, of measuring, of both, and of CPU"""
@@ -57,15 +56,7 @@ def parser(description: str | None, preset: str) -> argparse.ArgumentParser:
     made.add_argument("preset", nargs="?", default=preset)
     made.add_argument("--threads", type=int, default=1)
     made.add_argument("--turns", type=int, default=3)
-    made.add_argument("--held", choices=list(HELD), help="hold everyone to these instructions; saved as a machine of its own")
-    made.add_argument(
-        "--save",
-        nargs="?",
-        type=Path,
-        const=results.ROUNDS,
-        metavar="FOLDER",
-        help="put the medians into FOLDER/<machine>.csv, in place of older ones (default: benchmarks/results/rounds)",
-    )
+    add_options(made, results.ROUNDS, "the medians")
     made.add_argument("--bf16", action="store_true", help="the published loop also with bfloat16")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     return made

@@ -13,13 +13,12 @@ import os
 import sys
 from contextlib import ExitStack
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import results
-from .held import HELD, hold
+from .held import add_options, hold
 from .measure import VARIANTS, Bench, elsewhere, measure, threads_differ, use_threads
 from .ops import REGISTRY
 from .registry import Case, case_of, form, ours
@@ -35,15 +34,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for every provider (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="spent on timing each provider of a shape (default: 1.5, on a GPU 0.3)")
     parser.add_argument("--variants", type=_names, help="of our CPU kernels, beside the best (default: avx512vnni beside amx)")
-    parser.add_argument("--held", choices=list(HELD), help="hold everyone to these instructions; saved as a machine of its own")
-    parser.add_argument(
-        "--save",
-        nargs="?",
-        type=Path,
-        const=results.FOLDER,
-        metavar="FOLDER",
-        help="put the numbers of a shape, once measured, into FOLDER/<machine>.csv, in place of older ones (default: benchmarks/results)",
-    )
+    add_options(parser, results.FOLDER, "the numbers of a shape, once measured,")
     parser.add_argument("--smoke", action="store_true", help="one tiny shape, one call: that it runs and is right, not how fast")
     options = parser.parse_args(arguments)
 
