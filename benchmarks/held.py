@@ -38,6 +38,7 @@ HELD = {
 
 def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> None:
     """``--held`` and ``--save``, of every program that measures; ``what`` it saves goes into a folder, this one where none is named."""
+    default = os.path.relpath(folder, Path(__file__).parents[1])
     parser.add_argument("--held", choices=list(HELD), help="hold everyone to these instructions; saved as a machine of its own")
     parser.add_argument(
         "--save",
@@ -45,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> Non
         type=Path,
         const=folder,
         metavar="FOLDER",
-        help=f"put {what} into FOLDER/<machine>.csv, in place of older ones (default: {os.path.relpath(folder, Path(__file__).parents[1])})",
+        help=f"put {what} into FOLDER/<machine>.csv, in place of older ones (default: {default})",
     )
 
 
