@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-# Ours, torch's MKL, ATen and oneDNN, the OpenBLAS of NumPy, SciPy and faiss, and faiss itself. superkmeans takes what it finds.
+# Ours, torch's MKL, ATen and oneDNN, the OpenBLAS of NumPy, SciPy and faiss, and faiss itself, whose second name is that of 1.13 and newer.
+# superkmeans takes what it finds.
 HELD = {
     "avx512": {  # without VNNI; what it does for float32 is the same
         "UEFL_CPU": "avx512",
@@ -16,6 +17,7 @@ HELD = {
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
         "OPENBLAS_CORETYPE": "SkylakeX",
         "FAISS_OPT_LEVEL": "avx512",
+        "FAISS_SIMD_LEVEL": "AVX512",
     },
     "avx2": {
         "UEFL_CPU": "avx2",
@@ -24,14 +26,16 @@ HELD = {
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "OPENBLAS_CORETYPE": "Haswell",
         "FAISS_OPT_LEVEL": "avx2",
+        "FAISS_SIMD_LEVEL": "AVX2",
     },
-    "portable": {  # ours has SSE2; the least that MKL, oneDNN and OpenBLAS can be held to is SSE4
+    "portable": {  # ours has SSE2; the least that oneDNN and OpenBLAS can be held to is SSE4
         "UEFL_CPU": "portable",
-        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "MKL_CBWR": "COMPATIBLE",  # SSE2; MKL_ENABLE_INSTRUCTIONS goes unheard on an AMD CPU
         "ATEN_CPU_CAPABILITY": "default",
         "ONEDNN_MAX_CPU_ISA": "SSE41",
         "OPENBLAS_CORETYPE": "Nehalem",
         "FAISS_OPT_LEVEL": "generic",
+        "FAISS_SIMD_LEVEL": "NONE",
     },
 }
 
