@@ -30,7 +30,8 @@ HELD = {
     },
     "portable": {  # ours has SSE2; the least that oneDNN and OpenBLAS can be held to is SSE4
         "UEFL_CPU": "portable",
-        "MKL_CBWR": "COMPATIBLE",  # SSE2; MKL_ENABLE_INSTRUCTIONS goes unheard on an AMD CPU
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "MKL_CBWR": "COMPATIBLE",  # SSE2; an AMD CPU does not hear the other one
         "ATEN_CPU_CAPABILITY": "default",
         "ONEDNN_MAX_CPU_ISA": "SSE41",
         "OPENBLAS_CORETYPE": "Nehalem",

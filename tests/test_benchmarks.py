@@ -307,7 +307,7 @@ def test_a_machine_can_be_held_to_our_variants():
     assert set(HELD) < set(measure.VARIANTS)
     for variant, variables in HELD.items():
         assert variables["UEFL_CPU"] == variant
-        assert variables.keys() == HELD["avx2"].keys(), "a library that is held to one is held to all"
+        assert variables.keys() >= HELD["avx2"].keys(), "a library that is held to one is held to all"
 
 
 @pytest.mark.slow
