@@ -36,6 +36,8 @@ def check_asked(cfg: Config) -> None:
     data = cfg.data
     if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
         raise UserError("key 'clients': silos at a SuperLink are as many as come; leave it out")
+    if isinstance(data.partition, LeaveOneOut) and data.partition.per_domain:
+        raise UserError("key 'per_domain': silos at a SuperLink take all of their images; leave it out")
     if data.partition is not None and not isinstance(data.partition, LeaveOneOut | Natural):
         raise UserError(f"partition {data.partition.name!r} deals images; silos at a SuperLink bring their own: leave it out")
     for key in ("labeled", "validation"):

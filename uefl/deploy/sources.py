@@ -86,7 +86,7 @@ class OwnFolder:
         data = cfg.data.model_copy(update={"clients": None, "partition": None})
         scheme = cfg.data.partition
         if isinstance(scheme, LeaveOneOut) and scheme.domain == self.name:
-            deal = Deal((), (measured_only(self._table, self.name),))
+            deal = Deal((), (measured_only(self._table, self.name, *self._table.of_group(self.name)),))
         else:
             deal = Natural().deal(self._table, data, cfg.run.seed)
         return labeled.federate(self._table, deal, data, cfg.run.seed, partition={"scheme": Natural.name})

@@ -1,5 +1,6 @@
 """Partitions: label skew in its conventions, classes per client, domains as clients and left out."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -226,6 +227,24 @@ def test_domains_are_spread_over_several_clients():
     assert [share.name for share in deal.clients][:2] == ["domain-1-0", "domain-1-1"]
     assert {len(share.train) for share in deal.clients} == {100}
     assert all((made.group_of[share.train] == int(share.name.split("-")[1])).all() for share in deal.clients)
+
+
+def test_so_many_images_of_each_domain():
+    made = replace(table(6000, 600, groups=6), undivided=frozenset())
+    deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200})
+    (unseen,) = deal.unseen
+    assert {len(share.train) + len(share.test) for share in deal.clients} == {len(unseen.test)} == {200}
+    assert all(len(share.train) > len(share.test) > 0 for share in deal.clients)
+    rows = np.concatenate([unseen.test, *(part for share in deal.clients for part in (share.train, share.test))])
+    assert len(set(rows)) == 1200
+    assert all((made.group_of[share.train] == int(share.name[-1])).all() for share in deal.clients)
+    assert all(set(share.train) <= set(made.train) and set(share.test) <= set(made.test) for share in deal.clients)
+    spread = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200}, clients=10)
+    assert {len(share.train) + len(share.test) for share in spread.clients} <= set(range(98, 103))
+    whole = dealt(table(6000, 0, groups=6), {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200})
+    assert [(len(share.train), share.test) for share in whole.clients] == 5 * [(200, None)]
+    everything = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 9999})
+    assert len(everything.unseen[0].test) == 1100
 
 
 @pytest.mark.parametrize(

@@ -241,3 +241,9 @@ def test_it_is_one_of_several(folders, there, name):
     cfg = labeled(folders, data=apart(name))
     with pytest.raises(UserError, match="key 'domain': expected one of several silos that are there, a"):
         agreed(cfg, programs(*(folders / one for one in there)))
+
+
+def test_silos_do_not_deal_some_of_their_images(folders):
+    cfg = labeled(folders, data={"partition": {**apart("new")["partition"], "per_domain": 5}})
+    with pytest.raises(UserError, match="key 'per_domain': silos at a SuperLink take all of their images; leave it out"):
+        check_asked(cfg)

@@ -27,6 +27,7 @@ class LeaveOneOut(Scheme):
     of_groups: ClassVar[bool] = True
 
     domain: str = Field(min_length=1, description="name of the silo or domain that is left out")
+    per_domain: int = Field(default=0, ge=0, description="at most so many images of each domain, drawn at random; 0: all of them")
 
     def deal(self, table: Table, data: Data, seed: int) -> Deal:
         """One or several clients per domain."""
@@ -40,10 +41,11 @@ class LeaveOneOut(Scheme):
         each, rest = divmod(data.clients or len(sources), len(sources))
         if rest:
             raise UserError(f"key 'clients': expected a multiple of the {len(sources)} domains that are trained on; got {data.clients}")
-        rng = generator(seed)
+        rng, drawn = generator(seed), generator(seed, "per_domain")
+        rows = {group: self._drawn(drawn, *table.of_group(group)) for group in table.groups}
         shares = []
         for group in sources:
-            train, test = table.of_group(group)
+            train, test = rows[group]
             parts: list[tuple[Rows, Rows | None]] = [(train, test)]
             if each > 1:
                 trains = np.array_split(rng.permutation(train), each)
@@ -51,11 +53,19 @@ class LeaveOneOut(Scheme):
                 parts = list(zip(trains, tests, strict=True))
             names = client_names(group, each) if each > 1 else [group]
             shares += [Share(name, *part, table.angles.get(group, 0.0)) for name, part in zip(names, parts, strict=True)]
-        return Deal(tuple(shares), (measured_only(table, self.domain),))
+        return Deal(tuple(shares), (measured_only(table, self.domain, *rows[self.domain]),))
+
+    def _drawn(self, rng: np.random.Generator, train: Rows, test: Rows | None) -> tuple[Rows, Rows | None]:
+        """As many images of a domain as are wanted, the splits in their order; each split keeps its share in the mean."""
+        images = len(train) + (0 if test is None else len(test))
+        if not self.per_domain or self.per_domain >= images:
+            return train, test
+        chosen = np.sort(rng.choice(images, self.per_domain, replace=False))
+        beyond = np.searchsorted(chosen, len(train))
+        return train[chosen[:beyond]], None if test is None else test[chosen[beyond:] - len(train)]
 
 
-def measured_only(table: Table, group: str) -> Share:
-    """A client that is never trained on: all images of the group are its test images."""
-    train, test = table.of_group(group)
+def measured_only(table: Table, group: str, train: Rows, test: Rows | None) -> Share:
+    """A client that is never trained on: all these images of the group are its test images."""
     everything = train if test is None else np.concatenate([train, test])
     return Share(group, everything[:0], everything, table.angles.get(group, 0.0))
