@@ -63,7 +63,7 @@ lint: .venv/.packages
 	.venv/bin/mypy
 
 ctest: .venv/.packages
-	.venv/bin/cmake -S . -B build/ctest -GNinja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DUEFL_TORCH=OFF -DUEFL_TESTS=ON
+	.venv/bin/cmake -S . -B build/ctest -GNinja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DUEFL_TORCH=OFF -DUEFL_TESTS=ON -DUEFL_EMULATE_AMX=AUTO
 	.venv/bin/cmake --build build/ctest
 	.venv/bin/ctest --test-dir build/ctest --output-on-failure
 

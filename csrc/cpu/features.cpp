@@ -11,6 +11,12 @@
 namespace uefl::cpu {
 namespace {
 
+#if defined(UEFL_EMULATE_AMX)
+constexpr bool kEmulated = true;  // tests/cpp/emulated_amx.h
+#else
+constexpr bool kEmulated = false;
+#endif
+
 #if defined(__x86_64__)
 // Linux gives a process the registers of AMX only when asked.
 bool tiles_permitted() {
@@ -87,7 +93,7 @@ const char* name(Isa isa) {
 
 std::vector<std::pair<std::string, bool>> features() {
 #if defined(__x86_64__)
-  static const bool tiles = __builtin_cpu_supports("amx-tile") && tiles_permitted();
+  static const bool tiles = kEmulated || (__builtin_cpu_supports("amx-tile") && tiles_permitted());
   return {{"avx2", __builtin_cpu_supports("avx2")},
           {"fma", __builtin_cpu_supports("fma")},
           {"avx512f", __builtin_cpu_supports("avx512f")},
@@ -97,8 +103,8 @@ std::vector<std::pair<std::string, bool>> features() {
           {"avx512vnni", __builtin_cpu_supports("avx512vnni")},
           {"avx512bf16", __builtin_cpu_supports("avx512bf16")},
           {"amx-tile", tiles},
-          {"amx-bf16", __builtin_cpu_supports("amx-bf16")},
-          {"amx-int8", __builtin_cpu_supports("amx-int8")}};
+          {"amx-bf16", kEmulated || __builtin_cpu_supports("amx-bf16")},
+          {"amx-int8", kEmulated || __builtin_cpu_supports("amx-int8")}};
 #else
   return {};
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 import pytest
@@ -92,7 +93,8 @@ def test_autocast_and_forced_backends_are_torch():
 @compiled
 def test_bits_of_a_row_change_with_the_number_of_rows_only_where_tiles_are_used():
     x, weight, bias = operands()
-    tiles = import_module("uefl_kernels._host").variant() == "amx"
+    every_shape = os.environ.get("UEFL_CPU_EVERY_SHAPE")  # then 40 rows go through tiles as well
+    tiles = import_module("uefl_kernels._host").variant() == "amx" and not every_shape
     assert torch.equal(linear(x[:40], weight, bias), linear(x, weight, bias)[:40]) != tiles
 
 
