@@ -1,8 +1,8 @@
 // The tile registers of AMX in memory, so that the kernels for them run on any CPU with AVX-512 BF16: the build with
 // -DUEFL_EMULATE_AMX=ON includes this file before all else in csrc/cpu/*.amx.cpp. A use that the hardware refuses ends the program.
 //
-// Products and sums come in the order of Intel's Software Developer's Manual, volume 2, TDPBF16PS: one float32 sum of the even elements and one
-// of the odd ones, FMAs rounded to nearest even, subnormal numbers taken and returned as zero.
+// Products and sums come in the order of Intel's Software Developer's Manual, volume 2, TDPBF16PS: one float32 sum of the even elements and
+// one of the odd ones, FMAs rounded to nearest even, subnormal numbers taken and returned as zero.
 #pragma once
 
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC bug 105593
@@ -67,8 +67,8 @@ struct Shape {
 inline Shape shape_of(int sum, int a, int b) {
   const Config& config = registers.config;
   const Shape shape = {config.rows[sum], config.column_bytes[sum] / 4, config.column_bytes[a] / 4};
-  if (config.rows[a] != shape.rows || config.rows[b] != shape.depth || config.column_bytes[b] / 4 != shape.columns || sum == a || sum == b ||
-      a == b) {
+  if (config.rows[a] != shape.rows || config.rows[b] != shape.depth || config.column_bytes[b] / 4 != shape.columns || sum == a ||
+      sum == b || a == b) {
     std::fprintf(stderr, "tiles %d, %d and %d do not fit each other\n", sum, a, b);
     std::abort();
   }
