@@ -3,7 +3,8 @@
 # make test-flower  those of clients in processes of their own, over Flower      make test-ray   those in Flower's simulation, with Ray
 # make lint     style, types, C++ format
 # make bench    the benchmark suite against its peers       make bench-plot   pictures of its saved results
-# make ctest    C++ tests, without torch                    make clean        remove what was built
+# make ctest    C++ tests, without torch                    make ctest-arm64  the same under qemu: g++-aarch64-linux-gnu, qemu-user-static
+# make clean    remove what was built
 # make wheel    dist/*.whl as it is published                   make docs     the documentation, in build/site
 # make gpu-check  on a GPU machine: every kernel once, its tests, timings
 # Every target but docs and gpu-check, which runs on a bare machine, first does the set-up it needs: .venv, pinned packages, kernels.
@@ -13,7 +14,7 @@ PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` has those of a wheel
 
-.PHONY: setup demo test test-slow test-flower test-ray lint bench bench-plot bench-smoke ctest wheel docs gpu-check clean
+.PHONY: setup demo test test-slow test-flower test-ray lint bench bench-plot bench-smoke ctest ctest-arm64 wheel docs gpu-check clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.built
@@ -66,6 +67,13 @@ ctest: .venv/.packages
 	.venv/bin/cmake -S . -B build/ctest -GNinja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DUEFL_TORCH=OFF -DUEFL_TESTS=ON -DUEFL_EMULATE_AMX=AUTO
 	.venv/bin/cmake --build build/ctest
 	.venv/bin/ctest --test-dir build/ctest --output-on-failure
+
+ctest-arm64: .venv/.packages
+	.venv/bin/cmake -S . -B build/ctest-arm64 -GNinja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DUEFL_TORCH=OFF -DUEFL_TESTS=ON \
+	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	  "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64-static;-L;/usr/aarch64-linux-gnu"
+	.venv/bin/cmake --build build/ctest-arm64
+	.venv/bin/ctest --test-dir build/ctest-arm64 --output-on-failure
 
 bench: setup
 	$(PY) -m benchmarks.run

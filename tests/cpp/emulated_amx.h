@@ -41,6 +41,16 @@ inline thread_local Registers registers;
 inline void loadconfig(const void* config) {
   registers = {};
   std::memcpy(&registers.config, config, sizeof(Config));
+  bool valid = registers.config.palette == 1 && registers.config.start_row == 0;
+  for (const unsigned char byte : registers.config.reserved) valid = valid && !byte;
+  for (int t = 0; t < 16; ++t) {
+    const int rows = registers.config.rows[t], bytes = registers.config.column_bytes[t];
+    valid = valid && (t < 8 ? rows <= 16 && bytes <= 64 && !rows == !bytes : !rows && !bytes);
+  }
+  if (!valid) {
+    std::fprintf(stderr, "a configuration of tiles that raises an exception\n");
+    std::abort();
+  }
 }
 inline void release() { registers = {}; }
 inline void zero(int t) { std::memset(registers[t], 0, sizeof registers.tile[t]); }

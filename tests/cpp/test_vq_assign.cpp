@@ -50,7 +50,7 @@ static void near_ties() {
   compare("near ties", x, codes, k, d);
 }
 
-// Enough codewords for the variants that look at all rows in a prefilterr arithmetic first, and more than one tile of rows.
+// Enough codewords for the variants that look at all rows in narrower arithmetic first, and more than one tile of rows.
 static void large_codebooks() {
   std::mt19937 random(9);
   for (const auto& [d, k] : {std::pair<int64_t, int64_t>{64, 1100}, {70, 4500}, {520, 300}}) {
