@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -44,7 +45,13 @@ class WeightedMean:
         self._weight = 0.0
 
     def add(self, x: torch.Tensor, weight: float) -> None:
-        """Add one client's tensor; it may be overwritten afterwards."""
+        """Add one client's tensor; it may be overwritten afterwards.
+
+        Raises:
+            ValueError: a weight that is no number of 0 or more; with NaN or a negative one the average would be of no meaning.
+        """
+        if not isinstance(weight, Real) or not 0 <= weight < math.inf:
+            raise ValueError(f"the weight of an update: expected a number of 0 or more, got {weight!r}; see Algorithm.weight")
         self._sum.add_(x, alpha=weight)
         self._weight += weight
 

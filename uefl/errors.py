@@ -10,6 +10,10 @@ class UserError(Exception):
     """The user asked for something that cannot be done; the message says what to change. Exit code 2, nothing was written."""
 
 
+class UnknownAlgorithm(UserError):
+    """No algorithm has a name, in this process; a script may register it."""
+
+
 class RunError(Exception):
     """A run that started but could not finish honestly (quorum lost, diverged model). Exit code 1."""
 

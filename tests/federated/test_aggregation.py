@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -16,6 +18,12 @@ def test_weighted_mean():
 
 def test_weighted_mean_of_nothing_is_what_was_there():
     assert WeightedMean(torch.tensor([3.0])).result().tolist() == [3.0]
+
+
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "3", None])
+def test_a_weight_of_no_meaning_is_refused(weight):
+    with pytest.raises(ValueError, match="the weight of an update: expected a number of 0 or more, got "):
+        WeightedMean(torch.zeros(1)).add(torch.ones(1), weight)
 
 
 def test_weighted_mean_does_not_keep_the_client_s_tensor():

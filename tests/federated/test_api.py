@@ -170,7 +170,8 @@ def test_a_run_of_own_parts_goes_on_bit_for_bit_with_the_same_parts_alone(tmp_pa
     with pytest.raises(uefl.UserError, match="the clients have other images"):
         uefl.resume(out, clients=others, model=network)
     monkeypatch.setattr(base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk})
-    with pytest.raises(uefl.UserError, match=r"no algorithm 'mine'.*or your own after uefl.register"):  # as in a new process
+    unknown = r"no algorithm 'mine'.*or your own after uefl.register: in Python, import the script that registers it first"
+    with pytest.raises(uefl.UserError, match=unknown):  # as in a new process
         uefl.resume(out, clients=clients(), model=network)
     run = uefl.resume(out, clients=clients(), model=network, arms={"mine": Shrunk(penalty=0.5)})
     assert (run.path / "metrics.jsonl").read_text() == (finished.path / "metrics.jsonl").read_text()

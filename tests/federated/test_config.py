@@ -1,3 +1,4 @@
+import itertools
 import re
 from pathlib import Path
 
@@ -209,6 +210,17 @@ def test_an_ambiguous_key_is_refused_with_the_list(monkeypatch):
     with pytest.raises(UserError, match=r"^key 'lr' is ambiguous; write one of training.lr, arms.uefl.lr$"):
         config.load("demo", ["arms=uefl", "lr=0.1"])
     assert config.load("demo", ["training.lr=0.1"]).arms["uefl"].parameters.lr == 1.0
+
+
+def test_a_bare_key_may_stand_before_what_it_belongs_to():
+    orders = itertools.permutations(["alpha=0.4", "scheme=dirichlet", "convention=over_clients"])
+    for items in orders:
+        partition = config.load("demo", ["arms=fedavg", *items]).data.partition
+        assert (partition.name, partition.alpha, partition.convention) == ("dirichlet", 0.4, "over_clients")
+    for items in itertools.permutations(["scheme=dirichlet", "alpha=0.4", "arms.other.algorithm=distrans"]):
+        with pytest.raises(UserError, match=r"^key 'alpha' is ambiguous; write one of data.partition.alpha, arms.other.alpha$"):
+            config.load("demo", [*items, "convention=over_clients"])
+    assert config.load("demo", ["gamma=0.1", "arms.uefl.gamma=0.3"]).arms["uefl"].parameters.gamma == 0.3  # the later one
 
 
 def test_later_overrides_and_keywords_win_and_none_is_passed_over():

@@ -27,7 +27,7 @@ from torch import nn
 
 from ..aggregation import Mean, WeightedMean
 from ..engines.base import Expected, Message, Reply, expected_like
-from ..errors import UserError, nearest
+from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import parse
 from ..findings import Findings, History
 from ..uncertainty import Prediction, of_network
@@ -307,12 +307,16 @@ def register(name: str, algorithm: A | None = None) -> A | Callable[[A], A]:
 
     Raises:
         ValueError: another class has that name.
-        TypeError: not a subclass of :class:`Algorithm`.
+        TypeError: not a subclass of :class:`Algorithm`, or a name that is no text.
     """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"register({name!r}): expected a name")
 
     def enter(cls: A) -> A:
         if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
             raise TypeError(f"register({name!r}): expected a subclass of uefl.Algorithm, got {cls!r}")
+        if not cls.__module__.startswith("uefl.algorithms."):
+            _import_own()
         known = _registered.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"register({name!r}): {known.__module__}.{known.__qualname__} has that name; choose another one")
@@ -325,13 +329,18 @@ def register(name: str, algorithm: A | None = None) -> A | Callable[[A], A]:
 def registry() -> dict[str, type[Algorithm]]:
     """All algorithms by name: those of this package, of installed packages, and what was registered by hand."""
     if not _complete:
-        package = importlib.import_module("uefl.algorithms")
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+        _import_own()
         for entry in importlib.metadata.entry_points(group=_GROUP):
             register(entry.name, _loaded(entry))
         _complete.append(True)
     return dict(sorted(_registered.items()))
+
+
+def _import_own() -> None:
+    """Import the modules of this package, which register their algorithms; those that are imported already do so no second time."""
+    package = importlib.import_module("uefl.algorithms")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
 
 
 def known_elsewhere(name: str) -> bool:
@@ -360,7 +369,7 @@ def find(name: str, place: str = "") -> type[Algorithm]:
     known = registry()
     if not isinstance(name, str) or name not in known:
         expected = f"one of {', '.join(known)}, or your own after uefl.register"
-        raise UserError(f"{place}no algorithm {name!r}{nearest(str(name), known)}; expected {expected}")
+        raise UnknownAlgorithm(f"{place}no algorithm {name!r}{nearest(str(name), known)}; expected {expected}")
     return known[name]
 
 

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, nearest
+from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import shown, unknown
 from .config import SECTIONS, Config, from_table, tomllib
 from .keys import all_keys, homes, named, places, whole_keys
@@ -68,11 +68,7 @@ def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, *,
     if given and isinstance(source, str) and source in presets():
         table.pop("model", None)
     table = _with_base(table, given)
-    for item in overrides or []:
-        key, sign, value = item.partition("=")
-        if not sign or "\n" in item.strip():
-            raise UserError(f"--set {shown(item)}: expected key=value, in one line")
-        _put(table, key.strip(), _parse(value.strip()))
+    _override(table, overrides or [])
     for key, value in keys.items():
         if key == "arms" and isinstance(value, Mapping):
             table["arms"] = _picked(value, {})
@@ -83,6 +79,23 @@ def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, *,
     if given and isinstance(table.get("model", {}), Mapping):
         table["model"] = {"encoder": "given", **table.get("model", {})}
     return from_table(table)
+
+
+def _override(table: dict[str, Any], items: list[str]) -> None:
+    """Apply ``--set``. A bare key may be of a partition or an arm that another item names, in whatever order they stand."""
+    pairs = []
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign or "\n" in item.strip():
+            raise UserError(f"--set {shown(item)}: expected key=value, in one line")
+        pairs.append((key.strip(), _parse(value.strip())))
+    pairs.sort(key=lambda pair: pair[0] != "arms" and pair[0].rpartition(".")[2] != "scheme")  # they take other keys away
+    places_of = _copy(table)
+    for key, value in pairs:
+        if "." in key or key in ("arms", "scheme"):
+            _put(places_of, key, _copy(value))
+    for key, value in pairs:
+        _put(table, key, value, places_of)
 
 
 def load_whole(path: Path) -> Config:
@@ -98,6 +111,8 @@ def load_whole(path: Path) -> Config:
         raise UserError(f"{path} lacks the section [{missing[0]}]. {advice}")
     try:
         config = from_table(table)
+    except UnknownAlgorithm as error:
+        raise UserError(f"{path}: {error}: in Python, import the script that registers it first, then uefl.load, uefl.resume") from None
     except UserError as error:
         raise UserError(f"{path}: {error}. {advice}") from None
     absent = next(_absent(config.table(), table), None)
@@ -106,8 +121,8 @@ def load_whole(path: Path) -> Config:
     return config
 
 
-def _put(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set one key of a table, by its whole name or a bare one."""
+def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] | None = None) -> None:
+    """Set one key of a table, by its whole name or a bare one, whose places are those of another table where one is given."""
     section, dot, rest = key.partition(".")
     if section == "arms":
         _put_arm(table, rest, value)
@@ -126,7 +141,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
     if key in SECTIONS:
         example = f"{key}.{_FIRST[key]}={value if isinstance(value, str) else 'VALUE'}"
         raise UserError(f"key {key!r} is a section; set one of its keys, as in {example}")
-    found = places(key, table)
+    found = places(key, table if places_of is None else places_of)
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]
     if not found:

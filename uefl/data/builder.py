@@ -9,13 +9,14 @@ from pathlib import Path
 from ..errors import UserError
 from . import generated, labeled, unlabeled
 from .federation import Federation, Kind
-from .partitions.base import Deal, Scheme
+from .partitions.base import Scheme
+from .partitions.base import checked as whole_deal
 from .partitions.natural import Natural
 from .partitions.rotations import Rotations
 from .partitions.unlabeled import Unlabeled
 from .settings import Data
 from .sources import SOURCES, own_folder, own_npz, own_sets
-from .table import Table
+from .table import Table, checked
 
 _OF_KIND = {"labeled": "clients with labeled images", "sets": "clients with unlabeled sets"}
 _DEALT = ("partition", "clients", "train_per_client", "test_per_client", "labeled", "validation", "first_classes")
@@ -57,8 +58,7 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
     partition = scheme.model_dump(mode="json")
     if kind == "sets":
         return unlabeled.federate(unlabeled.deal(table, scheme, data, seed), partition, data, seed)
-    deal = scheme.deal(table, data, seed)
-    assert isinstance(deal, Deal)
+    deal = whole_deal(scheme.deal(table, data, seed), scheme.name, len(table.labels))
     return labeled.federate(table, deal, data, seed, partition=partition, one_class=scheme.one_class)
 
 
@@ -70,7 +70,7 @@ def read_source(data: Data, root: Path | None) -> Table:
     """
     path = data.path
     if path is None:
-        table = SOURCES[data.source](root)
+        table = checked(SOURCES[data.source](root), data.source)
     elif path.suffix == ".npz":
         table = own_npz.read(path)
     elif path.is_dir():

@@ -20,6 +20,20 @@ Rows = npt.NDArray[np.int64]
 """``[n]`` int64, positions of images in their source"""
 
 
+def check_rows(place: str, rows: object, count: int) -> None:
+    """Refuse what are no positions of ``count`` images.
+
+    Raises:
+        TypeError: no NumPy array ``[n]`` of int64.
+        ValueError: a position below 0, or of an image that is not there.
+    """
+    if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype != np.int64:
+        got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else type(rows).__name__
+        raise TypeError(f"{place}: expected positions of images, a NumPy array [n] of int64; got {got}")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < count:
+        raise ValueError(f"{place}: positions {rows.min()} to {rows.max()}; expected 0 to {count - 1}, there are {count} images")
+
+
 @dataclass(frozen=True)
 class Images:
     """Images of one number of channels.
@@ -59,7 +73,20 @@ class Images:
 
 
 def in_memory(pixels: torch.Tensor, place: str = "", files: tuple[str, ...] = ()) -> Images:
-    """Images ``[N, C, H, W]`` uint8 that are in memory."""
+    """Images that are in memory.
+
+    Args:
+        pixels: a torch tensor ``[N, C, H, W]`` uint8.
+        place: where they lie, for messages.
+        files: names in the manifest; empty: images are known by their position.
+
+    Raises:
+        TypeError: ``pixels`` is something else.
+    """
+    if not isinstance(pixels, torch.Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 4:
+        got = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, (torch.Tensor, np.ndarray)) else type(pixels).__name__
+        kind = "a NumPy array of " if isinstance(pixels, np.ndarray) else ""
+        raise TypeError(f"{place or 'images'}: expected pixels as a torch tensor [N, C, H, W] of uint8; got {kind}{got}")
 
     def read(rows: Rows, size: int) -> torch.Tensor:
         chosen = pixels[torch.from_numpy(rows)]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from .images import Images, Rows
+from .images import Images, Rows, check_rows
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,32 @@ class Table:
         kept = self.labels < count
         test = None if self.test is None else self.test[kept[self.test]]
         return replace(self, classes=self.classes[:count], train=self.train[kept[self.train]], test=test)
+
+
+def checked(table: object, source: str) -> Table:
+    """What the function of a data set returned, when it is whole.
+
+    Raises:
+        TypeError: no table; labels or rows that are no int64 arrays of NumPy; names of classes that are no text.
+        ValueError: not as many labels as images; a label that is no class; a row that is no image.
+    """
+    place = f"source {source!r}"
+    if not isinstance(table, Table):
+        raise TypeError(f"{place}: expected a Table, got {type(table).__name__}")
+    if not isinstance(table.classes, tuple) or not all(isinstance(name, str) for name in table.classes):
+        raise TypeError(f"{place}: expected the names of the classes as a tuple of texts, got {table.classes!r:.80}")
+    labels = table.labels
+    if not isinstance(labels, np.ndarray) or labels.dtype != np.int64 or labels.ndim != 1:
+        got = f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, (np.ndarray, torch.Tensor)) else type(labels).__name__
+        raise TypeError(f"{place}: expected labels as a NumPy array [N] of int64, got {got}")
+    if len(labels) != table.images.count:
+        raise ValueError(f"{place}: {len(labels)} labels of {table.images.count} images")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(table.classes):
+        raise ValueError(f"{place}: labels {labels.min()} to {labels.max()}; expected 0 to {len(table.classes) - 1}")
+    check_rows(f"{place}: train", table.train, len(labels))
+    if table.test is not None:
+        check_rows(f"{place}: test", table.test, len(labels))
+    return table
 
 
 def numbers(count: int) -> tuple[str, ...]:

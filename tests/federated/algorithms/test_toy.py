@@ -255,3 +255,11 @@ def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
     small = 'data={"train_per_client": 40, "test_per_client": 10}, width=4, rounds=[1], threads=1'
     exec(code.replace(arms, f"{arms}, {small}"), found := {})
     assert set(found["run"].summary) == {"shrink", "fedavg"}
+
+
+def test_a_name_of_the_package_is_taken_from_the_first_call():
+    code = "import uefl; uefl.register('fedprox', type('Mine', (uefl.Algorithm,), {}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "register('fedprox'): uefl.algorithms.fedprox.FedProx has that name; choose another one" in done.stderr
+    with pytest.raises(TypeError, match=r"register\(3\): expected a name"):
+        uefl.register(3, Algorithm)

@@ -11,6 +11,7 @@ from uefl.data import PARTITIONS, Data, build
 from uefl.data.images import Images
 from uefl.data.partitions import Scheme, dirichlet, partition
 from uefl.data.partitions import base as p
+from uefl.data.partitions.base import Deal, Share, checked
 from uefl.data.table import Table, numbers
 from uefl.errors import UserError
 
@@ -286,3 +287,30 @@ def test_rotated_mnist_with_one_domain_left_out_on_fifty_clients(data_root):
     assert len(federation.silos) == 50
     assert federation.unseen[0].sizes.test == 11666
     assert all(abs(silo.sizes.train + silo.sizes.holdout - 1050) <= 1 for silo in federation.silos)  # as in the published protocol
+
+
+# --- what a partition returns ------------------------------------------------------------------------------------------
+
+
+ROWS = np.arange(60)
+
+
+@pytest.mark.parametrize(
+    ("deal", "error", "message"),
+    [
+        (None, TypeError, "partition 'made': expected a Deal, got NoneType"),
+        (Deal(()), ValueError, "partition 'made': dealt images to no client"),
+        (
+            Deal((Share("a", ROWS[:20], ROWS[20:30] - 60),)),
+            ValueError,
+            r"test images of 'a': positions -40 to -31; expected 0 to 59, there are 60",
+        ),
+        (Deal((Share("a", ROWS[:20] + 50, ROWS[20:30]),)), ValueError, "training images of 'a': positions 50 to 69; expected 0 to 59"),
+        (Deal((Share("a", [0, 1], ROWS[20:30]),)), TypeError, r"a NumPy array \[n\] of int64; got list"),
+        (Deal((Share("a", ROWS < 20, ROWS[20:30]),)), TypeError, r"of int64; got bool \[60\]"),
+        (Deal((Share("a", ROWS[:20], ROWS[20:30]),), (Share("b", ROWS[40:], ROWS[30:40]),)), ValueError, "'b' is measured only"),
+    ],
+)
+def test_a_deal_that_cannot_be_read_is_refused(deal, error, message):
+    with pytest.raises(error, match=message):
+        checked(deal, "made", 60)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from uefl.data import SOURCES, source
+from uefl.data.images import in_memory
 from uefl.data.sources.base import SOURCES as REGISTRY
+from uefl.data.table import Table
 from uefl.errors import UserError
 
 from .common import both, labeled, load, split_of
@@ -28,6 +30,41 @@ def test_a_source_of_your_own_is_registered_under_its_name(monkeypatch):
         source("mine")(lambda root: SOURCES["digits"](root))
     with pytest.raises(ValueError, match=r"'digit' is no data set \(did you mean 'digits'\?\); there are arrays, cifar10, "):
         SOURCES["digit"]
+
+
+PIXELS = torch.zeros(6, 1, 4, 4, dtype=torch.uint8)
+
+
+def made(pixels=PIXELS, labels=None, classes=("0", "1"), train=None, test=None):
+    rows = np.arange(6)
+    return Table("mine", in_memory(pixels), rows % 2 if labels is None else labels, classes, rows if train is None else train, test)
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        (lambda: None, TypeError, "source 'mine': expected a Table, got NoneType"),
+        (lambda: made(PIXELS.numpy()), TypeError, r"expected pixels as a torch tensor \[N, C, H, W\] of uint8; got a NumPy array of uint8"),
+        (lambda: made(PIXELS.float()), TypeError, r"of uint8; got torch.float32 \[6, 1, 4, 4\]"),
+        (lambda: made(PIXELS[:, 0]), TypeError, r"of uint8; got torch.uint8 \[6, 4, 4\]"),
+        (
+            lambda: made(labels=torch.arange(6)),
+            TypeError,
+            r"source 'mine': expected labels as a NumPy array \[N\] of int64, got torch.int64",
+        ),
+        (lambda: made(labels=np.arange(6, dtype=np.int32)), TypeError, r"of int64, got int32 \[6\]"),
+        (lambda: made(labels=np.arange(5) % 2), ValueError, "source 'mine': 5 labels of 6 images"),
+        (lambda: made(labels=np.arange(6) % 3), ValueError, "source 'mine': labels 0 to 2; expected 0 to 1"),
+        (lambda: made(classes=(0, 1)), TypeError, "names of the classes as a tuple of texts"),
+        (lambda: made(train=[0, 1, 2]), TypeError, "source 'mine': train: expected positions of images"),
+        (lambda: made(test=np.array([6])), ValueError, "source 'mine': test: positions 6 to 6; expected 0 to 5"),
+    ],
+)
+def test_a_source_that_returns_no_whole_table_is_told_what_is_wrong(monkeypatch, table, error, message):
+    monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._all()))
+    source("mine")(lambda root: table())
+    with pytest.raises(error, match=message):
+        labeled("mine", clients=2)
 
 
 def test_digits_are_the_embedded_ones_in_a_fixed_order():

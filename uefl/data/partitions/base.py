@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from ...errors import UserError
+from ..images import check_rows
 from ..registry import Registry
 
 if TYPE_CHECKING:
@@ -96,6 +97,28 @@ class Scheme(BaseModel):
             UserError: the source has too few images, or is of another kind.
         """
         raise NotImplementedError
+
+
+def checked(deal: object, scheme: str, count: int) -> Deal:
+    """What a partition of ``count`` labeled images returned, when all of it can be read.
+
+    Raises:
+        TypeError: no deal, or rows that are no int64 arrays of NumPy.
+        ValueError: no clients; a row that is no image; an unseen client with training images or without test images.
+    """
+    place = f"partition {scheme!r}"
+    if not isinstance(deal, Deal):
+        raise TypeError(f"{place}: expected a Deal, got {type(deal).__name__}")
+    if not deal.clients:
+        raise ValueError(f"{place}: dealt images to no client")
+    for share in (*deal.clients, *deal.unseen):
+        check_rows(f"{place}: training images of {share.name!r}", share.train, count)
+        if share.test is not None:
+            check_rows(f"{place}: test images of {share.name!r}", share.test, count)
+    for share in deal.unseen:
+        if len(share.train) or share.test is None:
+            raise ValueError(f"{place}: {share.name!r} is measured only; expected test images alone")
+    return deal
 
 
 PARTITIONS: Registry[type[Scheme]] = Registry(__package__, "partition")

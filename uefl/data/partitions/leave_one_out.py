@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @partition("leave_one_out")
 class LeaveOneOut(Scheme):
-    """The domains of a source but one are clients; all images of the one left out are the test images of an unseen client.
+    """The domains of a source but one are clients; the images of the one left out are the test images of an unseen client.
 
     With ``clients`` a multiple of the domains that are trained on, each of these is dealt at random, in equal parts, to as many clients.
     """
