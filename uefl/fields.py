@@ -13,6 +13,7 @@ from .errors import UserError, nearest
 S = TypeVar("S", bound=BaseModel)
 Homes = Callable[[str], list[str]]
 """where else a key of this name is known"""
+_TYPES = frozenset({"bool", "int", "float", "str"})  # what pydantic adds to the place of a value that may be of several types
 _LONGEST = 80
 
 
@@ -51,7 +52,7 @@ def shown(value: Any) -> str:
 def _refused(error: ValidationError, place: str, kind: type[BaseModel], homes: Homes) -> UserError:
     """The first finding of pydantic as an error of the user."""
     found = error.errors(include_url=False)[0]
-    where = [str(part) for part in found["loc"] if not str(part).startswith(("function-", "is-instance", "tuple"))]
+    where = [part for part in map(str, found["loc"]) if not part.startswith(("function-", "is-instance", "tuple")) and part not in _TYPES]
     key = ".".join([place, *where])
     if found["type"] == "extra_forbidden":
         if len(where) > 1:

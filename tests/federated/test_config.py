@@ -257,6 +257,7 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("lr=fast", "key 'training.lr': expected a number; got 'fast'"),
         ("rounds=[]", "key 'training.rounds': expected at least 1 item; got []"),
         ("source=", "key 'data.source': expected at least 1 character; got ''"),
+        ("arms.uefl.personal=last", "key 'arms.uefl.personal': expected true or false; got 'last'"),
         ("personalised=yes", "key 'run.personalised': expected true or false; got 'yes'"),
         ("data.partition.scheme=leave_one_out", "key 'data.partition.domain' is missing; give it a value"),
         ("data.partition=natural", "key 'data.partition': is a table; name its scheme, data.partition.scheme=natural"),

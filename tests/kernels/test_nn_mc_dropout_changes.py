@@ -173,6 +173,11 @@ def test_seeds_and_passes_are_checked_in_every_call(make):
         (lambda: MCDropout(classifier(), max_rows=0), ValueError, "max_rows must be an integer of at least 1, got 0"),
         (lambda: MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2))), ValueError, r"Dropout drops everything \(p = 1\)"),
         (lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3)), TypeError, r"must return logits \[B, ..., C\], got \[3\]"),
+        (
+            lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3, 1)),
+            ValueError,
+            r"one logit \[3, 1\] is one class; let the model",
+        ),
     ],
 )
 def test_bad_input(call, error, message):

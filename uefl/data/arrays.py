@@ -142,9 +142,15 @@ def _is_array(value: Any) -> bool:
 
 
 def _labels(labels: Any, count: int, where: str) -> torch.Tensor:
-    tensor = torch.as_tensor(labels).detach().cpu()
+    try:
+        tensor = torch.as_tensor(labels).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):  # texts, objects, rows of different lengths
+        got = getattr(labels, "dtype", type(labels).__name__)
+        raise UserError(f"{where}: expected labels as {count} integers, got {got}") from None
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.shape != (count,):
         raise UserError(f"{where}: expected labels as {count} integers, got {tensor.dtype} {list(tensor.shape)}")
     if count == 0:
         raise UserError(f"{where} has no image")
+    if int(tensor.min()) < 0:
+        raise UserError(f"{where}: expected labels of 0 or more, got {int(tensor.min())}")
     return tensor.long()

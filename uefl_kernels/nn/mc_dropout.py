@@ -246,4 +246,6 @@ def _logits(output: Any) -> torch.Tensor:
     if not isinstance(output, torch.Tensor) or output.dim() < 2 or not output.is_floating_point():
         got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise TypeError(f"MCDropout: the model must return logits [B, ..., C], got {got}")
+    if output.shape[-1] == 1:  # the softmax of one number is 1, and its entropy 0, whatever the number is
+        raise ValueError(f"MCDropout: one logit {list(output.shape)} is one class; let the model return two, torch.cat([-z, z], -1) / 2")
     return output
