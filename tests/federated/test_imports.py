@@ -107,7 +107,7 @@ LEANT_ON = {
     "uefl.client.work": "what the client half of every algorithm is given",
     "uefl.data.federation": "what a client has: types without a function that reads anything",
     "uefl.engines.base": "messages and replies: types, and the protocol of an engine",
-    "uefl.errors": "the three errors that become a line for the user",
+    "uefl.errors": "the errors that become a line for the user",
 }
 """the only modules that an eighth of the package or more may import, and why"""
 
