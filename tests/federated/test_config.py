@@ -220,6 +220,10 @@ def test_a_bare_key_may_stand_before_what_it_belongs_to():
     for items in itertools.permutations(["scheme=dirichlet", "alpha=0.4", "arms.other.algorithm=distrans"]):
         with pytest.raises(UserError, match=r"^key 'alpha' is ambiguous; write one of data.partition.alpha, arms.other.alpha$"):
             config.load("demo", [*items, "convention=over_clients"])
+    assert list(config.load("demo", ["gamma=0.1", "arms=fedavg"]).arms) == ["fedavg"]
+    with pytest.raises(UserError, match="unknown key 'gamma'"):
+        config.load("demo", ["arms=fedavg", "gamma=0.1"])
+    assert config.load("demo", ["mu=0.5", 'arms=["fedavg", "fedprox"]']).arms["fedprox"].parameters.mu == 0.5
     assert config.load("demo", ["gamma=0.1", "arms.uefl.gamma=0.3"]).arms["uefl"].parameters.gamma == 0.3  # the later one
 
 

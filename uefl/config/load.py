@@ -89,13 +89,14 @@ def _override(table: dict[str, Any], items: list[str]) -> None:
         if not sign or "\n" in item.strip():
             raise UserError(f"--set {shown(item)}: expected key=value, in one line")
         pairs.append((key.strip(), _parse(value.strip())))
-    pairs.sort(key=lambda pair: pair[0] != "arms" and pair[0].rpartition(".")[2] != "scheme")  # they take other keys away
-    places_of = _copy(table)
+    pairs.sort(key=lambda pair: pair[0].rpartition(".")[2] != "scheme")  # another scheme takes the keys of the one before away
+    after = _copy(table)
     for key, value in pairs:
         if "." in key or key in ("arms", "scheme"):
-            _put(places_of, key, _copy(value))
+            _put(after, key, _copy(value))
     for key, value in pairs:
-        _put(table, key, value, places_of)
+        # arms that a later item leaves out have their keys, too
+        _put(table, key, value, {**after, "arms": named(after.get("arms", {})) | named(table.get("arms", {}))})
 
 
 def load_whole(path: Path) -> Config:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from ...errors import UserError
-from ..images import check_rows
 from ..registry import Registry
 
 if TYPE_CHECKING:
@@ -106,6 +105,8 @@ def checked(deal: object, scheme: str, count: int) -> Deal:
         TypeError: no deal, or rows that are no int64 arrays of NumPy.
         ValueError: no clients; a row that is no image; an unseen client with training images or without test images.
     """
+    from ..images import check_rows  # which imports torch
+
     place = f"partition {scheme!r}"
     if not isinstance(deal, Deal):
         raise TypeError(f"{place}: expected a Deal, got {type(deal).__name__}")
