@@ -56,6 +56,11 @@ class Quantised(Algorithm):
         """How many codewords there are from the start, and in every extension, those of all segments together."""
         return int(self.parameters.codewords * (self.parameters.segments if self.quantizer.segment_codebooks else 1))
 
+    @property
+    def static_step(self) -> bool:
+        """But for moving averages, each of which is a new tensor."""
+        return not self.quantizer.decay
+
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """A network in two parts, also where it was given in Python."""
         net = super().build_model(spec)
