@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from uefl import load, train
+from uefl import load
 from uefl.cli import app
 from uefl.errors import RunError, UserError
 from uefl.suites import command, features, runner, suite
@@ -122,14 +123,13 @@ def _shows_features_and_codewords(run: Path) -> None:
         assert [len(points.get_offsets()) for points in ax.collections] == [90, 4, len(book) - 4]
 
 
-def test_extensions_are_drawn_apart_where_all_clients_have_one_for_every_segment(tmp_path: Path) -> None:
-    """Two codebooks of four codewords, and as many of each that were added; 18 halves of the tokens of each of the test images."""
-    arms = {"uefl": {"codewords": 4, "segments": 2, "segment_codebooks": True, "extend": "all"}}
-    keys = {"train_per_client": 20, "test_per_client": 10, "width": 2, "hidden": 8, "rounds": [1, 1], "local_epochs": 1}
-    train("demo", out=tmp_path / "run", device="cpu", arms=arms, clients=2, angles=[], passes=2, **keys)
-    for ax in features.draw(tmp_path / "run", None).axes:
+def test_extensions_are_drawn_apart_where_all_clients_have_one_for_every_segment() -> None:
+    """Two codebooks of four codewords, and as many of each that were added; ten tokens of two segments."""
+    rng = np.random.default_rng(0)
+    found = {name: rng.normal(size=(10, 1, 1, 6)) for name in ("silo-0", "silo-1")}
+    for ax in features.panels(found, dict.fromkeys(found, rng.normal(size=(2, 8, 3))), 4).axes:
         assert ax.get_title().endswith(", 16 codewords")
-        assert [len(points.get_offsets()) for points in ax.collections] == [180, 8, 8]
+        assert [len(points.get_offsets()) for points in ax.collections] == [20, 8, 8]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..api import load
 from ..data import build
 from ..data.federation import LabeledData
 from ..models.net import Net
-from ..report.style import canvas, legend
+from ..report.style import Matrix, canvas, legend
 
 _IMAGES = 40  # of each client
 _MOST = 9  # clients
@@ -41,21 +42,27 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
     for silo in [silo for silo in federation.silos if silo.name in books][:_MOST]:
         data = silo.load()
         assert isinstance(data, LabeledData)
-        tokens = net.eval().tokens((data.test.images[:_IMAGES] - model.mean) / model.std)
-        found[silo.name] = tokens.reshape(-1, books[silo.name].shape[-1]).numpy()
-    every = np.concatenate(list(found.values()))
+        found[silo.name] = net.eval().tokens((data.test.images[:_IMAGES] - model.mean) / model.std).numpy()
+    return panels(found, books, int(run.config.table()["arms"][arm]["codewords"]))
+
+
+def panels(found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int) -> Figure:
+    """The picture of tokens ``[..., D]`` and codewords ``[..., V, d]`` by client, the first ``shared`` of which all clients have.
+
+    Where each segment has a codebook of its own, those of all segments are in one panel.
+    """
+    every = np.concatenate([tokens.reshape(-1, books[name].shape[-1]) for name, tokens in found.items()])
     center = every.mean(0)
     axes = np.linalg.svd(every - center, full_matrices=False)[2][:2].T
-    shared = int(run.config.table()["arms"][arm]["codewords"])  # of each segment, where each has its own
     columns = min(_COLUMNS, len(found))
     rows = -(-len(found) // columns)
     figure = canvas(2.9 * columns, 2.6 * rows + 0.5)
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for ax in panels.flat[len(found) :]:
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for ax in grid.flat[len(found) :]:
         ax.set_axis_off()
-    for ax, (name, features) in zip(panels.flat, found.items(), strict=False):
-        points, codes = (features - center) @ axes, (books[name] - center) @ axes
-        ax.scatter(*points.T, s=3, color="#56B4E9", alpha=0.5, linewidths=0)
+    for ax, (name, tokens) in zip(grid.flat, found.items(), strict=False):
+        codes = (books[name] - center) @ axes
+        ax.scatter(*((tokens.reshape(-1, len(center)) - center) @ axes).T, s=3, color="#56B4E9", alpha=0.5, linewidths=0)
         ax.scatter(*codes[..., :shared, :].reshape(-1, 2).T, s=14, color="#000000", marker="x", linewidths=0.8)
         ax.scatter(*codes[..., shared:, :].reshape(-1, 2).T, s=14, color="#D55E00", marker="^", linewidths=0)
         ax.set_title(f"{name}, {codes[..., 0].size} codewords")
