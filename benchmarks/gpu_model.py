@@ -22,6 +22,7 @@ from typing import Any
 
 from . import results, sass
 from .ops import REGISTRY
+from .ops.kmeans import ITERATIONS
 from .registry import case_of
 
 Counts = Mapping[str, float]  # instructions of one lane, by pipe; "issue" counts them all
@@ -63,13 +64,18 @@ MACHINES = (
     Machine("L4", 58, 1.6, 0.27e12, 97e12, 1.0, "80", HOPPER | {"f64": 2, "convert": 2}),
 )
 
-TARGETS = (
-    *(("vq", f"1000000x64x{k}") for k in (256, 1024, 8192)),
-    ("vq_assign", "1000000x64x256xfloat16"),
-    ("vq_assign", "1000000x128x1024xfloat16"),
-    ("kmeans_step", "1048576x64x256"),
-    ("mc_dropout_mlp", "10000x512x512x10x100"),
-)
+# Work, and the microseconds that an H200 was to take, where somebody had said so.
+TARGETS: dict[tuple[str, str], float | None] = {
+    ("vq", "1000000x64x256"): 200,
+    ("vq", "1000000x64x1024"): 330,
+    ("vq", "1000000x64x8192"): 2400,
+    ("vq_assign", "1000000x64x256xfloat16"): 100,
+    ("vq_assign", "1000000x128x1024xfloat16"): 450,
+    ("kmeans_step", "1048576x64x256"): None,
+    ("kmeans_lloyd", "1048576x64x256"): 200,
+    ("mc_dropout_mlp", "10000x512x512x10x100"): 300,
+}
+PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times are those of one
 
 # Of sm_90a, and near enough elsewhere, where a name says no other. The first six are counted anew where nvcc is there.
 COUNTS: dict[str, Counts] = {
@@ -83,8 +89,8 @@ COUNTS: dict[str, Counts] = {
     "sum": {"issue": 13.9, "alu": 4.6, "imad": 2.9, "f64": 2, "convert": 2},
     "square": {"issue": 10.8, "alu": 2.0, "imad": 1.5, "f64": 3, "convert": 2},
     # Read in the listing, without what branches pass by: for a score of search_mma the products of 64 elements, with loads and addresses;
-    # an element of a row made float16, a row beside that, an element of gather, a score of the second pass, an element of a candidate there,
-    # and two passes of a row of the head, for its softmax.
+    # an element of a row made float16, a row beside that, an element of gather, a score of the second pass, an element of a candidate
+    # there, and two passes of a row of the head, for its softmax.
     "product, sm_80": {"issue": 6.8, "alu": 2.3, "imad": 2.0},
     "product, sm_100": {"issue": 5.3, "alu": 1.4, "imad": 1.1},
     "element": {"issue": 18.3, "alu": 4.0, "imad": 2.2, "fma": 7.9},
@@ -161,7 +167,11 @@ PRODUCT = "gemm"  # torch's, in float32: as many multiply-adds
 SHOWN = {FIRST: "search_mma, first pass", SECOND: "search_mma, second pass", PRODUCT: "product of torch"}
 
 
-def search(n: int, d: int, k: int, itemsize: int, code: str, of: dict[str, Counts]) -> list[Kernel]:
+def shown(kernel: str) -> str:
+    return SHOWN.get(kernel, kernel.removesuffix("<"))
+
+
+def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Counts]) -> list[Kernel]:
     some = n * open_share(k, itemsize, d)
     counts = [(n * k, of[f"score, sm_{code}"]), (n * d, of["element"]), (n, of["row"])]
     if code != "90a":
@@ -172,7 +182,7 @@ def search(n: int, d: int, k: int, itemsize: int, code: str, of: dict[str, Count
 
 
 def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:
-    """What an op launches where code for that architecture runs, but for what prepares codewords and takes a few microseconds."""
+    """What a part of an op launches where code for that architecture runs, but for what prepares codewords and takes a few microseconds."""
     if op == "mc_dropout_mlp":
         pairs = -(-case.batch // 16) * -(-case.passes // 2)  # of passes, for 16 rows of a warp
         blocks = -(-case.hidden // 32)
@@ -180,13 +190,15 @@ def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel
         head = Kernel("head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts)  # 24 products of 16 x 8 x 16
         multiplied = float(case.batch * case.inputs * case.hidden)
         return [Kernel(PRODUCT, 4 * case.batch * (case.inputs + case.hidden), counts={"fma": multiplied, "issue": multiplied}), head]
-    d, itemsize = (case.d, 4) if op == "kmeans_step" else (case.dim, case.itemsize)
-    found = search(case.n, d, case.k, itemsize, code, of)
+    d, itemsize = (case.d, 4) if op.startswith("kmeans") else (case.dim, case.itemsize)
+    searched = case.n * (1 + 1 / ITERATIONS if op == "kmeans_lloyd" else 1)  # once more for the labels
+    found = search(searched, d, case.k, itemsize, code, of)
     size, rows = case.n * d, case.n * d * itemsize
     if op == "vq":
         found.append(Kernel("gather<", 2 * rows + 8 * case.n, counts=total((size, of["gather"]))))
-    if op == "kmeans_step":
+    if op.startswith("kmeans"):
         found.append(Kernel("row_sums<", rows + 8 * case.n, counts=total((size, of["sum"]))))
+    if op == "kmeans_step":
         found.append(Kernel("row_squares<", rows + 16 * case.n, counts=total((size, of["square"]))))
     return found
 
@@ -216,12 +228,38 @@ def measured(machine: Machine, profiles: list[Path]) -> dict[str, dict[str, floa
     found: dict[str, dict[str, float]] = {}
     for row in (row for path in results.FOLDER.glob("*.csv") for row in results.load(path)):
         if machine.name in row["machine"] and row["provider"] == "uefl":
-            found[f"{row['op']} {row['shape']}"] = {"": 1e3 * float(row["median_ms"])}
+            found[f"{row['op']} {row['shape']}"] = {"": 1e3 * float(row["median_ms"]) / PARTS.get(row["op"], 1)}
     for profile in map(json.loads, (path.read_text() for path in profiles)):
         for target in profile["targets"] if machine.name in profile["machine"] else ():
             call = {"": target["graph_us"] or target["events_us"]}
             found[target["target"]] = call | {row["kernel"]: row["launches"] * row["us"] for row in target["kernels"]}
     return found
+
+
+def summary() -> str:
+    """A Markdown table of every target on every machine, from the constants of this file and the saved results."""
+    lines = [
+        "| GPU | work | expected us | of which | apart us | target us | measured us |",
+        "|---|---|--:|---|--:|--:|--:|",
+    ]
+    for machine in MACHINES:
+        clocks = measured(machine, [])
+        for (op, shape), target in TARGETS.items():
+            rows = expected(machine, op, shape, COUNTS)
+            most = max(row.us for row in rows)
+            parts = "; ".join(f"{shown(row.kernel)} {row.us:.0f} ({row.wall})" for row in rows if row.us > most / 20)
+            clock = clocks.get(f"{op} {shape}")
+            cells = (
+                machine.name,
+                f"{op} {shape}" + (", an iteration" if op in PARTS else ""),
+                f"{sum(row.us for row in rows):.0f}",
+                parts,
+                f"{sum(row.apart for row in rows):.0f}",
+                f"{target}" if target and machine.name == "H200" else "",
+                f"{clock['']:.0f}" if clock else "not yet",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def line(name: str, us: float, wall: str, apart: float, clock: float | None) -> str:
@@ -238,7 +276,7 @@ def show(machine: Machine, of: dict[str, Counts], profiles: list[Path]) -> None:
         print(line(f"{op} {shape}", sum(row.us for row in rows), "", sum(row.apart for row in rows), seen.get("")))
         for row in rows:
             clock = sum(us for name, us in seen.items() if name and re.search(row.kernel, name))
-            print(line(f"    {SHOWN.get(row.kernel, row.kernel.removesuffix('<'))}", row.us, row.wall, row.apart, clock or None))
+            print(line(f"    {shown(row.kernel)}", row.us, row.wall, row.apart, clock or None))
     print(flush=True)
 
 
