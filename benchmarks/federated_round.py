@@ -21,6 +21,7 @@ from uefl.client.client import Clients
 from uefl.client.workspace import Workspace
 from uefl.config import Config
 from uefl.data import Federation, build
+from uefl.engines.base import Engine
 from uefl.engines.local import LocalEngine
 from uefl.server.rounds import Arm
 from uefl.server.teacher import Teacher
@@ -28,13 +29,13 @@ from uefl.server.teacher import Teacher
 _FOLDER = TemporaryDirectory()
 
 
-def arm_of(cfg: Config, name: str, federation: Federation) -> tuple[Arm, Workspace]:
-    """An arm of a configuration on the CPU, as a run makes it, without an ensemble."""
+def arm_of(cfg: Config, name: str, federation: Federation, device: str = "cpu", engine: Engine | None = None) -> tuple[Arm, Workspace]:
+    """An arm of a configuration, as a run makes it, without an ensemble; its clients are in this process or where ``engine`` has them."""
     names = tuple(sorted(silo.name for silo in federation.silos))
     context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names)
     algorithm = find(cfg.arms[name].algorithm)(cfg.arms[name].parameters).bound(context)
-    workspace = Workspace(algorithm, cfg.data, federation, torch.device("cpu"))
-    engine = LocalEngine(Clients(federation.silos, torch.device("cpu")).handlers(workspace))
+    workspace = Workspace(algorithm, cfg.data, federation, torch.device(device))
+    engine = engine or LocalEngine(Clients(federation.silos, workspace.device).handlers(workspace))
     teacher = Teacher(federation.server, workspace) if federation.server is not None and federation.server.labeled is not None else None
     return Arm(name, workspace, [cfg.run.seed], engine, Path(_FOLDER.name) / "private", teacher), workspace
 

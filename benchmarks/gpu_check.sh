@@ -96,6 +96,15 @@ smoke() {
   small smoke-triton 200 --jobs "$jobs" --paths triton
 }
 
+# federated NAME SECONDS ARGUMENTS...: of the part that trains, which needs more packages.
+federated() {
+  if has uefl.run; then
+    step "$1" "$2" "$python" "${@:3}"
+  else
+    say "$1 is left out: the packages of requirements.txt are not all here (WHEELS brings them)"
+  fi
+}
+
 # chosen NAME SECONDS SECONDS_EACH EXPRESSION: the tests on the device that the expression chooses.
 chosen() {
   local options=(-p no:cacheprovider -vv --tb=short --maxfail=8 -o timeout="$3" -o timeout_method=thread)
@@ -119,6 +128,7 @@ tests() {
     UEFL_CUDA_SEARCH=mma small racecheck 90 --under "$under racecheck" --paths mma,float32,cuda --limit 60 --jobs "$(nproc)"
     unset PYTORCH_NO_CUDA_MEMORY_CACHING
   fi
+  federated tests-federated 60 -m pytest -m cuda -p no:cacheprovider -vv --tb=short tests/federated/test_recording.py
   # Triton compiles at every new shape: without the many small searches, which the other paths have passed.
   chosen tests-triton 200 60 'triton and not (test_cuda and small_equals)'
 }
@@ -145,6 +155,7 @@ bench() {
   measure bench-transition 60 --op transition_nll,log_transition_probs,transition_double_softmax,set_proportion_loss "${first[@]}"
   measure bench-rest 80 --op kmeans,layer,residual_vq,linear "${first[@]}"
   measure bench-compiled 80 --op transition_nll,log_transition_probs,transition_double_softmax,set_proportion_loss --peers compiled
+  federated bench-rounds 100 -m benchmarks.uefl_round demo --device "$device" --set arms=uefl --processes 2,4 --bf16 --turns 2
   measure bench-layer_compiled 60 --op layer_compiled
   measure bench-triton 120 --op vq,mc_dropout_mlp,vq_assign --peers flash-kmeans
 }

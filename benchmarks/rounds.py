@@ -9,11 +9,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from uefl.config import Config
 from uefl.data import Federation
+from uefl.engines.base import Engine
 
 from . import results
 from .federated_round import arm_of
@@ -34,10 +36,17 @@ class Loop(Protocol):
 
 
 class Ours:
-    """An arm as ``uefl train`` runs it."""
+    """An arm as ``uefl train`` runs it.
 
-    def __init__(self, cfg: Config, name: str, federation: Federation) -> None:
-        self.arm, self.workspace = arm_of(cfg, name, federation)
+    Args:
+        cfg, name: the configuration, and which of its arms.
+        federation: the clients.
+        device: ``cpu`` or ``cuda``.
+        engine: where the clients are, if not in this process.
+    """
+
+    def __init__(self, cfg: Config, name: str, federation: Federation, device: str = "cpu", engine: Engine | None = None) -> None:
+        self.arm, self.workspace = arm_of(cfg, name, federation, device, engine)
 
     def train(self) -> None:
         """Train every client, and average."""
@@ -71,7 +80,7 @@ def compare(loops: Mapping[str, Loop], title: str, args: argparse.Namespace) -> 
             timed[name].append(_time(loop))
         line = ", ".join(f"{name} {values[-1][2]:.1f} s (CPU {values[-1][3]:.1f})" for name, values in timed.items())
         console.print(f"turn {turn or 'not counted'}: {line}", highlight=False)
-    about = results.about("cpu", args.threads, args.held)
+    about = results.about(getattr(args, "device", "cpu"), args.threads, args.held)
     counted = {name: values[1:] for name, values in timed.items()}
     rows = [{"round": " ".join([args.preset, *args.set])} | row | about for row in medians(counted)]
     console.print(table(rows, f"{title}, {args.threads} thread(s)"))
@@ -107,6 +116,8 @@ def _time(loop: Loop) -> Turn:
     moments = [(time.perf_counter(), _cpu())]
     for work in (loop.train, loop.measure):
         work()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         moments.append((time.perf_counter(), _cpu()))
     (begin, cpu), (trained, _), (end, cpu_end) = moments
     return trained - begin, end - trained, end - begin, cpu_end - cpu

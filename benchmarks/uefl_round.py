@@ -1,6 +1,7 @@
 """A UEFL round beside the published loop: the same silos, network, codebook and batches, both on the same threads, in turns.
 
 python -m benchmarks.uefl_round [PRESET] [--threads 1] [--turns 3] [--bf16] [--held avx2] [--save] [--set key=value]...
+                                [--device cuda] [--processes 2,4]
 
 Without arguments it is a whole round of the paper's setting, 9 silos x 20 epochs of 2,000 images at width 128, which takes a CPU many
 hours. ``--set width=16 --set clients=3 --set angles=[0,-50,120] --set train_per_client=500 --set test_per_client=125`` is some seven
@@ -10,20 +11,27 @@ the first iteration, before any codebook is extended; the first turn is not coun
 
 The published loop measures the test images after every local epoch, and 20 times after the round with dropout off, which gives the same
 20 times. The row ``published, once`` is without these repetitions. On a machine with other jobs, compare the seconds of CPU on one thread.
+
+With ``--device cuda`` all is on a GPU, and each of our arms has a row more, with its steps in CUDA graphs. ``--processes 2,4`` adds rows in
+which so many processes have the clients, several at a time; on a GPU they share it, and their steps are in CUDA graphs. The seconds of CPU
+in such a row are those of the server alone.
 """
 
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from uefl import config
+from uefl.client.workspace import uses_bf16
 from uefl.config import Config
 from uefl.data import Federation, build
 from uefl.data.federation import LabeledData
+from uefl.deploy.workers import on_workers
 from uefl.models.normalization import normalization
 
 from . import rounds
@@ -96,18 +104,20 @@ class Published:
         bf16: what it lacks, for comparison: bfloat16.
     """
 
-    def __init__(self, cfg: Config, name: str, federation: Federation, *, once: bool, bf16: bool) -> None:
-        self.training, self.once, self.bf16 = cfg.training, once, bf16
+    def __init__(self, cfg: Config, name: str, federation: Federation, *, once: bool, bf16: bool, device: str = "cpu") -> None:
+        self.training, self.once, self.bf16, self.device = cfg.training, once, bf16, device
         self.passes = 1 if once else cfg.run.passes
         of_arm, model = cfg.arms[name].parameters, cfg.model
         sizes = (model.width, model.hidden, len(federation.classes), of_arm.codewords, of_arm.segments)  # type: ignore[attr-defined]
-        self.server = PublishedNet(federation.image_shape, *sizes, model.dropout)
+        self.server = PublishedNet(federation.image_shape, *sizes, model.dropout).to(device)
         self.codebooks = [self.server.codebook.detach().clone() for _ in federation.silos]
         mean, std = normalization(cfg.data.normalize, federation.mean, federation.std)
         data = [silo.load() for silo in federation.silos]
         labeled = [each for each in data if isinstance(each, LabeledData)]
-        self.train_data = [((each.train.images - mean) / std, each.train.labels) for each in labeled]
-        self.test_data = [((each.test.images - mean) / std, each.test.labels) for each in labeled]
+        self.train_data, self.test_data = (
+            [(((split.images - mean) / std).to(device), split.labels.to(device)) for split in splits]
+            for splits in ([each.train for each in labeled], [each.test for each in labeled])
+        )
 
     def train(self) -> None:
         """The local epochs of every silo, then the average of all but the codebooks."""
@@ -154,28 +164,42 @@ class Published:
             answer.perplexity.item()
 
     def _answer(self, model: PublishedNet, x: torch.Tensor) -> Answer:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.bf16):
             answer: Answer = model(x)
         return answer
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Time a few rounds of everyone in turns, after one that is not counted, and print the medians."""
-    args = rounds.parser(__doc__, "mnist-9-published").parse_args(arguments)
+    parser = rounds.parser(__doc__, "mnist-9-published")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--processes", default="", metavar="N,N", help="rows in which so many processes have the clients")
+    args = parser.parse_args(arguments)
     hold(args.held, "benchmarks.uefl_round", arguments)
     torch.set_num_threads(args.threads)
-    cfg = config.load(args.preset, args.set)
+    cfg, device = config.load(args.preset, args.set), args.device
+    cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, torch.device(device)) else "fp32")
     federation = build(cfg.data, kind="labeled", seed=cfg.run.seed)
-    ours = {name: rounds.Ours(cfg, name, federation) for name in cfg.arms}
-    first = next(iter(ours))
-    loops: dict[str, rounds.Loop] = {**ours}
-    for bf16 in (False, True) if args.bf16 else (False,):
-        for once in (False, True):
-            name = "published" + ", once" * once + ", bfloat16" * bf16
-            loops[name] = Published(cfg, first, federation, once=once, bf16=bf16)
-    images = sum(silo.sizes.train for silo in federation.silos) * cfg.training.local_epochs
-    title = f"{args.preset}: {len(federation.silos)} silos, {images} images, width {cfg.model.width}, bf16 {ours[first].workspace.autocast}"
-    rounds.compare(loops, title, args)
+    first = next(iter(cfg.arms))
+    with ExitStack() as stack:
+        loops: dict[str, rounds.Loop] = {name: rounds.Ours(cfg, name, federation, device) for name in cfg.arms}
+        graphs = cfg.with_run(cuda_graphs=True) if device == "cuda" else cfg
+        if graphs != cfg:
+            loops |= {f"{name}, CUDA graphs": rounds.Ours(graphs, name, federation, device) for name in cfg.arms}
+        for count in map(int, filter(None, args.processes.split(","))):
+            workers = stack.enter_context(on_workers(count, device, print, "the same command"))
+            workers.take(graphs, federation)
+            for name in cfg.arms:
+                loops[f"{name}, {count} processes"] = rounds.Ours(
+                    graphs, name, federation, device, workers.engine(name, lambda client: None)
+                )
+        for bf16 in (False, True) if args.bf16 else (False,):
+            for once in (False, True):
+                name = "published" + ", once" * once + ", bfloat16" * bf16
+                loops[name] = Published(cfg, first, federation, once=once, bf16=bf16, device=device)
+        images = sum(silo.sizes.train for silo in federation.silos) * cfg.training.local_epochs
+        title = f"{args.preset}: {len(federation.silos)} silos, {images} images, width {cfg.model.width}, {cfg.run.precision}"
+        rounds.compare(loops, title, args)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,18 @@ def options(*keys):
 @pytest.mark.slow
 def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
     """What is saved is shown on the page of measurements."""
-    uefl_round.main(["--turns", "1", "--bf16", "--save", str(tmp_path / "rounds"), *options(*TINY)])
+    uefl_round.main(["--turns", "1", "--bf16", "--processes", "2", "--save", str(tmp_path / "rounds"), *options(*TINY)])
     printed = capsys.readouterr().out
     page = results.page(tmp_path)
     assert "## Federated rounds" in page
-    for loop in ("uefl-published", "published", "published, once", "published, bfloat16", "published, once, bfloat16"):
+    for loop in (
+        "uefl-published",
+        "uefl-published, 2 processes",
+        "published",
+        "published, once",
+        "published, bfloat16",
+        "published, once, bfloat16",
+    ):
         assert f"│ {loop} " in printed
         assert f"| mnist-9-published {' '.join(TINY)} | 1 | {loop} | " in page
     assert "3 silos, 240 images, width 4" in printed

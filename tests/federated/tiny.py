@@ -76,11 +76,11 @@ def context(cfg: Config, fed: Federation) -> Context:
     return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.image_shape, names)
 
 
-def workspace(cfg: Config, fed: Federation | None = None, algorithm: Algorithm | None = None) -> Workspace:
+def workspace(cfg: Config, fed: Federation | None = None, algorithm: Algorithm | None = None, device: str = "cpu") -> Workspace:
     fed = fed or federation()
     (arm,) = cfg.arms.values()
     algorithm = algorithm or find(arm.algorithm)(arm.parameters)
-    return Workspace(algorithm.bound(context(cfg, fed)), cfg.data, fed, torch.device("cpu"))
+    return Workspace(algorithm.bound(context(cfg, fed)), cfg.data, fed, torch.device(device))
 
 
 def arm(
@@ -89,12 +89,13 @@ def arm(
     wrap: Callable[[Engine], Engine] = lambda e: e,
     algorithm: Algorithm | None = None,
     privacy: Privacy | None = None,
+    device: str = "cpu",
 ) -> tuple[Arm, Workspace, list[str]]:
     """The arm, its workspace, and the list that collects its notices."""
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
     fed = fed or federation(test_is_holdout=published)
-    room, notices = workspace(cfg, fed, algorithm), []
-    engine = wrap(LocalEngine(dict(Clients((*fed.silos, *fed.unseen), torch.device("cpu")).handlers(room))))
+    room, notices = workspace(cfg, fed, algorithm, device), []
+    engine = wrap(LocalEngine(dict(Clients((*fed.silos, *fed.unseen), room.device).handlers(room))))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(room.algorithm.server_data(fed), room)

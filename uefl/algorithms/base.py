@@ -93,6 +93,14 @@ class Algorithm:
         plain = all(getattr(type(self), name) is getattr(Algorithm, name) for name in ("averages", "end_iteration", "client_state"))
         return plain and self.plain_means
 
+    @property
+    def static_step(self) -> bool:
+        """Whether every step of a turn does the same operations on the same tensors, whatever their values, and waits for none of them:
+        then a CUDA graph can replay it. A class that overrides ``regularize``, ``loss``, ``before_step`` or ``after_batch`` has to say so
+        itself (``static_step = True``), or its steps are not replayed. In a replay a value of Python, such as ``work.step``, is what it was
+        at the recording; so tensors of ``work.memory`` are changed in place, and random numbers come from torch's own generator."""
+        return True
+
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
         self.parameters: Any = parse(self.Parameters, type(self).__name__, keys) if parameters is None else parameters
 

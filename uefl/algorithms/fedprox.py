@@ -24,6 +24,8 @@ class FedProx(Algorithm):
 
         mu: float = Field(0.01, ge=0, description="weight of half the squared distance to the model that was sent")
 
+    static_step = True
+
     def before_round(self, work: Work) -> None:
         """Keep the model that was sent."""
         work.memory["sent"] = work.values.clone()

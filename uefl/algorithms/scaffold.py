@@ -30,6 +30,8 @@ class Scaffold(Algorithm):
         global_step: float = Field(1.0, gt=0, description="the server's step size: the share of the way to the clients' mean that it goes")
         correction: float = Field(1.0, ge=0, le=1, description="weight of the correction c - c_k; 0: none, as with FedAvg")
 
+    static_step = True
+
     # --- the server's half -----------------------------------------------------------------------------------------
 
     @property

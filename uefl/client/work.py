@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -106,7 +107,9 @@ class Work:
     """any values that one method keeps for another one of the same turn"""
     metrics: dict[str, float] = field(default_factory=dict)
     """what the algorithm measures while it trains, e.g. the mean of a term of its loss: part of the client's metrics of this round"""
-    _noted: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    _noted: dict[str, torch.Tensor] = field(default_factory=dict)
+    counted: Counter[str] = field(default_factory=Counter)
+    """images in each sum of :meth:`note`"""
     epochs: int = 0
     """passes planned in this round"""
     epoch: int = 0
@@ -176,12 +179,14 @@ class Work:
 
     def note(self, name: str, mean: torch.Tensor, images: int) -> None:
         """Add the mean over a batch, a scalar, to a metric that is the mean over the images of the round; nothing waits for the device."""
-        total, count = self._noted.get(name, (torch.zeros_like(mean), 0))
-        self._noted[name] = (total + images * mean.detach(), count + images)
+        if name not in self._noted:
+            self._noted[name] = torch.zeros_like(mean)
+        self._noted[name] += images * mean.detach()  # in place: a step that is replayed adds to the same tensor
+        self.counted[name] += images
 
     def noted(self) -> dict[str, float]:
         """What :meth:`note` has gathered."""
-        return {name: float(total) / count for name, (total, count) in self._noted.items()}
+        return {name: float(total) / self.counted[name] for name, total in self._noted.items()}
 
     def model(self) -> dict[str, torch.Tensor]:
         """``values`` and ``buffers`` as they are now, without the private parts of the network."""

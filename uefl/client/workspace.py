@@ -14,6 +14,7 @@ from ..engines.base import Message
 from ..models.flat import FlatModule
 from ..models.normalization import normalization
 from ..seeds import derive
+from .recording import is_static, recorder_of
 
 if TYPE_CHECKING:
     from ..algorithms.base import Algorithm, Context
@@ -47,6 +48,8 @@ class Workspace:
         self._rest = None if masks is None else [mask.nonzero().flatten() for mask in masks]
         self._shared = None if masks is None else [(~mask).nonzero().flatten() for mask in masks]
         self.autocast = uses_bf16(self.context.run.precision, device)
+        static = self.context.run.cuda_graphs and is_static(algorithm)
+        self.recorder = recorder_of(device) if static else None
         self._augment = data.augment
         mean, std = normalization(data.normalize, federation.mean, federation.std)
         self._mean, self._std = mean.to(device), std.to(device)

@@ -26,6 +26,11 @@ class Run(Section):
         description="`bf16` (autocast), `fp32`, or `auto`: bfloat16 where the hardware multiplies it (AMX, AVX512_BF16, tensor cores); the "
         "run folder names the choice, and a run that is resumed keeps it",
     )
+    cuda_graphs: bool = Field(
+        False,
+        description="on a GPU: record a client's step once in a turn and replay it, which launches its kernels together; for algorithms "
+        "whose steps are all the same (docs/scale.md), the others train as without it",
+    )
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that train in a round, drawn anew for every round")
     evaluation: float = Field(
         1.0,

@@ -19,6 +19,8 @@ from .sets import Labeled, OnSets, labels_loss
 class FedAvgLabeled(OnSets):
     """The upper bound of learning from sets."""
 
+    static_step = True
+
     class Parameters(Labeled):
         """Parameters of labeled clients."""
 

@@ -24,6 +24,7 @@ class FedUL(OnSets):
     """The likelihood of the set that an image came from, through the transition from classes to sets."""
 
     ops = ("transition_nll",)
+    static_step = True
 
     class Parameters(Labeled):
         """Parameters of FedUL."""

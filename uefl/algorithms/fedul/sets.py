@@ -42,6 +42,7 @@ class OnSets(Algorithm):
 
     Parameters: Any = SetParameters
     kind = "sets"
+    static_step = True
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a client with a single image, since a step needs two."""

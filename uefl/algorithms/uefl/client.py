@@ -51,6 +51,11 @@ class Quantised(Algorithm):
         """The quantiser that the parameters ask for."""
         return Quantizer(self.parameters.commitment)
 
+    @property
+    def static_step(self) -> bool:
+        """But for moving averages, each of which is a new tensor."""
+        return not self.quantizer.decay
+
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """A network in two parts, also where it was given in Python."""
         net = super().build_model(spec)

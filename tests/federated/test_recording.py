@@ -1,0 +1,163 @@
+"""Steps that are recorded once and replayed: the same bits as without, for every algorithm that says its steps can be repeated."""
+
+import pytest
+import torch
+
+from tests.federated import tiny_sets
+from tests.federated.tape import Tape
+from tests.federated.tiny import arm, federation, finish, settings, values
+from uefl.algorithms.base import Algorithm, registry
+from uefl.client.recording import CudaRecorder, is_static
+
+SIZES = (40, 40, 40)  # in batches of 16: two of one size in every pass, and one of eight
+STATIC = sorted(name for name, kind in registry().items() if kind.trains_clients and kind.kind == "labeled" and is_static(kind()))
+
+
+def both(name, algorithm=None, fed=None, tape=None, **keys):
+    """The arm's records and parameters, without a recording and with one."""
+    found = []
+    for recorder in (None, tape or Tape()):
+        one, room, _ = arm(
+            settings(name, **{"local_epochs": 6, "rounds": [2], "max_iterations": 1, **keys}), fed or federation(SIZES), algorithm=algorithm
+        )
+        room.recorder = recorder if is_static(room.algorithm) else None  # as a Workspace has it
+        found.append((finish(one), values(one).clone(), one, recorder))
+    return found
+
+
+def test_who_says_so():
+    assert STATIC == ["fedavg", "fedavg-wide", "fedbn", "fedper", "fedprox", "local", "scaffold", "tpt", "uefl", "uefl-published"]
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_a_replay_has_the_same_bits(name):
+    plain, taped = both(name, fed=federation(SIZES, test_is_holdout=name == "uefl-published"))
+    assert taped[0] == plain[0]
+    assert torch.equal(taped[1], plain[1])
+    for state, other in zip(taped[2].states, plain[2].states, strict=True):
+        assert all(torch.equal(tensor, other.tensors[key]) for key, tensor in state.tensors.items())
+    tape, turns = taped[3], 2 * (1 if name == "centralised" else 3)
+    assert tape.recorded == turns
+    assert tape.replayed >= turns * (2 * 6 - 2)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"extend": "all", "rounds": [1, 1], "max_iterations": 2},
+        {"extension": "residual", "extend": "all", "rounds": [1, 1], "max_iterations": 2},
+        {"search": "cosine", "estimator": "rotation"},
+        {"segment_codebooks": True, "codebook_lr": 3.0},
+        {"codebook_after": 1, "revive_below": 0.5},
+        {"personal": True},
+        {"ema_decay": 0.9},
+    ],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_it_holds_for_every_kind_of_codebook(keys):
+    plain, taped = both("uefl", **keys)
+    assert taped[0] == plain[0]
+    assert torch.equal(taped[1], plain[1])
+    assert bool(taped[3].recorded) == ("ema_decay" not in keys)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"augment": "rotate"}, {"augment": "flip"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adamw"}]
+)
+def test_it_holds_for_every_optimizer_and_augmentation(keys):
+    plain, taped = both("fedavg", **keys)
+    assert taped[0] == plain[0]
+    assert torch.equal(taped[1], plain[1])
+    assert taped[3].recorded
+
+
+@pytest.mark.parametrize("name", ["fedul", "fedavg-labeled", "fedpl", "fedllp", "fedllp-vat"])
+def test_it_holds_for_unlabeled_sets(name):
+    found = []
+    for recorder in (None, Tape()):
+        one, room, _ = tiny_sets.arm(tiny_sets.settings(name, local_epochs=6, rounds=[2], penalty=1e-4))
+        room.recorder = recorder if is_static(room.algorithm) else None
+        found.append((finish(one), values(one).clone()))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+    assert bool(recorder.recorded) == (name in ("fedul", "fedavg-labeled"))
+
+
+def test_it_holds_where_all_images_are_pooled():
+    """The server's own training is a turn like any other."""
+    plain, taped = both("centralised")
+    assert taped[0] == plain[0]
+    assert torch.equal(taped[1], plain[1])
+    assert taped[3].recorded == 2
+
+
+class Waits(Algorithm):
+    """Claims what is not so: its loss needs a number."""
+
+    static_step = True
+
+    def loss(self, work, batch):
+        loss = super().loss(work, batch)
+        return loss * float(loss.detach())
+
+
+class Counts(Algorithm):
+    """Claims what is not so: its loss follows a count of Python's."""
+
+    static_step = True
+
+    def loss(self, work, batch):
+        return super().loss(work, batch) * work.step
+
+
+def test_a_claim_that_is_not_so_shows():
+    with pytest.raises(Exception, match=r"0 of 3 clients sent .*_local_scalar_dense"):
+        both("fedavg", algorithm=Waits())
+    plain, taped = both("fedavg", algorithm=Counts())
+    assert not torch.equal(taped[1], plain[1])
+
+
+def test_a_class_that_changes_the_step_has_to_say_so_itself():
+    class Silent(Algorithm):
+        def loss(self, work, batch):
+            return super().loss(work, batch)
+
+    class Below(Silent):
+        pass
+
+    class Says(Silent):
+        static_step = True
+
+    class AlsoChanges(Says):
+        def after_batch(self, work, batch):
+            pass
+
+    class OtherMethods(Algorithm):
+        def before_round(self, work):
+            pass
+
+    assert [is_static(kind()) for kind in (Silent, Below, Says, AlsoChanges, OtherMethods)] == [False, False, True, False, True]
+
+
+def test_few_steps_of_one_size_are_not_recorded():
+    tape = Tape()
+    plain, taped = both("fedavg", tape=tape, local_epochs=4)  # eight batches of 16 and four of 8
+    assert taped[0] == plain[0]
+    assert tape.recorded == 0
+
+
+def test_it_is_for_a_gpu():
+    assert arm(settings("fedavg", cuda_graphs=True))[1].recorder is None
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["fedavg", "uefl", "scaffold"])
+def test_a_cuda_graph_has_the_same_bits(name):
+    found = []
+    for graphs in (False, True):
+        one, room, _ = arm(settings(name, local_epochs=6, rounds=[2], cuda_graphs=graphs), federation(SIZES), device="cuda")
+        assert isinstance(room.recorder, CudaRecorder) == graphs
+        found.append((finish(one), values(one).clone()))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
