@@ -195,7 +195,21 @@ static void hard_rows() {
   row_sums("tiny", tiny, 1);
 }
 
-// What a step of k-means asks for: masses, and sums less a middle in units of each column; with weights and without.
+// What a step of k-means asks for: masses, and sums less a middle in units of each column.
+constexpr double kMassScale = 0x1.8p40;
+template <class T>
+static Found<T> masses_and_sums(const Case<T, float>& given, const std::vector<double>& middle, const std::vector<double>& scales,
+                                const double* weights) {
+  Found<T> found(given.shape);
+  cuda::RowSums<T, float> wanted{};
+  wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
+  wanted.scales = scales.data(), wanted.middle = middle.data(), wanted.mass_scale = &kMassScale, wanted.weights = weights;
+  const int64_t blocks = cuda::divide_rows(wanted, given.shape, 5);
+  emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, false, float>, given.x.data(), given.shape, wanted);
+  return found;
+}
+
+// With weights and without.
 template <class T>
 static void k_means(int64_t d, int64_t n = 250, int64_t apart = 0) {
   std::mt19937 random(4);
@@ -205,24 +219,42 @@ static void k_means(int64_t d, int64_t n = 250, int64_t apart = 0) {
   std::vector<double> weights(n), scales(d);
   for (int64_t i = 0; i < n; ++i) weights[i] = i % 3 ? 1.0 / static_cast<double>(1 + i) : 0;
   for (int64_t j = 0; j < d; ++j) scales[j] = std::ldexp(1, static_cast<int>(20 + j % 20));
-  const double mass_scale = 0x1.8p40;
   for (const bool weighted : {false, true}) {
-    Found<T> found(given.shape);
-    cuda::RowSums<T, float> wanted{};
-    wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
-    wanted.scales = scales.data(), wanted.middle = middle.data(), wanted.mass_scale = &mass_scale;
-    wanted.weights = weighted ? weights.data() : nullptr;
-    const int64_t blocks = cuda::divide_rows(wanted, given.shape, 5);
-    emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, false, float>, given.x.data(), given.shape, wanted);
+    const Found<T> found = masses_and_sums(given, middle, scales, weighted ? weights.data() : nullptr);
     std::vector<long long> masses(k), sums(k * d);
     for (int64_t i = 0; i < n; ++i) {
       const double weight = weighted ? weights[i] : 1;
-      masses[given.indices[i]] += std::llrint(weight * mass_scale);
+      masses[given.indices[i]] += std::llrint(weight * kMassScale);
       for (int64_t j = 0; j < d; ++j) {
         sums[given.indices[i] * d + j] += std::llrint((given.element(i, j) - middle[j]) * weight * scales[j]);
       }
     }
     CHECK(found.counts == masses && found.sums == sums, "weighted %d, d %ld", weighted, static_cast<long>(d));
+  }
+}
+
+// A GPU does not look for them: the inertia tells, and no other cluster is touched.
+static void rows_that_are_not_finite() {
+  const int64_t n = 70, d = 5, k = 4, row = 37;
+  const cuda::Shape shape{n, 1, 1, d, k, 0, n, 0, d, 1, true};
+  const std::vector<double> middle(d, 1), scales(d, 0x1p30);
+  Case<float, float> given(shape, n * d, 6);
+  const Found<float> before = masses_and_sums(given, middle, scales, nullptr);
+  for (const float value : {NAN, INFINITY}) {
+    given.x[row * d + 2] = value;
+    const Found<float> found = masses_and_sums(given, middle, scales, nullptr);
+    CHECK(found.counts == before.counts, "%g", static_cast<double>(value));
+    for (int64_t i = 0; i < k * d; ++i) {
+      CHECK(found.sums[i] == before.sums[i] || i == given.indices[row] * d + 2, "%g: sum %ld", static_cast<double>(value),
+            static_cast<long>(i));
+    }
+    std::vector<double> squares(n, 0);
+    double total = 0;
+    emulation::launch(2, 64, cuda::row_squares<float, float>, given.x.data(), shape, given.codes.data(), given.indices.data(),
+                      static_cast<const double*>(nullptr), squares.data());
+    for (int64_t i = 0; i < n; ++i) CHECK(std::isfinite(squares[i]) == (i != row), "square %ld", static_cast<long>(i));
+    emulation::launch(1, 64, cuda::fold, squares.data(), n, int64_t{4}, &total);
+    CHECK(!std::isfinite(total), "an inertia of %g", total);
   }
 }
 
@@ -301,6 +333,7 @@ void run() {
   k_means<double>(65);
   k_means<emulation::Bfloat16>(33);
   with_far_memory([] { k_means<float>(19, 40, int64_t{1} << 26); });
+  rows_that_are_not_finite();
   ranges();
   inertia();
 }
