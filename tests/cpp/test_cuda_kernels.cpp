@@ -283,6 +283,19 @@ static void sizes() {
   cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
   const cuda::Stages stages = cuda::divide(many, 3, sizeof(float), limit);
   CHECK(stages.rows > 0 && !stages.resident && stages.codes >= 4 && stages.size <= limit, "%d bytes", stages.size);
+  // The longest codewords, as docs/architecture.md has them.
+  for (const int64_t bytes : {4, 2}) {
+    const auto taken = [&](int64_t d) {
+      many.d = many.inner_stride = d;
+      return cuda::divide(many, 2, bytes, limit).rows > 0;
+    };
+    const int64_t longest = bytes == 4 ? 476 : 576;
+    CHECK(taken(longest) && !taken(longest + 4), "wgmma, %ld bytes", static_cast<long>(bytes));
+  }
+  for (const auto& [kilobytes, longest] : {std::pair<int64_t, int64_t>{227, 1472}, {163, 960}, {99, 448}}) {
+    const int64_t room = kilobytes * 1024 - cuda::kMmaStaticBytes;
+    CHECK(cuda::mma_bytes(longest) <= room && cuda::mma_bytes(longest + 1) > room, "mma, %ld KB", static_cast<long>(kilobytes));
+  }
   many.d = many.inner_stride = int64_t{1} << 31;
   CHECK(cuda::divide(many, 2, sizeof(float), limit).rows == 0 && cuda::mma_bytes(many.d) > int64_t{1} << 38, "long rows");
 }
