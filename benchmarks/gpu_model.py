@@ -5,7 +5,7 @@ that no schedule gets through, the expected time. Beside it, what it takes when 
 measured, where a profile of ``benchmarks.gpu_profile`` or a row in results/ has it. Latency, barriers, launches and part-filled waves are
 not in the model: they are what is left between it and the clock.
 
-Instructions are counted in the machine code for sm_90a where nvcc is there (a minute), else they are the constants below.
+Instructions are counted in the machine code where nvcc is there (some minutes), else they are the constants below.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from . import results, sass
 from .ops import REGISTRY
+from .ops.kmeans import ITERATIONS
 from .registry import case_of
 
 Counts = Mapping[str, float]  # instructions of one lane, by pipe; "issue" counts them all
@@ -41,12 +42,12 @@ class Machine:
     copy: float  # bytes a second, those read and those written
     product: float  # operations a second of a dense bfloat16 or float16 product
     mma: float  # share of them that mma.sync reaches
-    wgmma: bool = False
+    code: str  # the architecture whose machine code runs there; sm_90a has wgmma
     lanes: Counts = field(default_factory=lambda: HOPPER)
 
     def walls(self, kernel: Kernel) -> dict[str, float]:
         """Microseconds that each of the units needs at least."""
-        tensor = self.product * (1 if kernel.wgmma and self.wgmma else self.mma)
+        tensor = self.product * (1 if kernel.name == WGMMA else self.mma)
         counts = dict(kernel.counts)
         counts["fma"] = counts.get("fma", 0) + counts.get("imad", 0)
         clocks = self.multiprocessors * self.gigahertz * 1e9
@@ -56,32 +57,42 @@ class Machine:
 
 
 MACHINES = (
-    Machine("H100", 132, 1.755, 3.0e12, 796e12, 0.62, wgmma=True),
-    Machine("H200", 132, 1.755, 4.3e12, 796e12, 0.62, wgmma=True),
-    Machine("A100", 108, 1.41, 1.8e12, 265e12, 1.0, lanes=HOPPER | {"fma": 64, "f64": 32}),
-    Machine("B200", 148, 1.85, 7.2e12, 1800e12, 0.3),
-    Machine("L4", 58, 1.6, 0.27e12, 97e12, 1.0, lanes=HOPPER | {"f64": 2, "convert": 2}),
+    Machine("H100", 132, 1.755, 3.0e12, 796e12, 0.62, "90a"),
+    Machine("H200", 132, 1.755, 4.3e12, 796e12, 0.62, "90a"),
+    Machine("A100", 108, 1.41, 1.8e12, 265e12, 1.0, "80", HOPPER | {"fma": 64, "f64": 32}),
+    Machine("B200", 148, 1.85, 7.2e12, 1800e12, 0.3, "100"),
+    Machine("L4", 58, 1.6, 0.27e12, 97e12, 1.0, "80", HOPPER | {"f64": 2, "convert": 2}),
 )
 
-TARGETS = (
-    *(("vq", f"1000000x64x{k}") for k in (256, 1024, 8192)),
-    ("vq_assign", "1000000x64x256xfloat16"),
-    ("vq_assign", "1000000x128x1024xfloat16"),
-    ("kmeans_step", "1048576x64x256"),
-    ("mc_dropout_mlp", "10000x512x512x10x100"),
-)
+# Work, and the microseconds that an H200 was to take, where somebody had said so.
+TARGETS: dict[tuple[str, str], float | None] = {
+    ("vq", "1000000x64x256"): 200,
+    ("vq", "1000000x64x1024"): 330,
+    ("vq", "1000000x64x8192"): 2400,
+    ("vq_assign", "1000000x64x256xfloat16"): 100,
+    ("vq_assign", "1000000x128x1024xfloat16"): 450,
+    ("kmeans_step", "1048576x64x256"): None,
+    ("kmeans_lloyd", "1048576x64x256"): 200,
+    ("mc_dropout_mlp", "10000x512x512x10x100"): 300,
+}
+PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times are those of one
 
-# Of sm_90a, and near enough elsewhere. The first four are counted anew where nvcc is there.
+# Of sm_90a, and near enough elsewhere, where a name says no other. The first six are counted anew where nvcc is there.
 COUNTS: dict[str, Counts] = {
-    # search_wgmma: a score
-    "score": {"issue": 5.1, "alu": 2.72, "imad": 1.06, "fma": 1.0},
+    # search_wgmma: a score; search_mma: a score once its product is there
+    "score, sm_90a": {"issue": 5.1, "alu": 2.72, "imad": 1.06, "fma": 1.0},
+    "score, sm_80": {"issue": 6.9, "alu": 3.6, "imad": 1.28, "fma": 1.25},
+    "score, sm_100": {"issue": 6.4, "alu": 3.1, "imad": 1.12, "fma": 1.25},
     # head: 32 units of two rows and two passes
     "masks": {"issue": 311, "alu": 164, "imad": 75, "fma": 16},
     # k-means: an element of row_sums, and of row_squares
     "sum": {"issue": 13.9, "alu": 4.6, "imad": 2.9, "f64": 2, "convert": 2},
     "square": {"issue": 10.8, "alu": 2.0, "imad": 1.5, "f64": 3, "convert": 2},
-    # Read in the listing, without what branches pass by: an element of a row made float16, a row beside that, an element of gather,
-    # a score of the second pass, an element of a candidate there, and two passes of a row of the head, for its softmax.
+    # Read in the listing, without what branches pass by: for a score of search_mma the products of 64 elements, with loads and addresses;
+    # an element of a row made float16, a row beside that, an element of gather, a score of the second pass, an element of a candidate
+    # there, and two passes of a row of the head, for its softmax.
+    "product, sm_80": {"issue": 6.8, "alu": 2.3, "imad": 2.0},
+    "product, sm_100": {"issue": 5.3, "alu": 1.4, "imad": 1.1},
     "element": {"issue": 18.3, "alu": 4.0, "imad": 2.2, "fma": 7.9},
     "row": {"issue": 800, "alu": 260, "imad": 100, "fma": 40},
     "gather": {"issue": 17, "alu": 5, "imad": 5.6, "fma": 2, "f64": 0.25, "convert": 0.25},
@@ -105,15 +116,20 @@ def by_pipe(operations: list[str], times: float) -> Counts:
 
 
 def counted() -> dict[str, Counts]:
-    """From the machine code for sm_90a of kernels on float32."""
+    """From the machine code of kernels on float32, for sm_90a but for the first pass of others."""
 
-    def loop(stem: str, kernel: str, instance: str, inside: str) -> list[str]:
-        return sass.operations(sass.innermost_loop(sass.instances(stem, "90a", kernel)[instance], inside))
+    def loop(stem: str, kernel: str, instance: str, inside: str, code: str = "90a") -> list[str]:
+        return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], inside))
+
+    def comparison(code: str) -> Counts:
+        search = loop("vq_assign", "search_mma", "fLNS1_4PassE0E", "HMMA", code)
+        return by_pipe(search[max(i for i, name in enumerate(search) if name.startswith("HMMA")) + 1 :], 32)
 
     # Of several kernels for float32 and three warpgroups, the one with the shortest comparison.
     searches = [lines for name, lines in sass.instances("vq_assign", "90a", "search_wgmma").items() if re.match("fLi3", name)]
     return {
-        "score": by_pipe(min(map(sass.comparison, searches), key=len), sass.SCORES),
+        "score, sm_90a": by_pipe(min(map(sass.comparison, searches), key=len), sass.SCORES),
+        **{f"score, sm_{code}": comparison(code) for code in ("80", "100")},
         "masks": by_pipe(loop("mc_dropout_mlp", "head", "Li2ELb0E", "HMMA"), 1),
         "sum": by_pipe(loop("kmeans_step", "row_sums", "fLb0Ef", r"F2I\.S64"), 16),  # eight rows, two columns
         "square": by_pipe(loop("kmeans_step", "row_squares", "ff", "DADD"), 4),
@@ -124,11 +140,10 @@ def counted() -> dict[str, Counts]:
 class Kernel:
     """What one launch does at least."""
 
-    name: str  # as the profiler has it
+    name: str  # what its name begins with, a pattern
     bytes: float
     flops: float = 0
     counts: Counts = field(default_factory=dict)
-    wgmma: bool = False
 
 
 def total(*parts: tuple[float, Counts]) -> Counts:
@@ -147,32 +162,43 @@ def open_share(k: int, itemsize: int, d: int) -> float:
     return 0.027 if k <= 256 else 0.038 if k <= 1024 else 0.05
 
 
-SECOND = r"search_mma<\w+, .*1>"
-SHOWN = {SECOND: "search_mma, second pass"}
+WGMMA, FIRST, SECOND = "search_wgmma", r"search_mma<\w+, .*0>", r"search_mma<\w+, .*1>"
+PRODUCT = "gemm"  # torch's, in float32: as many multiply-adds
+SHOWN = {FIRST: "search_mma, first pass", SECOND: "search_mma, second pass", PRODUCT: "product of torch"}
 
 
-def search(n: int, d: int, k: int, itemsize: int, of: dict[str, Counts]) -> list[Kernel]:
+def shown(kernel: str) -> str:
+    return SHOWN.get(kernel, kernel.removesuffix("<"))
+
+
+def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Counts]) -> list[Kernel]:
     some = n * open_share(k, itemsize, d)
-    per_row = (n * d, of["element"]), (n, of["row"])
-    first = Kernel("search_wgmma", n * (d * itemsize + 8), 2.0 * n * d * k, total((n * k, of["score"]), *per_row), wgmma=True)
+    counts = [(n * k, of[f"score, sm_{code}"]), (n * d, of["element"]), (n, of["row"])]
+    if code != "90a":
+        counts.append((n * k * -(-d // 64), of[f"product, sm_{code}"]))
+    first = Kernel(WGMMA if code == "90a" else FIRST, n * (d * itemsize + 8), 2.0 * n * d * k, total(*counts))
     again = total((some * k, of["second"]), (some * d, of["element"]), (2.1 * some * d, of["candidate"]))  # candidates: two as a rule
     return [first, Kernel(SECOND, some * (d * itemsize + 20), 2.0 * some * d * k, again)]
 
 
-def kernels(op: str, case: Any, of: dict[str, Counts]) -> list[Kernel]:
-    """What an op launches, but for what prepares codewords and takes a few microseconds."""
+def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:
+    """What a part of an op launches where code for that architecture runs, but for what prepares codewords and takes a few microseconds."""
     if op == "mc_dropout_mlp":
         pairs = -(-case.batch // 16) * -(-case.passes // 2)  # of passes, for 16 rows of a warp
         blocks = -(-case.hidden // 32)
         counts = total((32 * pairs * blocks, of["masks"]), (16 * pairs, of["softmax"]))
-        return [Kernel("head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts)]  # 24 products of 16 x 8 x 16
-    d, itemsize = (case.d, 4) if op == "kmeans_step" else (case.dim, case.itemsize)
-    found = search(case.n, d, case.k, itemsize, of)
+        head = Kernel("head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts)  # 24 products of 16 x 8 x 16
+        multiplied = float(case.batch * case.inputs * case.hidden)
+        return [Kernel(PRODUCT, 4 * case.batch * (case.inputs + case.hidden), counts={"fma": multiplied, "issue": multiplied}), head]
+    d, itemsize = (case.d, 4) if op.startswith("kmeans") else (case.dim, case.itemsize)
+    searched = case.n * (1 + 1 / ITERATIONS if op == "kmeans_lloyd" else 1)  # once more for the labels
+    found = search(searched, d, case.k, itemsize, code, of)
     size, rows = case.n * d, case.n * d * itemsize
     if op == "vq":
         found.append(Kernel("gather<", 2 * rows + 8 * case.n, counts=total((size, of["gather"]))))
-    if op == "kmeans_step":
+    if op.startswith("kmeans"):
         found.append(Kernel("row_sums<", rows + 8 * case.n, counts=total((size, of["sum"]))))
+    if op == "kmeans_step":
         found.append(Kernel("row_squares<", rows + 16 * case.n, counts=total((size, of["square"]))))
     return found
 
@@ -189,7 +215,7 @@ class Expected:
 
 def expected(machine: Machine, op: str, shape: str, of: dict[str, Counts]) -> list[Expected]:
     rows = []
-    for kernel in kernels(op, case_of(type(REGISTRY[op].smoke), shape), of):
+    for kernel in kernels(op, case_of(type(REGISTRY[op].smoke), shape), machine.code, of):
         walls = machine.walls(kernel)
         wall = max(walls, key=lambda name: walls[name])
         instructions = max((us for name, us in walls.items() if name not in ("bytes", "tensor")), default=0.0)
@@ -202,12 +228,38 @@ def measured(machine: Machine, profiles: list[Path]) -> dict[str, dict[str, floa
     found: dict[str, dict[str, float]] = {}
     for row in (row for path in results.FOLDER.glob("*.csv") for row in results.load(path)):
         if machine.name in row["machine"] and row["provider"] == "uefl":
-            found[f"{row['op']} {row['shape']}"] = {"": 1e3 * float(row["median_ms"])}
+            found[f"{row['op']} {row['shape']}"] = {"": 1e3 * float(row["median_ms"]) / PARTS.get(row["op"], 1)}
     for profile in map(json.loads, (path.read_text() for path in profiles)):
         for target in profile["targets"] if machine.name in profile["machine"] else ():
             call = {"": target["graph_us"] or target["events_us"]}
             found[target["target"]] = call | {row["kernel"]: row["launches"] * row["us"] for row in target["kernels"]}
     return found
+
+
+def summary() -> str:
+    """A Markdown table of every target on every machine, from the constants of this file and the saved results."""
+    lines = [
+        "| GPU | work | expected us | of which | apart us | target us | measured us |",
+        "|---|---|--:|---|--:|--:|--:|",
+    ]
+    for machine in MACHINES:
+        clocks = measured(machine, [])
+        for (op, shape), target in TARGETS.items():
+            rows = expected(machine, op, shape, COUNTS)
+            most = max(row.us for row in rows)
+            parts = "; ".join(f"{shown(row.kernel)} {row.us:.0f} ({row.wall})" for row in rows if row.us > most / 20)
+            clock = clocks.get(f"{op} {shape}")
+            cells = (
+                machine.name,
+                f"{op} {shape}" + (", an iteration" if op in PARTS else ""),
+                f"{sum(row.us for row in rows):.0f}",
+                parts,
+                f"{sum(row.apart for row in rows):.0f}",
+                f"{target}" if target and machine.name == "H200" else "",
+                f"{clock['']:.0f}" if clock else "not yet",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def line(name: str, us: float, wall: str, apart: float, clock: float | None) -> str:
@@ -224,12 +276,7 @@ def show(machine: Machine, of: dict[str, Counts], profiles: list[Path]) -> None:
         print(line(f"{op} {shape}", sum(row.us for row in rows), "", sum(row.apart for row in rows), seen.get("")))
         for row in rows:
             clock = sum(us for name, us in seen.items() if name and re.search(row.kernel, name))
-            name = SHOWN.get(row.kernel, row.kernel.removesuffix("<"))
-            print(
-                line(
-                    f"    {name if machine.wgmma else name.replace('wgmma', 'mma, first pass')}", row.us, row.wall, row.apart, clock or None
-                )
-            )
+            print(line(f"    {shown(row.kernel)}", row.us, row.wall, row.apart, clock or None))
     print(flush=True)
 
 

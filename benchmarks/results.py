@@ -154,7 +154,9 @@ def summary(rows: list[dict[str, str]]) -> str:
 
 
 def page(folder: Path) -> str:
-    """docs/measured.md: what was measured, machine by machine."""
+    """docs/measured.md: what was measured, machine by machine, and what GPUs should take."""
+    from . import gpu_model  # which needs the results itself
+
     parts = [
         "# Measured",
         "`python -m benchmarks.results > docs/measured.md` writes this page out of [benchmarks/results](../benchmarks/results),\n"
@@ -169,6 +171,15 @@ def page(folder: Path) -> str:
         parts.append(summary(rows))
     if rounds := sorted((folder / ROUNDS.name).glob("*.csv")):
         parts.append(rounds_page(rounds))
+    parts += [
+        "## What the CUDA kernels should take on a GPU",
+        "Computed by `python -m benchmarks.gpu_model` from the bytes, products and instructions of the kernels. Expected: every kernel\n"
+        "at its wall, the unit that takes longest at its full rate; its name follows its microseconds. Apart: products and instructions\n"
+        "one after the other. Latency, barriers and launches are not in it. Target: set for an H200 before any kernel had run.\n"
+        "Measured: a call in the results above; not yet, where no such GPU was at hand. The rates of the H100 are measured, those of\n"
+        "the others are vendors' figures, scaled by what the H100 reaches of its own.",
+        gpu_model.summary(),
+    ]
     return "\n\n".join(parts)
 
 

@@ -303,6 +303,18 @@ def test_the_page_of_measurements_is_that_of_the_results():
     assert page.read_text() == results.page(results.FOLDER) + "\n", "python -m benchmarks.results > docs/measured.md"
 
 
+def test_every_target_stands_on_the_page_for_every_gpu_with_its_time_or_without():
+    rows = [line.split(" | ") for line in gpu_model.summary().splitlines()[2:]]
+    assert [(gpu, work.partition(",")[0]) for gpu, work in (row[0:2] for row in rows)] == [
+        (f"| {machine.name}", f"{op} {shape}") for machine in gpu_model.MACHINES for op, shape in gpu_model.TARGETS
+    ]
+    seen = {(row[0][2:], row[1]): row[6].removesuffix(" |") for row in rows}
+    assert seen["H100", "vq 1000000x64x256"] == "479"
+    assert seen["H100", "kmeans_lloyd 1048576x64x256, an iteration"] == "544", "of ten"
+    assert {clock for (gpu, _), clock in seen.items() if gpu in ("A100", "B200", "L4")} == {"not yet"}
+    assert all(int(expected) <= int(apart) for _, _, expected, _, apart, *_ in rows)
+
+
 def test_a_machine_can_be_held_to_our_variants():
     assert set(HELD) < set(measure.VARIANTS)
     for variant, variables in HELD.items():
@@ -340,6 +352,7 @@ def test_the_model_of_a_gpu_names_the_walls(tmp_path, capsys):
     assert float(call[1]) > 1
     assert "231.6" not in text["H200"], "measured elsewhere"
     assert "search_wgmma" not in text["A100"]
+    assert re.search(r"^    search_mma, first pass +[\d.]+  issue ", text["A100"], re.M)
 
 
 def test_the_model_follows_the_shape():
@@ -355,6 +368,10 @@ def test_the_model_follows_the_shape():
     assert us("vq_assign", "1000000x128x1024xfloat16")[0].wall == "tensor"
     assert [row.wall for row in us("kmeans_step", "1048576x64x256")[2:]] == ["bytes", "bytes"]
     assert all(row.apart >= row.us for row in few)
+    (other,) = (machine for machine in gpu_model.MACHINES if machine.name == "A100")
+    longer = gpu_model.expected(other, "vq_assign", "1000000x128x1024xfloat16", gpu_model.COUNTS)
+    shorter = gpu_model.expected(other, "vq_assign", "1000000x64x1024xfloat16", gpu_model.COUNTS)
+    assert 1.4 < longer[0].us / shorter[0].us < 2, "by mma.sync the instructions of the products count"
 
 
 @pytest.mark.slow

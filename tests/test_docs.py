@@ -19,6 +19,7 @@ import uefl_kernels
 import uefl_kernels.metrics
 import uefl_kernels.nn
 from uefl import config
+from uefl_kernels._library import _runs_on
 
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
@@ -84,6 +85,20 @@ def test_entries_say_shapes_errors_source_and_what_they_are_equal_to(name):
     if name not in ("uefl_kernels.backend", "uefl_kernels.collision_report"):  # which come from no paper
         parts += ["[", "Source:"]
     assert [part for part in parts if part not in inspect.getdoc(thing)] == []
+
+
+def test_a_gpu_gets_the_kernels_that_the_page_says():
+    build = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    (generations,) = re.findall(r"^set\(GENERATIONS (.*)\)$", build, re.MULTILINE)
+    wheel = (*(f"{generation}-real" for generation in generations.split()), f"{generations.split()[-1]}-virtual")
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| (\d+)\.(\d) \| (\S+).*? (?:sm_(\d+\w?))? *\| `(\S+)`", page, re.MULTILINE)
+    assert len(rows) > 5
+    for major, minor, kernels, code, product in rows:
+        capability = (int(major), int(minor))
+        assert (kernels == "CUDA") == _runs_on(wheel, capability), capability
+        assert [code] == ([one.removesuffix("-real") for one in wheel[:-1] if _runs_on((one,), capability)] or [""]), capability
+        assert (product == "wgmma") == (capability == (9, 0)), capability
 
 
 def test_every_page_is_in_the_navigation():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_profile, gpu_smoke
+from benchmarks import gpu_model, gpu_profile, gpu_smoke
 from benchmarks.ops import REGISTRY
 from benchmarks.registry import case_of
 
@@ -92,6 +93,17 @@ def test_unknown_stage_is_refused(check):
 def test_ops_of_the_script_are_all_there_are():
     named = [word for line in SCRIPT.read_text().splitlines() if " --op " in line for word in line.split(" --op ")[1].split()[0].split(",")]
     assert {name for name in named if name.isidentifier()} == set(REGISTRY)
+
+
+def test_counters_are_taken_of_all_that_the_model_reckons_with():
+    (pattern,) = re.findall(r'-k "regex:(.*?)"', SCRIPT.read_text())
+    (profiled,) = re.findall(r"--once --only '(.*?)'", SCRIPT.read_text())
+    looked_at = [target for target in gpu_profile.TARGETS if re.search(profiled, target.name)]
+    assert {target.op for target in looked_at} == {"vq", "vq_assign", "mc_dropout_mlp"}
+    for target in looked_at:
+        case = case_of(type(REGISTRY[target.op].smoke), target.shape)
+        names = {kernel.name for kernel in gpu_model.kernels(target.op, case, "90a", gpu_model.COUNTS)} - {gpu_model.PRODUCT}
+        assert [name for name in names if not re.search(pattern, name)] == []
 
 
 @pytest.mark.parametrize("name", [name for name in gpu_smoke.CHECKS if not name.startswith("vq")] + ["vq gradient", "vq_assign one row"])

@@ -48,6 +48,8 @@ struct MmaRows {
   int found[kMmaRows], candidates[kMmaRows][kMostCandidates];
 };
 
+static_assert(sizeof(MmaRows) + kMmaRows / kWarp * OpenRows::kBytes <= kMmaStaticBytes);
+
 // The scores of a thread for one row against its limit, which few of them are within.
 __device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64_t first_code, int row, float limit, MmaRows& known) {
   float lowest = scores[0];

@@ -190,7 +190,7 @@ __device__ inline bool is_certain(const TopTwo& found, float norm, float rest, c
 
 // The open rows of a warp on their way to the list of a book: written 32 at a time, so that few warps ever wait for a number there.
 struct OpenRows {
-  static constexpr int kRoom = 2 * kWarp;
+  static constexpr int kRoom = 2 * kWarp, kBytes = kRoom * (sizeof(int64_t) + sizeof(float));
   int64_t* outputs;  // [kRoom] in shared memory, and
   float* limits;
   int count = 0;

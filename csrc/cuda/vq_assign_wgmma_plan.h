@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kGroupThreads = 128, kGroupRows = 64, kStageRows = 16, kGroupLists = kGroupThreads / kWarp;
 constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2, kStartBytes = kStarts * sizeof(float);
-constexpr int kListBytes = OpenRows::kRoom * (sizeof(int64_t) + sizeof(float));
 
 // Beside kGroups warpgroups, one that copies: two warps the rows, one the codebook. Registers of a thread: what copies leave is for the
 // others.
@@ -46,7 +45,7 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   stages.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
   const int64_t code_blocks = shape.books * (shape.padded_k / kBlockCodes) * stages.chunks, barriers = 2 * sizeof(Barrier);
   const int64_t fragments = stages.chunks > 1 ? stages.chunks * int64_t{kGroupRows * kBlockElements * 2} : 0;
-  const int64_t fixed = groups * (fragments + kGroupLists * kListBytes), stage_bytes = kStageRows * shape.d * element_bytes;
+  const int64_t fixed = groups * (fragments + kGroupLists * OpenRows::kBytes), stage_bytes = kStageRows * shape.d * element_bytes;
   const int64_t rows_stage = groups * (stage_bytes + barriers), codes_stage = kBlockBytes + kStartBytes + barriers;
   // A block multiplies for some 500 cycles, about what the next one takes to come: four in flight, and then a second stage of rows.
   for (int least_rows = 2; least_rows > 0 && stages.rows == 0; --least_rows) {

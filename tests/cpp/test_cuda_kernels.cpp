@@ -4,6 +4,7 @@
 #include "cuda/emulation.h"
 #include "cuda/emulation_hopper.h"
 #include "cuda/emulation_mma.h"
+#include "cuda/far.h"
 #include "cuda/packed.h"
 #include "cuda/vq_assign_float32.h"
 #include "cuda/vq_assign_mma.h"
@@ -165,6 +166,9 @@ static void duplicates_take_the_lowest_index() {
   auto codebook = normal<float>(80 * 5, random);
   for (int64_t i = 40 * 5; i < 80 * 5; ++i) codebook[i] = codebook[i - 40 * 5];
   compare("duplicates", normal<float>(140 * 5, random), 1, 1, codebook, 5);
+  auto longer = normal<float>(80 * 8, random);
+  std::copy_n(longer.begin(), 40 * 8, longer.begin() + 40 * 8);
+  compare("duplicates, in bulk", normal<float>(70 * 8, random), 1, 1, longer, 8);
 }
 
 // The second pass has room for eight candidates of a row, and scores others by the definition.
@@ -233,6 +237,69 @@ static void strides() {
   CHECK(wrong == 0, "%ld", static_cast<long>(wrong));
 }
 
+// Rows, or elements of a row, whose distance 32 bits do not hold, with a codebook for each segment.
+static void far_apart() {
+  std::mt19937 random(12);
+  const int64_t d = 8, segments = 2, width = d * segments, inner = 35, outer = 2, k = 9;
+  const auto values = normal<float>(outer * inner * width, random), codebook = normal<float>(segments * k * d, random);
+  const cuda::Shape rows{outer * inner * segments, segments, segments, d, k, 0, inner, int64_t{5} << 30, int64_t{1} << 27, 1, true};
+  const cuda::Shape elements{rows.outputs, segments, segments, d, k, 0, inner, width << 28, 1, int64_t{1} << 28, true};
+  for (const cuda::Shape& shape : {rows, elements}) {
+    with_far_memory([&] {
+      Far<float> x(outer * shape.outer_stride + inner * shape.inner_stride);
+      const auto at = [&](int64_t row) { return row / inner * shape.outer_stride + row % inner * shape.inner_stride; };
+      for (int64_t i = 0; i < outer * inner * width; ++i) x[at(i / width) + i % width * shape.stride] = values[i];
+      const Answer answer = assign(x.data(), shape, codebook);
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < shape.outputs; ++i) {
+        wrong += answer.indices[i] != nearest(&values[i * d], 1, &codebook[i % segments * k * d], k, d);
+      }
+      CHECK(wrong == 0, "%ld with a stride of %ld", static_cast<long>(wrong), static_cast<long>(shape.stride));
+    });
+  }
+}
+
+// How calls of more than 2^31 rows, elements or codewords are cut up; nothing is run.
+static void sizes() {
+  const int64_t rows = (int64_t{1} << 33) + 5, limit = 227 * 1024;
+  for (const int64_t books : {1, 3}) {
+    const cuda::Shape shape{rows * books, books, books, 64, 300, 384, rows, 0, 64 * books, 1, true};
+    CHECK(shape.begin(shape.outputs - 1) == (rows - 1) * 64 * books + (books - 1) * 64, "the last of %ld",
+          static_cast<long>(shape.outputs));
+    for (const int groups : {2, 3}) {
+      const cuda::Tiles tiles(shape, groups);
+      const int64_t last = tiles.number - 1, first = tiles.first_row(shape, last, 0);
+      int64_t there = 0;
+      for (int group = 0; group < groups; ++group) {
+        for (int64_t start = 0; start < cuda::kGroupRows; start += cuda::kStageRows) {
+          there += tiles.rows(tiles.first_row(shape, last, group) + start);
+        }
+      }
+      CHECK(there > 0 && first + there == rows && tiles.book(shape, last) == books - 1, "%ld rows in the last tile",
+            static_cast<long>(there));
+      CHECK(tiles.first_row(shape, last - books, 0) == first - groups * cuda::kGroupRows, "the tile before it");
+    }
+  }
+  cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
+  const cuda::Stages stages = cuda::divide(many, 3, sizeof(float), limit);
+  CHECK(stages.rows > 0 && !stages.resident && stages.codes >= 4 && stages.size <= limit, "%d bytes", stages.size);
+  // The longest codewords, as docs/architecture.md has them.
+  for (const int64_t bytes : {4, 2}) {
+    const auto taken = [&](int64_t d) {
+      many.d = many.inner_stride = d;
+      return cuda::divide(many, 2, bytes, limit).rows > 0;
+    };
+    const int64_t longest = bytes == 4 ? 476 : 576;
+    CHECK(taken(longest) && !taken(longest + 4), "wgmma, %ld bytes", static_cast<long>(bytes));
+  }
+  for (const auto& [kilobytes, longest] : {std::pair<int64_t, int64_t>{227, 1472}, {163, 960}, {99, 448}}) {
+    const int64_t room = kilobytes * 1024 - cuda::kMmaStaticBytes;
+    CHECK(cuda::mma_bytes(longest) <= room && cuda::mma_bytes(longest + 1) > room, "mma, %ld KB", static_cast<long>(kilobytes));
+  }
+  many.d = many.inner_stride = int64_t{1} << 31;
+  CHECK(cuda::divide(many, 2, sizeof(float), limit).rows == 0 && cuda::mma_bytes(many.d) > int64_t{1} << 38, "long rows");
+}
+
 static void cosine() {
   std::mt19937 random(6);
   const int64_t d = 7, k = 30, n = 60;
@@ -263,6 +330,7 @@ static void rings_turn() {
   compare("a codebook each, streamed", normal<float>(150 * 2 * 68, random), 2, 2, normal<float>(2 * 30 * 68, random), 68);
   compare("too long for registers", normal<float>(70 * 300, random), 1, 1, normal<float>(140 * 300, random), 300);
   compare("float16", normal<_Float16>(100 * 72, random), 1, 1, normal<_Float16>(30 * 72, random), 72);
+  compare("bfloat16", normal<emulation::Bfloat16>(70 * 24, random), 1, 1, normal<emulation::Bfloat16>(30 * 24, random), 24);
   const auto x = normal<float>(2 * 90 * 24, random), codebook = normal<float>(130 * 16, random);
   const Answer answer = assign(x.data(), {2 * 80, 1, 1, 16, 130, 0, 80, 90 * 24, 24, 1, true}, codebook);
   int64_t wrong = 0;
@@ -297,5 +365,7 @@ void run() {
   second_pass_of_any_list();
   codewords_that_are_not_finite();
   strides();
+  far_apart();
+  sizes();
   cosine();
 }

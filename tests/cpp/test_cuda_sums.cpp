@@ -7,6 +7,7 @@
 #include "check.h"
 #include "cuda/emulation.h"
 #include "cuda/emulation_mma.h"
+#include "cuda/far.h"
 #include "cuda/kmeans_step_kernels.h"
 #include "cuda/row_sums.h"
 #include "cuda/vq_gather.h"
@@ -30,14 +31,17 @@ static bool same(const std::vector<T>& a, const std::vector<T>& b) {
 template <class T, class Code>
 struct Case {
   cuda::Shape shape;
-  std::vector<T> x;
+  Far<T> x;
   std::vector<Code> codes;
   std::vector<int64_t> indices;
   std::vector<double> scales;
 
-  Case(const cuda::Shape& shape, int64_t elements, int seed, int taken = 1 << 30) : shape(shape) {
+  Case(const cuda::Shape& shape, int64_t elements, int seed, int taken = 1 << 30) : shape(shape), x(elements) {
     std::mt19937 random(seed);
-    for (const double value : normal<double>(elements, random)) x.push_back(static_cast<T>(value));
+    const auto values = normal<double>(shape.outputs * shape.d, random);
+    for (int64_t i = 0; i < shape.outputs * shape.d; ++i) {
+      x[shape.begin(i / shape.d) + i % shape.d * shape.stride] = static_cast<T>(values[i]);
+    }
     for (const double value : normal<double>(shape.books * shape.k * shape.d, random)) codes.push_back(static_cast<Code>(value));
     for (int64_t i = 0; i < shape.outputs; ++i) indices.push_back(static_cast<int64_t>(random() % std::min<int64_t>(shape.k, taken)));
     for (int64_t i = 0; i < shape.books * shape.k; ++i) scales.push_back(std::ldexp(1, 30 + static_cast<int>(i % 5)));
@@ -146,6 +150,7 @@ static void vq_of_all_shapes() {
   vq<float, float, 4>("many codewords", flat(600, 1, 1, 8, 5000), 600 * 8, 2);
   vq<float, float, 4>("one codeword takes all", flat(600, 1, 1, 8, 70), 600 * 8, 2, 1);
   vq<_Float16, float, 8>("float16", flat(400, 1, 1, 72, 30), 400 * 72, 2);
+  vq<emulation::Bfloat16, float, 8>("bfloat16", flat(400, 1, 1, 24, 30), 400 * 24, 2);
   vq<_Float16, double>("float16, wide", flat(90, 1, 1, 7, 4), 90 * 7, 2);
   vq<float, double>("wide", flat(90, 1, 1, 7, 4), 90 * 7, 2);
   vq<double, float>("double", flat(150, 1, 1, 70, 20), 150 * 70, 2);
@@ -155,6 +160,11 @@ static void vq_of_all_shapes() {
   vq<float, float, 4>("rows with gaps", {140, 1, 1, 8, 9, 0, 70, 1500, 20, 1, true}, 3000, 2);
   vq<float, float>("channels first", {280, 2, 1, 6, 9, 0, 70, 840, 1, 70, true}, 280 * 6, 2);
   vq<float, float>("long channels first", {140, 1, 1, 130, 9, 0, 70, 9100, 1, 70, true}, 140 * 130, 2);
+  with_far_memory([] {
+    constexpr int64_t kApart = int64_t{1} << 28, kFar = int64_t{5} << 30;
+    vq<float, float, 4>("rows far apart", {70, 1, 1, 8, 9, 0, 35, kFar, kApart / 2, 1, true}, 2 * kFar, 2);
+    vq<float, float>("elements far apart", {140, 2, 2, 9, 9, 0, 35, 18 * kApart, 1, kApart, true}, 36 * kApart + 35, 2);
+  });
 }
 
 // Rows that are not finite, and errors beyond what float32 holds, at both ends.
@@ -178,36 +188,43 @@ static void hard_rows() {
     CHECK(std::isnan(value) ? std::isnan(found.error) : std::isinf(found.error), "%g: %g", value, found.error);
   }
   Case<float, float> tiny(shape, 320, 4);
-  for (float& value : tiny.x) value *= 1e-30f;
+  for (int64_t i = 0; i < 320; ++i) tiny.x[i] *= 1e-30f;
   for (float& value : tiny.codes) value *= 1e-30f;
   for (double& scale : tiny.scales) scale = 0x1p120;
   gather<4>("tiny", tiny, 1);
   row_sums("tiny", tiny, 1);
 }
 
-// What a step of k-means asks for: masses, and sums less a middle in units of each column; with weights and without.
+// What a step of k-means asks for: masses, and sums less a middle in units of each column.
+constexpr double kMassScale = 0x1.8p40;
 template <class T>
-static void k_means(int64_t d) {
+static Found<T> masses_and_sums(const Case<T, float>& given, const std::vector<double>& middle, const std::vector<double>& scales,
+                                const double* weights) {
+  Found<T> found(given.shape);
+  cuda::RowSums<T, float> wanted{};
+  wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
+  wanted.scales = scales.data(), wanted.middle = middle.data(), wanted.mass_scale = &kMassScale, wanted.weights = weights;
+  const int64_t blocks = cuda::divide_rows(wanted, given.shape, 5);
+  emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, false, float>, given.x.data(), given.shape, wanted);
+  return found;
+}
+
+// With weights and without.
+template <class T>
+static void k_means(int64_t d, int64_t n = 250, int64_t apart = 0) {
   std::mt19937 random(4);
-  const int64_t n = 250, k = 9;
-  const Case<T, float> given({n, 1, 1, d, k, 0, n, 0, d, 1, true}, n * d, 5);
+  const int64_t k = 9, row_stride = std::max(d, apart);
+  const Case<T, float> given({n, 1, 1, d, k, 0, n, 0, row_stride, 1, true}, n * row_stride, 5);
   const auto middle = normal<double>(d, random, 3);
   std::vector<double> weights(n), scales(d);
   for (int64_t i = 0; i < n; ++i) weights[i] = i % 3 ? 1.0 / static_cast<double>(1 + i) : 0;
   for (int64_t j = 0; j < d; ++j) scales[j] = std::ldexp(1, static_cast<int>(20 + j % 20));
-  const double mass_scale = 0x1.8p40;
   for (const bool weighted : {false, true}) {
-    Found<T> found(given.shape);
-    cuda::RowSums<T, float> wanted{};
-    wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
-    wanted.scales = scales.data(), wanted.middle = middle.data(), wanted.mass_scale = &mass_scale;
-    wanted.weights = weighted ? weights.data() : nullptr;
-    const int64_t blocks = cuda::divide_rows(wanted, given.shape, 5);
-    emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, false, float>, given.x.data(), given.shape, wanted);
+    const Found<T> found = masses_and_sums(given, middle, scales, weighted ? weights.data() : nullptr);
     std::vector<long long> masses(k), sums(k * d);
     for (int64_t i = 0; i < n; ++i) {
       const double weight = weighted ? weights[i] : 1;
-      masses[given.indices[i]] += std::llrint(weight * mass_scale);
+      masses[given.indices[i]] += std::llrint(weight * kMassScale);
       for (int64_t j = 0; j < d; ++j) {
         sums[given.indices[i] * d + j] += std::llrint((given.element(i, j) - middle[j]) * weight * scales[j]);
       }
@@ -216,9 +233,34 @@ static void k_means(int64_t d) {
   }
 }
 
+// A GPU does not look for them: the inertia tells, and no other cluster is touched.
+static void rows_that_are_not_finite() {
+  const int64_t n = 70, d = 5, k = 4, row = 37;
+  const cuda::Shape shape{n, 1, 1, d, k, 0, n, 0, d, 1, true};
+  const std::vector<double> middle(d, 1), scales(d, 0x1p30);
+  Case<float, float> given(shape, n * d, 6);
+  const Found<float> before = masses_and_sums(given, middle, scales, nullptr);
+  for (const float value : {NAN, INFINITY}) {
+    given.x[row * d + 2] = value;
+    const Found<float> found = masses_and_sums(given, middle, scales, nullptr);
+    CHECK(found.counts == before.counts, "%g", static_cast<double>(value));
+    for (int64_t i = 0; i < k * d; ++i) {
+      CHECK(found.sums[i] == before.sums[i] || i == given.indices[row] * d + 2, "%g: sum %ld", static_cast<double>(value),
+            static_cast<long>(i));
+    }
+    std::vector<double> squares(n, 0);
+    double total = 0;
+    emulation::launch(2, 64, cuda::row_squares<float, float>, given.x.data(), shape, given.codes.data(), given.indices.data(),
+                      static_cast<const double*>(nullptr), squares.data());
+    for (int64_t i = 0; i < n; ++i) CHECK(std::isfinite(squares[i]) == (i != row), "square %ld", static_cast<long>(i));
+    emulation::launch(1, 64, cuda::fold, squares.data(), n, int64_t{4}, &total);
+    CHECK(!std::isfinite(total), "an inertia of %g", total);
+  }
+}
+
 // Ranges of rows: all of them once, not more than a block sorts.
 static void ranges() {
-  for (const int64_t outputs : {1, 1000, 1000000, 30000000}) {
+  for (const int64_t outputs : {int64_t{1}, int64_t{1000}, int64_t{1000000}, int64_t{30000000}, (int64_t{1} << 33) + 1}) {
     for (const int64_t d : {1, 64, 65, 4096}) {
       for (const int64_t k : {2, 256, 2048, 2049}) {
         cuda::RowSums<float, float> wanted{};
@@ -227,6 +269,10 @@ static void ranges() {
         CHECK(blocks % columns == 0 && blocks / columns * wanted.rows >= outputs && (blocks / columns - 1) * wanted.rows < outputs,
               "%ld rows of %ld, %d to a block", static_cast<long>(outputs), static_cast<long>(d), wanted.rows);
         CHECK(wanted.rows <= cuda::kMostRows && cuda::sort_bytes(wanted, shape, cuda::kSumThreads) <= 100 << 10, "%d", wanted.rows);
+        CHECK(blocks <= INT32_MAX, "%ld blocks", static_cast<long>(blocks));
+        cuda::Gather<float, float> copied{};
+        const int64_t tiles = cuda::divide_rows(copied, shape, 1, 396), each = int64_t{copied.tile} * (cuda::kThreads / cuda::kWarp);
+        CHECK(0 < tiles && tiles <= 396 && (tiles == 396 || tiles * each >= outputs), "%ld blocks", static_cast<long>(tiles));
       }
     }
   }
@@ -285,6 +331,9 @@ void run() {
   k_means<float>(64);
   k_means<_Float16>(100);
   k_means<double>(65);
+  k_means<emulation::Bfloat16>(33);
+  with_far_memory([] { k_means<float>(19, 40, int64_t{1} << 26); });
+  rows_that_are_not_finite();
   ranges();
   inertia();
 }

@@ -4,6 +4,7 @@
 #include "check.h"
 #include "cpu/vq_backward.h"
 #include "cuda/emulation.h"
+#include "cuda/far.h"
 #include "cuda/vq_backward_kernels.h"
 
 namespace cuda = uefl::cuda;
@@ -53,6 +54,33 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
   }
 }
 
+// Rows, and then elements, whose distance 32 bits do not hold: the same bits as side by side.
+static void far_apart() {
+  std::mt19937 random(3);
+  const int64_t n = 19, d = 6, s = 2, dim = s * d, k = 5, far = int64_t{1} << 28;
+  const auto values = normal<float>(n * dim, random), slopes = normal<float>(n * dim, random);
+  const auto codes = normal<double>(s * k * d, random);
+  std::vector<int64_t> indices(n * s);
+  for (int64_t i = 0; i < n * s; ++i) indices[i] = i % k;
+  const double pull = 0.25;
+  const auto gradient = [&](const cuda::View& view) {
+    const int64_t size = n * view.inner_stride + dim * view.stride;
+    Far<float> x(size), g(size), out(size);
+    const auto place = [&](int64_t i) { return i / dim * view.inner_stride + i % dim * view.stride; };
+    for (int64_t i = 0; i < n * dim; ++i) x[place(i)] = values[i], g[place(i)] = slopes[i];
+    emulation::launch(2, 64, cuda::backward<float, double>, x.data(), codes.data(), indices.data(), g.data(), &pull,
+                      cuda::BackwardShape{n * s, s, s, k, d, view, view, view, true}, out.data());
+    std::vector<float> found(n * dim);
+    for (int64_t i = 0; i < n * dim; ++i) found[i] = out[place(i)];
+    return found;
+  };
+  const auto expected = gradient({n, 0, dim, 1});
+  with_far_memory([&] {
+    CHECK(gradient({n, 0, far, 1}) == expected, "rows far apart");
+    CHECK(gradient({n, 0, 1, far}) == expected, "elements far apart");
+  });
+}
+
 // An index out of range reads nothing (the codewords are null here) and gives NaN.
 static void out_of_range() {
   const float x[3] = {1, 2, 3}, g[3] = {1, 1, 1};
@@ -74,6 +102,7 @@ static void out_of_range() {
 
 void run() {
   out_of_range();
+  far_apart();
   for (const int64_t d : {1, 7, 40}) {
     for (const bool channels_first : {false, true}) {
       for (const bool with_g : {false, true}) {

@@ -1,4 +1,4 @@
-"""CUDA C++ and Triton on a GPU against the float64 reference. Skipped without one; written before one was at hand."""
+"""CUDA C++ and Triton on a GPU against the float64 reference. Skipped without one."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""mc_dropout_mlp on a GPU against the float64 reference on the CPU. Skipped without one; written before one was at hand."""
+"""mc_dropout_mlp on a GPU against the float64 reference on the CPU. Skipped without one."""
 
 import pytest
 import torch

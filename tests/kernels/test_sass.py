@@ -1,4 +1,7 @@
-"""What the compiler makes of the CUDA kernels for sm_90a: the instructions that their speed was planned with. Needs nvcc and no GPU."""
+"""What the compiler makes of the CUDA kernels: the instructions that their speed was planned with. Needs nvcc and no GPU.
+
+For sm_90a, and the search by mma.sync, which is the first pass of all other GPUs, for theirs.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ pytestmark = [
 ]
 
 ARCHITECTURE = "90a"
-SEARCH, GATHER, SUMS, STEP, HEAD = (
-    ("vq_assign", "search_wgmma", 6),  # at least: float32, float16, bfloat16; two warpgroups and three
+SEARCH, MMA, GATHER, SUMS, STEP, HEAD = (
+    ("vq_assign", "search_wgmma", 12),  # at least: float32, float16, bfloat16; two warpgroups and three; short rows and long ones
+    ("vq_assign", "search_mma", 8),  # these and float64; the first pass and the second
     ("vq_forward", "gather", 10),
     ("vq_forward", "row_sums", 8),
     ("kmeans_step", "row_sums", 4),
@@ -30,8 +34,8 @@ SEARCH, GATHER, SUMS, STEP, HEAD = (
 def kernels():
     """The instances of a kernel by their template arguments; each source is compiled once in a session."""
 
-    def found(stem, kernel, number):
-        instances = sass.instances(stem, ARCHITECTURE, kernel)
+    def found(stem, kernel, number, architecture=ARCHITECTURE):
+        instances = sass.instances(stem, architecture, kernel)
         assert len(instances) >= number, f"{kernel}: {sorted(instances)}"
         return instances
 
@@ -43,7 +47,7 @@ def count(operations, pattern):
     return sum(re.match(pattern, operation) is not None for operation in operations)
 
 
-@pytest.mark.parametrize("kernel", [SEARCH, GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
+@pytest.mark.parametrize("kernel", [SEARCH, MMA, GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
 def test_registers_suffice(kernels, kernel):
     for name, lines in kernels(*kernel).items():
         local = count(sass.operations(lines), "STL|LDL")
@@ -72,6 +76,16 @@ def test_what_is_added_to_memory_is_not_waited_for(kernels, kernel):
         assert tickets == (0 if kernel == STEP else 1), f"{name}: {found}"
         assert not [operation for operation in found if re.match(r"ATOM\.|RED\.", operation)], f"{name}: of a generic address: {found}"
         assert any(operation.startswith("REDG.E.ADD.64") for operation in found), f"{name}: {found}"
+
+
+@pytest.mark.parametrize("kernel", [SEARCH, MMA], ids=lambda kernel: kernel[1])
+def test_a_search_fetches_no_number_but_its_place_on_the_list(kernels, kernel):
+    """For 32 open rows at a time. The second pass counts candidates as well, in shared memory."""
+    for name, lines in kernels(*kernel).items():
+        found = Counter(operation for operation in sass.operations(lines) if re.match(r"ATOM|RED", operation))
+        second = "PassE1" in name
+        assert set(found) == {"ATOMS.ADD" if second else "ATOMG.E.ADD.64.STRONG.GPU"}, f"{name}: {found}"
+        assert second or found.total() <= 3, f"{name}: {found}"  # where a warp has 32 of them, and at the end of a book and of all
 
 
 def test_gather_moves_16_bytes_at_a_time(kernels):
@@ -111,13 +125,33 @@ def test_a_score_costs_five_instructions(kernels):
         assert len(operations) / sass.SCORES <= 5.5, f"{name}: {len(operations) / sass.SCORES} of all kinds"
 
 
+@pytest.mark.parametrize("architecture", ["80", "90a", "100"])
+def test_the_search_by_mma_keeps_its_loop_short(kernels, architecture):
+    """128 codewords x 64 elements for 64 rows: a lane has 32 scores, of eight in each of its four rows."""
+    for name, lines in kernels(*MMA, architecture).items():
+        loop = sass.operations(sass.innermost_loop(lines, r"\bHMMA"))
+        assert count(loop, r"HMMA\.16816\.F32") == count(loop, "HMMA") == 32, name
+        assert count(loop, r"LDSM\.16\.M88\.4") == count(loop, "LDSM") == 16, name
+        assert count(loop, r"LDGSTS.*\.128") == count(loop, "LDGSTS") > 0, name
+        assert count(loop, "STL|LDL") == 0, name
+        # A row of float32 is read twice, 16 bytes at a time, as is the centre.
+        assert count(sass.operations(lines), r"LDG\.E\.128$") == (4 if name.startswith("f") else 2), name
+        if "PassE1" in name:
+            continue
+        after = loop[max(i for i, operation in enumerate(loop) if operation.startswith("HMMA")) + 1 :]
+        assert count(after, "FFMA$") == 32, name
+        # 2.5 of them a score and what four rows meet; with minima of three on sm_90 and later.
+        assert count(after, "V?IMNMX3?$") <= (100 if architecture == "80" else 84), name
+        assert len(after) <= 235, f"{name}: {len(after)} instructions for 32 scores"
+
+
 def test_threads_fit(kernels):
     """Registers that the launch bounds leave: more would spill, far fewer waste what was kept for them."""
     registers = {}
     for stem in ("vq_assign", "vq_forward", "kmeans_step", "mc_dropout_mlp"):
         _, log = sass.compiled(stem, ARCHITECTURE)
         registers |= dict(re.findall(r"Function properties for (\S+)\n.*\n.*Used (\d+) registers", log))
-    for (stem, kernel, _), most in ((SEARCH, 168), (GATHER, 80), (SUMS, 80), (STEP, 80), (HEAD, 255)):
+    for (stem, kernel, _), most in ((SEARCH, 168), (MMA, 128), (GATHER, 80), (SUMS, 80), (STEP, 80), (HEAD, 255)):
         used = [int(number) for name, number in registers.items() if f"{len(kernel)}{kernel}I" in name]
         assert used, f"{stem}: {kernel}"
         assert max(used) <= most, f"{kernel}: {used}"

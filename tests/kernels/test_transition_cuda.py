@@ -1,4 +1,4 @@
-"""The transition and set-proportion kernels on a GPU against the float64 reference. Skipped without one; written before one was at hand."""
+"""The transition and set-proportion kernels on a GPU against the float64 reference. Skipped without one."""
 
 import pytest
 import torch

@@ -223,7 +223,6 @@ def test_direct_calls_are_guarded(case):
 @pytest.mark.parametrize("namespace", ["uefl_cuda", "uefl_triton"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_on_a_gpu(dtype, namespace):
-    """Written before one was at hand."""
     if not (triton_available() if namespace == "uefl_triton" else cuda_built("vq_backward")):
         pytest.skip(f"{namespace} is not built here")
     for x in (normal(300, 24, dtype=dtype), normal(4, 24, 5, 6, dtype=dtype).permute(0, 2, 3, 1)):

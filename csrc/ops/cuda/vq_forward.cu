@@ -48,7 +48,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tens
   STD_TORCH_CHECK(!scales || (scales->is_cuda() && scales->get_device_index() == x.get_device_index() &&
                               scales->scalar_type() == ScalarType::Double && scales->numel() == codes && scales->is_contiguous()),
                   "vq_forward: scales must be float64, contiguous, one for each codeword, on the device of x");
-  STD_TORCH_CHECK(codes <= INT32_MAX && sizes.d <= INT32_MAX, "vq_forward: the codebook is too large");
+  STD_TORCH_CHECK(codes <= INT32_MAX && sizes.d <= INT32_MAX / kWarp, "vq_forward: the codebook is too large");  // a tile has kWarp rows
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
   const Tensor indices = assign("vq_forward", x, codebook, metric, exact);

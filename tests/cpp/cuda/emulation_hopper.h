@@ -1,9 +1,10 @@
 // csrc/cuda/hopper.h on the CPU, as late as the PTX manual allows: a bulk copy happens when somebody waits for the barrier that it
 // reports to, a product when its group is waited for. What reads before it has waited, or hands memory back before what reads it is done,
-// gets wrong numbers. The right operand is found from the bits of its descriptor alone. Not seen: a
-// register of the left operand that changes before its products are done.
+// gets wrong numbers; a register of the left operand that changes before its products are done ends the test. The right operand is found
+// from the bits of its descriptor alone.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 
@@ -128,7 +129,9 @@ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, b
   gather_rows(a, rows);
   const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
   for (int row = 0; row < 2; ++row) std::copy_n(rows[g + 8 * row], 16, left[row].begin());
-  emulation::products[threadIdx.x].open.push_back([&c, left, b, add, t] {
+  const std::array<uint32_t, 4> given{a[0], a[1], a[2], a[3]};
+  emulation::products[threadIdx.x].open.push_back([&c, &a, given, left, b, add, t] {
+    if (!std::equal(given.begin(), given.end(), a)) emulation::refuse("a left operand that changes before its products are done");
     for (int row = 0; row < 2; ++row) {
       for (int i = 0; i < 32; ++i) {
         float& sum = c[i / 2 * 4 + row * 2 + i % 2];

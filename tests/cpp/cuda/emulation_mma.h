@@ -5,13 +5,28 @@
 
 namespace emulation {
 alignas(1024) inline unsigned char shared[256 * 1024];  // dynamic shared memory; addresses in it are offsets
-}
+
+// The upper half of a float, to nearest even.
+struct Bfloat16 {
+  uint16_t bits;
+
+  Bfloat16() = default;
+  explicit Bfloat16(double value) {
+    const auto whole = static_cast<float>(value);
+    const auto all = static_cast<uint32_t>(__float_as_int(whole));
+    bits = static_cast<uint16_t>((std::isnan(whole) ? all | 0x400000u : all + 0x7fffu + (all >> 16 & 1)) >> 16);
+  }
+  operator float() const { return __int_as_float(static_cast<int>(uint32_t{bits} << 16)); }
+};
+}  // namespace emulation
 
 namespace uefl::cuda {
 namespace {
 
 inline float widen(_Float16 value) { return static_cast<float>(value); }
 inline void narrow(double value, _Float16& out) { out = static_cast<_Float16>(static_cast<float>(value)); }
+inline float widen(emulation::Bfloat16 value) { return value; }
+inline void narrow(double value, emulation::Bfloat16& out) { out = emulation::Bfloat16(value); }
 
 inline unsigned char* dynamic_memory() { return emulation::shared + 1024; }
 

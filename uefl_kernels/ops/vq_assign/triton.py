@@ -173,7 +173,7 @@ def _score(
     certain = norm < tl.where(half_square < 2.0**120, 2.0**60, 0.0)  # of what float16 can hold, scaled
     if EXACT:
         runner_up = tl.min(tl.where(code == index[:, None], second, best), 1)
-        # score_error_fp16() of csrc/common/certificate.h; its roundings, in float32 here, vanish in the factors of 1.01.
+        # fp16_error() and score_error_fp16x3() of csrc/common/certificate.h; its roundings, in float32 here, vanish in the factors of 1.01.
         radius, book_unit = _field(header, book, _RADIUS), _power(book_exponent - 14)
         rest, last = _field(header, book, _REST) * book_unit, _field(header, book, _LAST) * book_unit
         if SPLIT:
