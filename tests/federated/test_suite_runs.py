@@ -132,6 +132,15 @@ def test_extensions_are_drawn_apart_where_all_clients_have_one_for_every_segment
         assert [len(points.get_offsets()) for points in ax.collections] == [20, 8, 8]
 
 
+def test_codewords_for_what_others_leave_are_drawn_from_the_mean_on() -> None:
+    """Features around (9, 9); a client's added codeword is nothing, so that it stands in the middle of them."""
+    found = {"silo-0": 9 + np.random.default_rng(0).normal(size=(400, 1, 1, 2))}
+    book = {"silo-0": np.array([[9.0, 9.0], [0.0, 0.0]])}
+    for residual, distance in ((True, 0.0), (False, 9 * 2**0.5)):
+        added = features.panels(found, book, 1, residual=residual).axes[0].collections[2].get_offsets()
+        assert float(np.linalg.norm(added)) == pytest.approx(distance, abs=0.3)
+
+
 @pytest.mark.slow
 def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "uefl", "suite", tiny(tmp_path), "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]

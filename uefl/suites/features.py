@@ -43,13 +43,15 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
         data = silo.load()
         assert isinstance(data, LabeledData)
         found[silo.name] = net.eval().tokens((data.test.images[:_IMAGES] - model.mean) / model.std).numpy()
-    return panels(found, books, int(run.config.table()["arms"][arm]["codewords"]))
+    keys = run.config.table()["arms"][arm]
+    return panels(found, books, int(keys["codewords"]), residual=keys.get("extension") == "residual")
 
 
-def panels(found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int) -> Figure:
+def panels(found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int, *, residual: bool = False) -> Figure:
     """The picture of tokens ``[..., D]`` and codewords ``[..., V, d]`` by client, the first ``shared`` of which all clients have.
 
-    Where each segment has a codebook of its own, those of all segments are in one panel.
+    Where each segment has a codebook of its own, those of all segments are in one panel. Codewords that quantise what others leave of a
+    feature (``residual``) are no features but ways from one: they begin at the mean.
     """
     every = np.concatenate([tokens.reshape(-1, books[name].shape[-1]) for name, tokens in found.items()])
     center = every.mean(0)
@@ -61,11 +63,12 @@ def panels(found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int
     for ax in grid.flat[len(found) :]:
         ax.set_axis_off()
     for ax, (name, tokens) in zip(grid.flat, found.items(), strict=False):
-        codes = (books[name] - center) @ axes
+        first, added = (books[name][..., :shared, :] - center) @ axes, (books[name][..., shared:, :] - (0 if residual else center)) @ axes
         ax.scatter(*((tokens.reshape(-1, len(center)) - center) @ axes).T, s=3, color="#56B4E9", alpha=0.5, linewidths=0)
-        ax.scatter(*codes[..., :shared, :].reshape(-1, 2).T, s=14, color="#000000", marker="x", linewidths=0.8)
-        ax.scatter(*codes[..., shared:, :].reshape(-1, 2).T, s=14, color="#D55E00", marker="^", linewidths=0)
-        ax.set_title(f"{name}, {codes[..., 0].size} codewords")
-    entries = [("feature", "o", "#56B4E9"), ("shared codeword", "x", "#000000"), ("codeword added to this client", "^", "#D55E00")]
+        ax.scatter(*first.reshape(-1, 2).T, s=14, color="#000000", marker="x", linewidths=0.8)
+        ax.scatter(*added.reshape(-1, 2).T, s=14, color="#D55E00", marker="^", linewidths=0)
+        ax.set_title(f"{name}, {first[..., 0].size + added[..., 0].size} codewords")
+    what = f"codeword added to this client{', from the mean on' if residual else ''}"
+    entries = [("feature", "o", "#56B4E9"), ("shared codeword", "x", "#000000"), (what, "^", "#D55E00")]
     legend(figure, [Line2D([], [], linestyle="", label=label, marker=marker, color=color) for label, marker, color in entries])
     return figure
