@@ -1,4 +1,5 @@
-// csrc/cuda/mma.h on the CPU: the layouts of the PTX manual, written out lane by lane. A copy happens when its group is waited for.
+// csrc/cuda/mma.h on the CPU: the layouts of the PTX manual, written out lane by lane. A copy happens at once, or when its group is
+// waited for, as it is drawn.
 #pragma once
 
 #include <array>
@@ -39,7 +40,10 @@ inline void narrow(double value, emulation::Bfloat16& out) { out = emulation::Bf
 
 inline unsigned char* dynamic_memory() { return emulation::shared + 1024; }
 
-inline void copy_async(void* target, const void* source) { emulation::copies[threadIdx.x].open.emplace_back(target, source); }
+inline void copy_async(void* target, const void* source) {
+  if (emulation::at_once()) std::memcpy(target, source, 16);
+  emulation::copies[threadIdx.x].open.emplace_back(target, source);
+}
 inline void commit_copies() {
   emulation::Copies& own = emulation::copies[threadIdx.x];
   own.committed.push_back(std::exchange(own.open, {}));
