@@ -221,9 +221,12 @@ def shifted(by, arm="uefl"):
 def test_differences_are_taken_run_by_run(tmp_path):
     runs = [read_run(run_folder.write(tmp_path / str(i), shifted(by), seed=i)) for i, by in enumerate((0.0, 0.1, -0.3))]
     table = paired_table(runs)
-    assert table.header == ["arm", "accuracy, last 4 rounds, less that of fedavg", "sd over runs", "higher in"]
-    assert table.rows == [["uefl", "+0.133", f"{np.std([0.2, 0.3, -0.1], ddof=1):.3f}", "2 of 3"]]
-    assert paired_table(runs, "uefl").rows == [["fedavg", "-0.133", f"{np.std([0.2, 0.3, -0.1], ddof=1):.3f}", "1 of 3"]]
+    sd = np.std([0.2, 0.3, -0.1], ddof=1)
+    half = 4.302653 * sd / 3**0.5  # Student's t, two degrees of freedom, 97.5 %
+    low, high = 0.4 / 3 - half, 0.4 / 3 + half
+    assert table.header == ["arm", "accuracy, last 4 rounds, less that of fedavg, 95 %", "sd over runs", "higher in"]
+    assert table.rows == [["uefl", f"+0.133 [{low:+.3f}, {high:+.3f}]", f"{sd:.3f}", "2 of 3"]]
+    assert paired_table(runs, "uefl").rows == [["fedavg", f"-0.133 [{-high:+.3f}, {-low:+.3f}]", f"{sd:.3f}", "1 of 3"]]
     assert paired_table(runs[:1]) is None
 
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from uefl import load
+from uefl import load, train
 from uefl.cli import app
 from uefl.errors import RunError, UserError
 from uefl.suites import command, features, runner, suite
@@ -120,6 +120,16 @@ def _shows_features_and_codewords(run: Path) -> None:
     assert [ax.get_title() for ax in panels] == [f"silo-{i}, {len(book)} codewords" for i, book in enumerate(books)]
     for ax, book in zip(panels, books, strict=True):
         assert [len(points.get_offsets()) for points in ax.collections] == [90, 4, len(book) - 4]
+
+
+def test_extensions_are_drawn_apart_where_all_clients_have_one_for_every_segment(tmp_path: Path) -> None:
+    """Two codebooks of four codewords, and as many of each that were added; 18 halves of the tokens of each of the test images."""
+    arms = {"uefl": {"codewords": 4, "segments": 2, "segment_codebooks": True, "extend": "all"}}
+    keys = {"train_per_client": 20, "test_per_client": 10, "width": 2, "hidden": 8, "rounds": [1, 1], "local_epochs": 1}
+    train("demo", out=tmp_path / "run", device="cpu", arms=arms, clients=2, angles=[], passes=2, **keys)
+    for ax in features.draw(tmp_path / "run", None).axes:
+        assert ax.get_title().endswith(", 16 codewords")
+        assert [len(points.get_offsets()) for points in ax.collections] == [180, 8, 8]
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from .folder import Run
 from .tables import Table, last_rounds, number
 from .words import count
 
+_CONFIDENCE = 0.95
+
 
 def by_data(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs on the same data together, in the order of the first of each; a mean over runs on different data means nothing."""
@@ -74,8 +76,20 @@ def _flat(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{place}{key}", value
 
 
+def interval(differences: Sequence[float]) -> str:
+    """The mean of paired differences with its confidence interval of 95 %, by Student's t; a single one has none."""
+    if len(differences) < 2:
+        return f"{differences[0]:+.3f}" if differences else "-"
+    from scipy import stats
+
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5
+    half = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(differences) - 1)) * error
+    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+
+
 def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | None:
-    """One row per arm: its accuracy over the last rounds less that of one arm of the same run, over all finished runs that have both.
+    """One row per arm: its accuracy over the last rounds less that of one arm of the same run, over all finished runs that have both, the
+    mean with its confidence interval.
 
     Differences within a run leave out what its seed does to all arms alike.
 
@@ -97,10 +111,9 @@ def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | Non
             if name != base and {name, base} <= run.arms.keys() and _known(run, name) and _known(run, base)
         ]
         if len(differences) > 1:
-            mean, spread = statistics.fmean(differences), statistics.stdev(differences)
             higher = sum(difference > 0 for difference in differences)
-            rows.append([name, f"{mean:+.3f}", number(spread), f"{higher} of {len(differences)}"])
-    header = ["arm", f"accuracy, {last_rounds(*finished)}, less that of {base}", "sd over runs", "higher in"] if finished else []
+            rows.append([name, interval(differences), number(statistics.stdev(differences)), f"{higher} of {len(differences)}"])
+    header = ["arm", f"accuracy, {last_rounds(*finished)}, less that of {base}, 95 %", "sd over runs", "higher in"] if finished else []
     return Table(f"less {base}, run by run", header, rows) if rows else None
 
 

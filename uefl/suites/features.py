@@ -42,11 +42,11 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
         data = silo.load()
         assert isinstance(data, LabeledData)
         tokens = net.eval().tokens((data.test.images[:_IMAGES] - model.mean) / model.std)
-        found[silo.name] = tokens.reshape(-1, books[silo.name].shape[1]).numpy()
+        found[silo.name] = tokens.reshape(-1, books[silo.name].shape[-1]).numpy()
     every = np.concatenate(list(found.values()))
     center = every.mean(0)
     axes = np.linalg.svd(every - center, full_matrices=False)[2][:2].T
-    shared = min(map(len, books.values()))
+    shared = int(run.config.table()["arms"][arm]["codewords"])  # of each segment, where each has its own
     columns = min(_COLUMNS, len(found))
     rows = -(-len(found) // columns)
     figure = canvas(2.9 * columns, 2.6 * rows + 0.5)
@@ -56,9 +56,9 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
     for ax, (name, features) in zip(panels.flat, found.items(), strict=False):
         points, codes = (features - center) @ axes, (books[name] - center) @ axes
         ax.scatter(*points.T, s=3, color="#56B4E9", alpha=0.5, linewidths=0)
-        ax.scatter(*codes[:shared].T, s=14, color="#000000", marker="x", linewidths=0.8)
-        ax.scatter(*codes[shared:].T, s=14, color="#D55E00", marker="^", linewidths=0)
-        ax.set_title(f"{name}, {len(codes)} codewords")
+        ax.scatter(*codes[..., :shared, :].reshape(-1, 2).T, s=14, color="#000000", marker="x", linewidths=0.8)
+        ax.scatter(*codes[..., shared:, :].reshape(-1, 2).T, s=14, color="#D55E00", marker="^", linewidths=0)
+        ax.set_title(f"{name}, {codes[..., 0].size} codewords")
     entries = [("feature", "o", "#56B4E9"), ("shared codeword", "x", "#000000"), ("codeword added to this client", "^", "#D55E00")]
     legend(figure, [Line2D([], [], linestyle="", label=label, marker=marker, color=color) for label, marker, color in entries])
     return figure

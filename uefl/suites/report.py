@@ -13,6 +13,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ..report import html, markdown
+from ..report.compare import interval
 from ..report.content import Block, Content, Section
 from ..report.folder import Run, read_run
 from ..report.plots import Picture, drawings, marked, shares_file
@@ -21,7 +22,6 @@ from ..report.tables import Table, number
 from . import cost, features
 from .suite import Job, Scale, Suite
 
-_CONFIDENCE = 0.95
 _COLUMNS = 3  # of panels
 _LEGEND = (
     "Mean ± sample deviation over the seeds; accuracy is the mean of a run's last four rounds{selected}; everything else is of its last "
@@ -135,17 +135,6 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     warnings = [f"{len(result.missing)} of {runs + len(result.missing)} runs are not there; see the end"] if result.missing else []
     warnings += [f"no run has the measure {measure!r}" for measure in _absent(result)]
     return Content(f"Suite {result.suite.name}, scale {result.scale}", warnings, sections)
-
-
-def interval(differences: Sequence[float]) -> str:
-    """The mean of paired differences with its confidence interval; a single one has none."""
-    if len(differences) < 2:
-        return f"{differences[0]:+.3f}" if differences else "-"
-    from scipy import stats
-
-    mean, error = statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5
-    half = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(differences) - 1)) * error
-    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
 
 
 def _differences(result: Result, case: str, arm: str, measure: str) -> list[float]:

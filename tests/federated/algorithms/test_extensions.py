@@ -11,6 +11,7 @@ import pytest
 import uefl
 from tests.federated import run_folder
 from tests.federated.tiny import arm, finish, settings
+from uefl.algorithms.base import registry
 from uefl.algorithms.uefl import findings
 from uefl.findings import History
 from uefl.report import plots, read_run, write_report
@@ -123,6 +124,17 @@ def test_the_algorithms_say_what_a_report_shows_of_codebooks(tmp_path):
     figure = plots._draw_clients(run, "accuracy")
     assert "uefl: extended" in [text.get_text() for text in figure.legends[0].get_texts()]
     assert len([line for ax in figure.axes for line in ax.lines if line.get_marker() == "v"]) == 1
+
+
+def test_codewords_of_the_start_are_told_from_extensions_where_all_clients_have_some(tmp_path):
+    """Of the picture of their use: the white line, and the words below it."""
+    lines = [line | ({"usage": list(range(8))} if "usage" in line else {}) for line in run_folder.records(("uefl",))]
+    shares = read_run(run_folder.write(tmp_path, lines)).findings["uefl"].shares
+    assert {len(counts) for counts in shares.counts.values()} == {8}
+    assert shares.group == 4
+    assert "the first 4;" in shares.label
+    per_segment = registry()["uefl"](codewords=4, segments=2, segment_codebooks=True)
+    assert per_segment.block == 8
 
 
 def test_the_frame_has_no_word_for_codebooks():

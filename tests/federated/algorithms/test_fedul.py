@@ -119,10 +119,7 @@ def test_every_arm_learns_what_can_be_learnt(name):
         assert r["validation_accuracy"] is not None
         assert (r["server_loss"] is not None) == (name in ("fedul-m1", "fedul-m2", "supervised"))
         assert (r["train_loss"] is None) == (name == "supervised")
-    if name.startswith("fedllp"):  # slow learners, by design: a step per set
-        assert records[-1]["train_loss"] < records[0]["train_loss"] - 0.05
-    else:
-        assert accuracy(records) > 0.8
+    assert accuracy(records) > (0.7 if name == "fedllp-vat" else 0.8)  # of which a third comes by chance
     assert algorithm.finished
     assert not algorithm.left_out
 

@@ -208,6 +208,15 @@ def test_segments_with_codebooks_of_their_own_take_codewords_of_their_own():
     assert out.counts.tolist() == [[1, 1], [1, 1]]
 
 
+def test_the_use_of_shared_codewords_stands_before_that_of_extensions_for_every_segment():
+    """The picture of it is cut behind the shared ones; here each segment has two, and two more."""
+    algorithm = workspace(settings(segment_codebooks=True, segments=2)).algorithm
+    codes = torch.tensor([[0, 4], [1, 5], [2, 6], [2, 7]])  # 0, 1 are shared of the first segment, 4, 5 of the second
+    work = SimpleNamespace(message=Message({"codebook": torch.zeros(2, 4, 8)}))
+    record = algorithm.measure(work, [{"codes": codes}], last=True)
+    assert record["usage"] == [1, 1, 1, 1, 2, 1, 0, 1]
+
+
 def test_new_codewords_per_segment_are_k_means_of_that_segment():
     rows = torch.stack([torch.arange(6.0)[:, None], 100 + torch.arange(6.0)[:, None]])
     centres, mass = kmeans(rows, 2, 0)

@@ -104,17 +104,23 @@ def test_unpacked_idx_files_are_read_too(idx_root):
     assert torch.equal(both(SOURCES["mnist"](idx_root))[0].images, packed.images)
 
 
+def test_a_file_that_is_absent_among_others_is_named(idx_root):
+    (idx_root / "MNIST/raw/train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(UserError, match=r"no .*MNIST/raw/train-labels-idx1-ubyte.gz: run torchvision.datasets.MNIST\(ROOT, download=True"):
+        SOURCES["mnist"](idx_root)
+
+
 @pytest.mark.parametrize(
     ("name", "there", "message"),
     [
         ("mnist", False, r"MNIST needs a data root.*: run torchvision.datasets.MNIST\(ROOT, download=True\) and give that ROOT"),
-        ("fashion_mnist", True, r"no .*FashionMNIST/raw/train-images-idx3-ubyte.gz: run torchvision.datasets.FashionMNIST"),
-        ("rotated_mnist", True, r"no .*MNIST/raw/train-images-idx3-ubyte.gz: run torchvision.datasets.MNIST"),
+        ("fashion_mnist", True, r"no fashion_mnist in .*: run torchvision.datasets.FashionMNIST.* an .npz named fashion_mnist\*.npz with"),
+        ("rotated_mnist", True, r"no mnist in .*: run torchvision.datasets.MNIST.*, or put there an .npz named mnist\*.npz"),
         ("emnist_letters", False, "EMNIST needs a data root"),
         (
             "emnist_letters",
             True,
-            r'no .*EMNIST/raw/emnist-letters-train-.*: run torchvision.datasets.EMNIST\(ROOT, "letters", download=True',
+            r'no emnist_letters in .*: run torchvision.datasets.EMNIST\(ROOT, "letters", download=True.*emnist_letters\*.npz',
         ),
         ("cifar10", False, r"CIFAR10 needs a data root.*: run torchvision.datasets.CIFAR10\(ROOT, download=True\)"),
         (

@@ -69,13 +69,15 @@ def npz_pool(path, classes, size=8, count=60):
     np.savez(path, x_train=images, y_train=labels, x_test=images[::2], y_test=labels[::2], track=labels)
 
 
-@pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 20), ("gtsrb", 43)])
+@pytest.mark.parametrize(
+    ("name", "classes"), [("cifar10", 10), ("cifar100", 20), ("gtsrb", 43), ("mnist", 10), ("fashion_mnist", 10), ("emnist_letters", 26)]
+)
 def test_an_npz_takes_the_place_of_the_published_files(tmp_path, name, classes):
     path = tmp_path / f"{name}_subset.npz"
     npz_pool(path, classes)
     by_name, by_path = (labeled(x, clients=2, data_root=tmp_path) for x in (name, path))
     assert by_name.notes[0] == f"{name} is read from {name}_subset.npz: 60 training and 30 test images"
-    assert by_name.classes[0] == ("airplane" if name == "cifar10" else "0")
+    assert by_name.classes[0] == {"cifar10": "airplane", "fashion_mnist": "T-shirt/top", "emnist_letters": "A"}.get(name, "0")
     for a, b in zip(load(by_name), load(by_path), strict=True):
         assert torch.equal(a.train.images, b.train.images)
     npz_pool(tmp_path / f"{name}.npz", classes)

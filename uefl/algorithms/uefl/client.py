@@ -52,6 +52,11 @@ class Quantised(Algorithm):
         return Quantizer(self.parameters.commitment)
 
     @property
+    def block(self) -> int:
+        """How many codewords there are from the start, and in every extension, those of all segments together."""
+        return int(self.parameters.codewords * (self.parameters.segments if self.quantizer.segment_codebooks else 1))
+
+    @property
     def static_step(self) -> bool:
         """But for moving averages, each of which is a new tensor."""
         return not self.quantizer.decay
@@ -187,11 +192,13 @@ class Quantised(Algorithm):
             "perplexity": float(perplexity(counts).mean()),
             "perplexity_full": float(perplexity(counts.sum(1)).mean()),
         }
-        return record | unseen.measured(work, extras) | ({"usage": counts[0].sum(0).tolist()} if last else {})
+        # codeword by codeword, with the segments of each side by side: what all clients have stands first
+        usage = counts[0].sum(0).view(codebook.shape[:-1]).movedim(-1, 0).flatten()
+        return record | unseen.measured(work, extras) | ({"usage": usage.tolist()} if last else {})
 
     def findings(self, history: History) -> Findings | None:
         """A section on the extensions of codebooks."""
-        return findings.findings(history)
+        return findings.findings(history, self.block)
 
     def infer(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Logits ``[B, classes]`` of features that the client's codebook has quantised."""

@@ -41,11 +41,12 @@ class Decision(NamedTuple):
         return max(self.measured, key=lambda name: self.measured[name])
 
 
-def findings(history: History, drawn: bool = False) -> Findings:
+def findings(history: History, shared: int, drawn: bool = False) -> Findings:
     """Every decision as a sentence and as a row, and how often each codeword is used.
 
     Args:
         history: of the arm.
+        shared: codewords that a client has from the start; every extension is as large.
         drawn: whether clients are extended that were drawn in the place of those above the threshold.
     """
     decided = list(decisions(history))
@@ -66,7 +67,7 @@ def findings(history: History, drawn: bool = False) -> Findings:
             for d in decided
         ],
         [] if beyond is None else [f"the threshold of {_number(beyond)} nats cannot be reached: {beyond_reach(beyond, history.classes)}"],
-        _usage(history),
+        _usage(history, shared),
     )
 
 
@@ -121,18 +122,17 @@ def _undecided(history: History) -> str:
     return "its codebook is never extended." if history.finished else "no decision about extensions so far."
 
 
-def _usage(history: History) -> Shares | None:
+def _usage(history: History, shared: int) -> Shares | None:
     counts = {r["client"]: r["usage"] for r in history.records if r.get("usage")}
     if not counts:
         return None
-    codewords = min(map(len, counts.values()))  # every client has the shared ones, and extensions are as large
     return Shares(
         "usage",
         "Codeword usage",
         counts,
-        f"codeword (shared: the first {codewords}; then the client's extensions)",
+        f"codeword (shared: the first {shared}; then the client's extensions)",
         "Share of each client's test vectors that took each codeword; grey: codewords that it does not have.",
-        codewords,
+        shared,
     )
 
 

@@ -276,7 +276,7 @@ class UEFL(Quantised):
 
     def findings(self, history: History) -> Findings:
         """A section on the extensions of codebooks, which says where clients were drawn."""
-        return findings.findings(history, self.parameters.extend == "random")
+        return findings.findings(history, self.block, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
         """The codebook that the client sees."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .. import idx
+from .. import idx, npz
 from ..images import Images, Rows
 from ..table import Table
 from .base import need_root, source
@@ -18,13 +18,16 @@ _ADVICE = 'run torchvision.datasets.EMNIST(ROOT, "letters", download=True) and g
 
 @source("emnist_letters")
 def emnist_letters(root: Path | None) -> Table:
-    """EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it.
+    """EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it, or from ``ROOT/emnist_letters*.npz``, upright and from 0 on.
 
-    The files hold the letters transposed and the test letters sorted; here they stand upright, and are dealt in a fixed random order.
+    The published files hold the letters transposed and the test letters sorted; here they stand upright, dealt in a fixed random order.
     """
-    raw = need_root(root, "EMNIST", _ADVICE) / "EMNIST" / "raw"
+    root, letters = need_root(root, "EMNIST", _ADVICE), tuple(string.ascii_uppercase)
+    raw = root / "EMNIST" / "raw"
+    if not raw.exists():
+        return npz.find_pool("emnist_letters", root, "emnist_letters*.npz", letters, _ADVICE)
     stems = ("emnist-letters-train", "emnist-letters-test")
-    table = idx.read("emnist_letters", raw, stems, tuple(string.ascii_uppercase), _ADVICE, first_label=1, shuffle=True)
+    table = idx.read("emnist_letters", raw, stems, letters, _ADVICE, first_label=1, shuffle=True)
     return replace(table, images=_upright(table.images))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import idx
+from .. import idx, npz
 from ..table import Table
 from .base import need_root, source, torchvision_advice
 
@@ -13,7 +13,10 @@ CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 @source("fashion_mnist")
 def fashion_mnist(root: Path | None) -> Table:
-    """FashionMNIST in file order, from ``ROOT/FashionMNIST/raw`` as torchvision stores it."""
+    """FashionMNIST in file order, from ``ROOT/FashionMNIST/raw`` as torchvision stores it, or from ``ROOT/fashion_mnist*.npz``."""
     advice = torchvision_advice("FashionMNIST")
-    raw = need_root(root, "FashionMNIST", advice) / "FashionMNIST" / "raw"
+    root = need_root(root, "FashionMNIST", advice)
+    raw = root / "FashionMNIST" / "raw"
+    if not raw.exists():
+        return npz.find_pool("fashion_mnist", root, "fashion_mnist*.npz", CLASSES, advice)
     return idx.read("fashion_mnist", raw, ("train", "t10k"), CLASSES, advice)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import idx
+from .. import idx, npz
 from ..table import Table, numbers
 from .base import need_root, source, torchvision_advice
 
 
 @source("mnist")
 def mnist(root: Path | None) -> Table:
-    """MNIST in file order, from ``ROOT/MNIST/raw`` as torchvision stores it."""
+    """MNIST in file order, from ``ROOT/MNIST/raw`` as torchvision stores it, or from ``ROOT/mnist*.npz``."""
     advice = torchvision_advice("MNIST")
-    return idx.read("mnist", need_root(root, "MNIST", advice) / "MNIST" / "raw", ("train", "t10k"), numbers(10), advice)
+    root = need_root(root, "MNIST", advice)
+    raw = root / "MNIST" / "raw"
+    if not raw.exists():
+        return npz.find_pool("mnist", root, "mnist*.npz", numbers(10), advice)
+    return idx.read("mnist", raw, ("train", "t10k"), numbers(10), advice)
