@@ -90,6 +90,7 @@ inline std::deque<Thread> threads;  // kept from launch to launch
 inline Thread* running;
 inline Waiting ready;
 inline std::minstd_rand draw;
+inline bool at_once() { return draw() % 2 == 0; }  // of what may happen at any time until it is waited for
 inline ucontext_t launcher;
 inline Barrier* block_barrier;
 inline unsigned blocks_run = 0;  // in all launches

@@ -1,7 +1,7 @@
-// csrc/cuda/hopper.h on the CPU, as late as the PTX manual allows: a bulk copy happens when somebody waits for the barrier that it
-// reports to, a product when its group is waited for. What reads before it has waited, or hands memory back before what reads it is done,
-// gets wrong numbers; a register of the left operand that changes before its products are done ends the test. The right operand is found
-// from the bits of its descriptor alone.
+// csrc/cuda/hopper.h on the CPU, as early or as late as the PTX manual allows, as it is drawn: a bulk copy happens at once or when somebody
+// waits for the barrier that it reports to, a product when its group is committed or waited for. What reads before it has waited, or
+// hands memory back before what reads it is done, gets wrong numbers; a register of the left operand that changes before its products are
+// done ends the test. The right operand is found from the bits of its descriptor alone.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,13 @@ inline float half_value(uint16_t bits) {
 using Product = std::function<void()>;
 struct Products {
   std::vector<Product> open;                   // not committed
-  std::deque<std::vector<Product>> committed;  // not waited for
+  std::deque<std::vector<Product>> committed;  // not done
+
+  void finish(size_t but) {
+    for (; committed.size() > but; committed.pop_front()) {
+      for (const Product& product : committed.front()) product();
+    }
+  }
 };
 inline std::map<unsigned, Products> products;  // of each thread
 
@@ -102,6 +108,7 @@ inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier*
     emulation::refuse("a bulk copy that is not of whole 16 bytes");
   }
   emulation::CountingBarrier& found = emulation::at(barrier);
+  if (emulation::at_once()) std::memcpy(target, source, bytes);
   found.copies.push_back([=, &found] {
     std::memcpy(target, source, bytes);
     found.bytes -= bytes;
@@ -113,13 +120,11 @@ inline void products_begin() {}
 inline void products_commit() {
   emulation::Products& own = emulation::products[threadIdx.x];
   own.committed.push_back(std::exchange(own.open, {}));
+  if (emulation::at_once()) own.finish(0);
 }
 template <int kPending>
 void products_wait() {
-  auto& committed = emulation::products[threadIdx.x].committed;
-  for (; committed.size() > kPending; committed.pop_front()) {
-    for (const emulation::Product& product : committed.front()) product();
-  }
+  emulation::products[threadIdx.x].finish(kPending);
   __syncwarp();
 }
 

@@ -1,10 +1,20 @@
-// csrc/cuda/mma.h on the CPU: the layouts of the PTX manual, written out lane by lane.
+// csrc/cuda/mma.h on the CPU: the layouts of the PTX manual, written out lane by lane. A copy happens at once, or when its group is
+// waited for, as it is drawn.
 #pragma once
+
+#include <array>
 
 #include "emulation.h"
 
 namespace emulation {
 alignas(1024) inline unsigned char shared[256 * 1024];  // dynamic shared memory; addresses in it are offsets
+
+struct Copies {
+  using Group = std::vector<std::pair<void*, const void*>>;
+  Group open;
+  std::deque<Group> committed;
+};
+inline std::array<Copies, 1024> copies;  // of each thread
 
 // The upper half of a float, to nearest even.
 struct Bfloat16 {
@@ -30,10 +40,21 @@ inline void narrow(double value, emulation::Bfloat16& out) { out = emulation::Bf
 
 inline unsigned char* dynamic_memory() { return emulation::shared + 1024; }
 
-inline void copy_async(void* target, const void* source) { std::memcpy(target, source, 16); }
-inline void commit_copies() {}
+inline void copy_async(void* target, const void* source) {
+  if (emulation::at_once()) std::memcpy(target, source, 16);
+  emulation::copies[threadIdx.x].open.emplace_back(target, source);
+}
+inline void commit_copies() {
+  emulation::Copies& own = emulation::copies[threadIdx.x];
+  own.committed.push_back(std::exchange(own.open, {}));
+}
 template <int kPending>
-void wait_copies() {}
+void wait_copies() {
+  auto& committed = emulation::copies[threadIdx.x].committed;
+  for (; committed.size() > kPending; committed.pop_front()) {
+    for (const auto& [target, source] : committed.front()) std::memcpy(target, source, 16);
+  }
+}
 
 inline uint16_t to_half(float value) {
   const _Float16 narrow = static_cast<_Float16>(value);
