@@ -1,7 +1,7 @@
 """A CUDA graph in miniature, on the CPU: the operations of a step are written down with their tensors, and repeated on the same ones.
 
 As on a GPU, what Python does in between is not repeated, nothing is computed while it is written down, and a value that Python asks for
-ends it.
+ends it, as do operations which ask for one themselves there, and draws of a generator of one's own, which is on the host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique_dim", "_unique2"}
+_WAITS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "is_nonzero",
+    "equal",
+    "unique_dim",
+    "_unique2",
+    "unique_consecutive",
+    "bincount",
+}
+_PUTS = {"index_put", "index_put_"}  # with deterministic kernels, as a run has them; not what the gradient of an index calls
 
 
 class Tape:
@@ -60,7 +71,8 @@ class _Writing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        if name in _WAITS:
+        masked = name == "index" and any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in args[1])
+        if name in _WAITS | _PUTS or masked or kwargs.get("generator") is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         self._keep((args, kwargs))
         out = func(*args, **kwargs)

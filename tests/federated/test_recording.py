@@ -8,21 +8,23 @@ from tests.federated.tape import Tape
 from tests.federated.tiny import arm, federation, finish, settings, values
 from uefl.algorithms.base import Algorithm, registry
 from uefl.client.recording import CudaRecorder, is_static
+from uefl.seeds import make_repeatable
 
 SIZES = (40, 40, 40)  # in batches of 16: two of one size in every pass, and one of eight
 STATIC = sorted(name for name, kind in registry().items() if kind.trains_clients and kind.kind == "labeled" and is_static(kind()))
 
 
+def trained(recorder, name, algorithm=None, fed=None, **keys):
+    """The arm's records and parameters, the arm, and the recorder."""
+    keys = {"local_epochs": 6, "rounds": [2], "max_iterations": 1, **keys}
+    one, room, _ = arm(settings(name, **keys), fed or federation(SIZES), algorithm=algorithm)
+    room.recorder = recorder if is_static(room.algorithm) else None  # as a Workspace has it
+    return finish(one), values(one).clone(), one, recorder
+
+
 def both(name, algorithm=None, fed=None, tape=None, **keys):
-    """The arm's records and parameters, without a recording and with one."""
-    found = []
-    for recorder in (None, tape or Tape()):
-        one, room, _ = arm(
-            settings(name, **{"local_epochs": 6, "rounds": [2], "max_iterations": 1, **keys}), fed or federation(SIZES), algorithm=algorithm
-        )
-        room.recorder = recorder if is_static(room.algorithm) else None  # as a Workspace has it
-        found.append((finish(one), values(one).clone(), one, recorder))
-    return found
+    """Without a recording, and with one."""
+    return [trained(recorder, name, algorithm, fed, **keys) for recorder in (None, tape or Tape())]
 
 
 def test_who_says_so():
@@ -83,6 +85,29 @@ def test_it_holds_for_unlabeled_sets(name):
     assert bool(recorder.recorded) == (name in ("fedul", "fedavg-labeled"))
 
 
+class Fixed(Algorithm):
+    """Of whose network a part is not trained, not by weight decay either."""
+
+    def build_model(self, spec):
+        net = super().build_model(spec)
+        next(net.parameters()).requires_grad_(False)
+        return net
+
+    def weight_decay(self, work):
+        return 0.1
+
+
+def test_it_holds_for_a_network_of_which_a_part_is_not_trained():
+    plain, taped = both("fedavg", algorithm=Fixed(), rounds=[1])
+    assert taped[0] == plain[0]
+    assert torch.equal(taped[1], plain[1])
+    assert taped[3].recorded
+    flat = arm(settings("fedavg"), federation(SIZES), algorithm=Fixed())[1].flat
+    change = (taped[1] - flat.values.detach()).abs()
+    assert change[flat.frozen].max() < 1e-6  # the rounding of an average
+    assert change[~flat.frozen].mean() > 1e-4
+
+
 def test_it_holds_where_all_images_are_pooled():
     """The server's own training is a turn like any other."""
     plain, taped = both("centralised")
@@ -101,6 +126,36 @@ class Waits(Algorithm):
         return loss * float(loss.detach())
 
 
+class Draws(Algorithm):
+    """Claims what is not so: its numbers come from the host."""
+
+    static_step = True
+
+    def loss(self, work, batch):
+        return super().loss(work, batch) * torch.rand((), generator=work.generator)
+
+
+class Chooses(Algorithm):
+    """Claims what is not so: how many images it takes is known on the device alone."""
+
+    static_step = True
+
+    def loss(self, work, batch):
+        even = batch.labels % 2 == 0
+        return work.cross_entropy(work.logits(batch.images)[even], batch.labels[even])
+
+
+class Renews(Algorithm):
+    """Claims what is not so: it keeps a new tensor in every step."""
+
+    static_step = True
+
+    def loss(self, work, batch):
+        loss = super().loss(work, batch)
+        work.memory["mean"] = 0.9 * work.memory.get("mean", 0) + 0.1 * loss.detach()
+        return loss * work.memory["mean"]
+
+
 class Counts(Algorithm):
     """Claims what is not so: its loss follows a count of Python's."""
 
@@ -111,10 +166,12 @@ class Counts(Algorithm):
 
 
 def test_a_claim_that_is_not_so_shows():
-    with pytest.raises(Exception, match=r"0 of 3 clients sent .*_local_scalar_dense"):
-        both("fedavg", algorithm=Waits())
-    plain, taped = both("fedavg", algorithm=Counts())
-    assert not torch.equal(taped[1], plain[1])
+    for claim, operation in ((Waits, "_local_scalar_dense"), (Draws, "rand"), (Chooses, "index")):
+        with pytest.raises(Exception, match=rf"0 of 3 clients sent .*capturing: {operation}"):
+            trained(Tape(), "fedavg", claim(), rounds=[1])
+    for claim in (Counts, Renews):
+        plain, taped = both("fedavg", algorithm=claim(), rounds=[1])
+        assert not torch.equal(taped[1], plain[1]), claim
 
 
 def test_a_class_that_changes_the_step_has_to_say_so_itself():
@@ -136,7 +193,15 @@ def test_a_class_that_changes_the_step_has_to_say_so_itself():
         def before_round(self, work):
             pass
 
-    assert [is_static(kind()) for kind in (Silent, Below, Says, AlsoChanges, OtherMethods)] == [False, False, True, False, True]
+    class AlsoSilent(Algorithm):
+        def before_step(self, work, gradient):
+            pass
+
+    class Behind(Says, AlsoSilent):
+        """What was said of one class says nothing of another one beside it."""
+
+    kinds = (Silent, Below, Says, AlsoChanges, OtherMethods, Behind)
+    assert [is_static(kind()) for kind in kinds] == [False, False, True, False, True, False]
 
 
 def test_few_steps_of_one_size_are_not_recorded():
@@ -150,7 +215,18 @@ def test_it_is_for_a_gpu():
     assert arm(settings("fedavg", cuda_graphs=True))[1].recorder is None
 
 
+@pytest.fixture
+def repeatable():
+    """Kernels of a GPU as a run has them."""
+    before = torch.backends.cudnn.benchmark
+    make_repeatable(torch.get_num_threads(), torch.device("cuda"))
+    yield
+    torch.backends.cudnn.benchmark = before
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.cuda
+@pytest.mark.usefixtures("repeatable")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["fedavg", "uefl", "scaffold"])
 def test_a_cuda_graph_has_the_same_bits(name):

@@ -98,7 +98,7 @@ class Algorithm:
         """Whether every step of a turn does the same operations on the same tensors, whatever their values, and waits for none of them:
         then a CUDA graph can replay it. A class that overrides ``regularize``, ``loss``, ``before_step`` or ``after_batch`` has to say so
         itself (``static_step = True``), or its steps are not replayed. In a replay a value of Python, such as ``work.step``, is what it was
-        at the recording; so tensors of ``work.memory`` are changed in place, and random numbers come from torch's own generator."""
+        at the recording; so tensors of ``work.memory`` are changed in place, and the device draws random numbers, by torch's generator."""
         return True
 
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:

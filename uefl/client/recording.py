@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FIRST = 2
 """steps before the recording, in which the optimizer, gradients and libraries make what they keep"""
 _LEAST = 10
-"""steps of one size from which on a recording pays: making it takes about as long as two or three steps"""
+"""steps of one size from which on a recording should pay, whose making is reckoned to take as long as a few steps; not measured"""
 _METHODS = ("regularize", "loss", "before_step", "after_batch")
 
 Step = Callable[[Batch], None]
@@ -86,13 +86,14 @@ def recorder_of(device: torch.device) -> Recorder | None:
 
 
 def is_static(algorithm: Algorithm) -> bool:
-    """Whether the class that defines the steps of an algorithm also says that they can be repeated."""
-    for kind in type(algorithm).__mro__:
-        if "static_step" in vars(kind):
-            return algorithm.static_step
-        if any(method in vars(kind) for method in _METHODS):
-            return False
-    return False
+    """Whether a class that has every method of the algorithm's steps, its own or inherited, says that they can be repeated."""
+    kind = type(algorithm)
+    says = _owner(kind, "static_step")
+    return all(issubclass(says, _owner(kind, method)) for method in _METHODS) and algorithm.static_step
+
+
+def _owner(kind: type[Algorithm], name: str) -> type:
+    return next(owner for owner in kind.__mro__ if name in vars(owner))
 
 
 @contextmanager

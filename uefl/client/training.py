@@ -59,7 +59,7 @@ def fit(
     if moments is not None:
         optimizer.state[flat.values] = {name: value.clone() for name, value in moments.items()}
     frozen = flat.frozen
-    kept = None if frozen is None else flat.values.detach()[frozen].clone()
+    kept = None if frozen is None else flat.values.detach().clone()
     plan = _plan(algorithm, work, epochs)
     work.epochs = len(plan)
     measure = loss or algorithm.loss
@@ -79,7 +79,9 @@ def fit(
         algorithm.before_step(work, gradient)
         optimizer.step()
         if frozen is not None and kept is not None:
-            flat.values.data[frozen] = kept  # terms of the parameters, such as weight decay, are for those that are trained
+            # Terms of the parameters, such as weight decay, are for those that are trained. By a mask: positions would be looked at on the
+            # host where kernels have to be deterministic, which a CUDA graph cannot hold.
+            torch.where(frozen, kept, flat.values.data, out=flat.values.data)
         total.add_(value.detach() * len(batch.positions))
         work.step += 1
         algorithm.after_batch(work, batch)

@@ -19,7 +19,7 @@ class FlatModule:
         values: ``[P]`` float32, a leaf whose ``.grad`` is the flat gradient: an optimizer needs nothing else.
         buffers: ``[Q]`` float32, running means and variances. Other buffers, such as the number of batches that batch norm has seen, are
             part of no message; :meth:`reset` sets them to what they were at first.
-        frozen: positions ``[F]`` in ``values`` of parameters that do not require a gradient; None: there are none.
+        frozen: mask ``[P]``, bool, of those ``values`` whose parameters do not require a gradient; None: there are none.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,7 +32,7 @@ class FlatModule:
         self.buffers = torch.empty(sum(b.numel() for b in running), device=device)
         self._others = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         fixed = torch.cat([torch.full((p.numel(),), not p.requires_grad, device=device) for p in parameters])
-        self.frozen = fixed.nonzero().flatten() if bool(fixed.any()) else None
+        self.frozen = fixed if bool(fixed.any()) else None
         offset = 0
         for p in parameters:
             view = _view(self.values.data, offset, p)
