@@ -33,6 +33,7 @@ from uefl.data import Federation, build
 from uefl.data.federation import LabeledData
 from uefl.deploy.workers import on_workers
 from uefl.models.normalization import normalization
+from uefl.seeds import make_repeatable
 
 from . import rounds
 from .held import hold
@@ -120,7 +121,15 @@ class Published:
         )
 
     def train(self) -> None:
-        """The local epochs of every silo, then the average of all but the codebooks."""
+        """The local epochs of every silo, then the average of all but the codebooks; on a GPU by the fastest kernels, as published."""
+        repeatable = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)
+        try:
+            self._train()
+        finally:
+            torch.use_deterministic_algorithms(repeatable, warn_only=True)
+
+    def _train(self) -> None:
         total = {name: torch.zeros_like(tensor) for name, tensor in self.server.state_dict().items() if name != "codebook"}
         for k, (images, labels) in enumerate(self.train_data):
             model = self._of_silo(k)
@@ -176,7 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--processes", default="", metavar="N,N", help="rows in which so many processes have the clients")
     args = parser.parse_args(arguments)
     hold(args.held, "benchmarks.uefl_round", arguments)
-    torch.set_num_threads(args.threads)
+    make_repeatable(args.threads, torch.device(args.device))  # as a run does, and the processes that have its clients
     cfg, device = config.load(args.preset, args.set), args.device
     cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, torch.device(device)) else "fp32")
     federation = build(cfg.data, kind="labeled", seed=cfg.run.seed)

@@ -306,6 +306,9 @@ class _Run:
         def started(client: str) -> None:
             self.observer.client(name, arm.round, client)
 
+        if self.cfg.run.cuda_graphs and self._deployment is None and workspace.recorder is None:
+            why = "its steps are not all the same" if self.device.type == "cuda" else "its clients are not on a GPU"
+            self.observer.notice(f"note: arm {name!r} trains without run.cuda_graphs: {why}")
         engine: Engine = LocalEngine(self.clients.handlers(workspace), started)
         if self._deployment is not None:
             engine = self._deployment.engine(name, started)

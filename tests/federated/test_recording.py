@@ -6,6 +6,7 @@ import torch
 from tests.federated import tiny_sets
 from tests.federated.tape import Tape
 from tests.federated.tiny import arm, federation, finish, settings, values
+from tests.federated.whole_run import Watcher, start
 from uefl.algorithms.base import Algorithm, registry
 from uefl.client.recording import CudaRecorder, is_static
 from uefl.seeds import make_repeatable
@@ -204,6 +205,13 @@ def test_a_class_that_changes_the_step_has_to_say_so_itself():
     assert [is_static(kind()) for kind in kinds] == [False, False, True, False, True, False]
 
 
+def test_every_size_of_which_there_are_enough_batches_has_a_recording():
+    plain, taped = both("fedavg", local_epochs=10, rounds=[1])  # twenty batches of 16 and ten of 8
+    assert taped[0] == plain[0]
+    assert torch.equal(taped[1], plain[1])
+    assert (taped[3].recorded, taped[3].replayed) == (3 * 2, 3 * (18 + 8))
+
+
 def test_few_steps_of_one_size_are_not_recorded():
     tape = Tape()
     plain, taped = both("fedavg", tape=tape, local_epochs=4)  # eight batches of 16 and four of 8
@@ -211,8 +219,13 @@ def test_few_steps_of_one_size_are_not_recorded():
     assert tape.recorded == 0
 
 
-def test_it_is_for_a_gpu():
+def test_it_is_for_a_gpu_and_a_run_says_where_it_has_no_effect(tmp_path):
     assert arm(settings("fedavg", cuda_graphs=True))[1].recorder is None
+    watcher = Watcher()
+    start(tmp_path / "run", 'arms=["fedavg"]', "cuda_graphs=true", observer=watcher)
+    assert [notice for notice in watcher.notices if "cuda_graphs" in notice] == [
+        "note: arm 'fedavg' trains without run.cuda_graphs: its clients are not on a GPU"
+    ]
 
 
 @pytest.fixture

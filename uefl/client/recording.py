@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -40,7 +40,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs, of which the last one is kept: the next one takes its memory.
+    """CUDA graphs, of which the last one is kept: the next ones take its memory, which none of them needs between two replays.
 
     Args:
         device: a GPU.
@@ -98,7 +98,7 @@ def _owner(kind: type[Algorithm], name: str) -> type:
 
 @contextmanager
 def replayed(step: Step, work: Work, plan: list[list[torch.Tensor]]) -> Iterator[Step]:
-    """The same step, carried out by replays of a recording where the turn has enough batches of one size.
+    """The same step, carried out by replays of a recording for each size of which the turn has enough batches.
 
     Args:
         step: takes a batch; counts itself in ``work.step``, and images in ``work.counted``.
@@ -106,44 +106,55 @@ def replayed(step: Step, work: Work, plan: list[list[torch.Tensor]]) -> Iterator
         plan: the batches of every pass.
     """
     recorder = work.workspace.recorder
-    sizes = Counter(len(positions) for batches in plan for positions in batches)
-    size, number = max(sizes.items(), key=lambda item: item[1], default=(0, 0))
-    if recorder is None or number < _LEAST:
+    numbers = Counter(len(positions) for batches in plan for positions in batches)
+    sizes = {size for size, number in numbers.items() if number >= _LEAST}
+    if recorder is None or not sizes:
         yield step
         return
     with recorder.turn():
-        yield _Replayed(step, work, recorder, size)
+        yield _Replayed(step, work, recorder, sizes)
+
+
+class _Recording(NamedTuple):
+    """A step on a batch that stays where it is."""
+
+    batch: Batch
+    replay: Callable[[], None]
+    images: Counter[str]
+    """what it adds to ``work.counted``"""
 
 
 class _Replayed:
-    """Steps on batches of one size, the first few and those of other sizes as they are."""
+    """Steps on batches of some sizes; the first few of each size, and those of other sizes, as they are."""
 
-    def __init__(self, step: Step, work: Work, recorder: Recorder, size: int) -> None:
-        self._step, self._work, self._recorder, self._size = step, work, recorder, size
-        self._first = _FIRST
-        self._replay: Callable[[], None] | None = None
+    def __init__(self, step: Step, work: Work, recorder: Recorder, sizes: set[int]) -> None:
+        self._step, self._work, self._recorder = step, work, recorder
+        self._first = dict.fromkeys(sizes, _FIRST)
+        self._recordings: dict[int, _Recording] = {}
 
     def __call__(self, batch: Batch) -> None:
-        if len(batch.positions) != self._size:
+        size = len(batch.positions)
+        if size not in self._first:
             self._step(batch)
             return
-        if self._first:
-            self._first -= 1
+        if self._first[size]:
+            self._first[size] -= 1
             self._step(batch)
             return
-        if self._replay is None:
-            self._replay = self._recorded(batch)
-        for place, tensor in zip(self._batch, batch, strict=True):
-            place.copy_(tensor)
-        self._replay()
+        if size not in self._recordings:
+            self._recordings[size] = self._recorded(batch)
+        place, replay, images = self._recordings[size]
+        for mine, tensor in zip(place, batch, strict=True):
+            mine.copy_(tensor)
+        replay()
         self._work.step += 1
-        self._work.counted.update(self._images)
+        self._work.counted.update(images)
 
-    def _recorded(self, batch: Batch) -> Callable[[], None]:
+    def _recorded(self, batch: Batch) -> _Recording:
         """Recording carries out what is Python, and nothing else: what it counts is taken back."""
-        self._batch = Batch(*(tensor.clone() for tensor in batch))
+        place = Batch(*(tensor.clone() for tensor in batch))
         step, counted = self._work.step, self._work.counted.copy()
-        replay = self._recorder.record(lambda: self._step(self._batch))
-        self._images = self._work.counted - counted
+        replay = self._recorder.record(lambda: self._step(place))
+        images = self._work.counted - counted
         self._work.step, self._work.counted = step, counted
-        return replay
+        return _Recording(place, replay, images)
