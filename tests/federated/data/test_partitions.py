@@ -64,6 +64,9 @@ def test_a_scheme_of_your_own(monkeypatch):
     federation = labeled(partition={"scheme": "every-second"})
     assert [silo.name for silo in federation.silos] == ["half-0", "half-1"]
     assert federation.manifest["partition"] == {"scheme": "every-second"}
+    assert labeled(clients=2, partition={"scheme": "every-second"}).digest == federation.digest
+    with pytest.raises(UserError, match=r"^key 'clients': partition 'every-second' makes 2; say so, or leave it out; got 5$"):
+        labeled(clients=5, partition={"scheme": "every-second"})
 
 
 # --- Dirichlet -----------------------------------------------------------------------------------------------------
