@@ -184,6 +184,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--processes", default="", metavar="N,N", help="rows in which so many processes have the clients")
     args = parser.parse_args(arguments)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: torch finds no GPU; leave it out to measure on the CPU")
     hold(args.held, "benchmarks.uefl_round", arguments)
     make_repeatable(args.threads, torch.device(args.device))  # as a run does, and the processes that have its clients
     cfg, device = config.load(args.preset, args.set), args.device

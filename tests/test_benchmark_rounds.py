@@ -37,6 +37,18 @@ def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
     assert "3 silos, 240 images, width 4" in printed
 
 
+def test_a_gpu_that_is_not_there_is_said_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        uefl_round.main(["demo", "--device", "cuda"])
+    assert ended.value.code == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("error: argument --device: torch finds no GPU; leave it out to measure on the CPU")
+    )
+
+
 def test_rounds_are_compared_turn_by_turn():
     """Medians, and ratios to the first loop in the same turn."""
     ours = [(1.0, 1.0, 2.0, 2.0), (3.0, 1.0, 4.0, 4.0), (2.0, 1.0, 3.0, 3.0)]

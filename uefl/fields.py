@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,7 +18,13 @@ _TYPES = frozenset({"bool", "int", "float", "str"})  # what pydantic adds to the
 _LONGEST = 80
 
 
-def parse(kind: type[S], place: str, table: dict[str, Any], homes: Homes = lambda key: []) -> S:
+def parse(
+    kind: type[S],
+    place: str,
+    table: dict[str, Any],
+    homes: Homes = lambda key: [],
+    inside: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> S:
     """A table as a model of pydantic, lists as tuples.
 
     Args:
@@ -25,6 +32,7 @@ def parse(kind: type[S], place: str, table: dict[str, Any], homes: Homes = lambd
         place: the section that the table stands in, for the message.
         table: plain values.
         homes: says where a key that ``kind`` does not have is known.
+        inside: the keys of tables in this one, by their places, to look for what was meant.
 
     Raises:
         UserError: the first key that is unknown, of a wrong type, or out of its range.
@@ -32,7 +40,7 @@ def parse(kind: type[S], place: str, table: dict[str, Any], homes: Homes = lambd
     try:
         return kind(**{key: _tuples(value) for key, value in table.items()})
     except ValidationError as error:
-        raise _refused(error, place, kind, homes) from None
+        raise _refused(error, place, kind, homes, inside) from None
 
 
 def unknown(key: str, place: str, keys: Iterable[str], homes: Homes, listed: str = "") -> UserError:
@@ -49,14 +57,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _refused(error: ValidationError, place: str, kind: type[BaseModel], homes: Homes) -> UserError:
+def _refused(error: ValidationError, place: str, kind: type[BaseModel], homes: Homes, inside: Mapping[str, Iterable[str]]) -> UserError:
     """The first finding of pydantic as an error of the user."""
     found = error.errors(include_url=False)[0]
     where = [part for part in map(str, found["loc"]) if not part.startswith(("function-", "is-instance", "tuple")) and part not in _TYPES]
     key = ".".join([place, *where])
     if found["type"] == "extra_forbidden":
         if len(where) > 1:
-            return unknown(where[-1], ".".join([place, *where[:-1]]), (), homes)
+            within = ".".join([place, *where[:-1]])
+            return unknown(where[-1], within, inside.get(within, ()), homes)
         keys, ours = kind.model_fields, kind.__module__.partition(".")[0] == __name__.partition(".")[0]
         return unknown(where[-1], place, keys, homes, "" if ours else f"it has {', '.join(keys) or 'no keys'}")
     if found["type"] == "missing":

@@ -93,7 +93,7 @@ def test_a_base_is_merged_key_by_key(tmp_path):
 
 
 def test_names_with_commas_are_told_how_a_list_is_written():
-    with pytest.raises(UserError, match=re.escape('a list is arms=["uefl", "fedavg"]')):
+    with pytest.raises(UserError, match=re.escape("""a list is 'arms=["uefl","fedavg"]'""")):
         config.load("demo", ["arms=uefl,fedavg"])
 
 
@@ -240,6 +240,8 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("gama=1", "unknown key 'gama' (did you mean 'gamma'?); the keys are listed in docs/configuration.md"),
         ("run.lr=3", "unknown key 'lr' in [run]; it is a key of [training]"),
         ("arms.uefl.gama=1", "unknown key 'gama' in [arms.uefl] (did you mean 'gamma'?)"),
+        ("data.partition.angels=[0]", "unknown key 'angels' in [data.partition] (did you mean 'angles'?); the keys are listed in "),
+        ("data.partition.sets=4", "unknown key 'sets' in [data.partition]; it is a key of [data.partition] with scheme = 'unlabeled'"),
         ("sets=4", "unknown key 'sets'; it is a key of [data.partition] with scheme = 'unlabeled'"),
         ("loss=nll", "unknown key 'loss'; it is a key of arms with algorithm = "),
         ("gamma", "--set 'gamma': expected key=value, in one line"),

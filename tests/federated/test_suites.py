@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +158,19 @@ def test_a_suite_of_ones_own_is_as_large_as_it_says(tmp_path: Path) -> None:
     assert own.about == "FedAvg and UEFL with few and many images"
     assert [cfg.data.train_per_client for cfg in own.configs("cpu").values()] == [100, 400]
     assert own.configs("cpu") == own.configs("paper")
+    assert {name: (case.x, case.paper) for name, case in own.cases.items()} == {
+        "few": (100, {"fedavg": {"accuracy": 0.75}}),
+        "many": (400, {}),
+    }
+    arms = own.configs("cpu")["few"].arms
+    assert list(arms) == ["fedavg", "uefl"]
+    assert (arms["uefl"].parameters.gamma, arms["uefl"].parameters.codewords) == (0.1, 32)
+
+
+def test_the_page_has_every_key_of_a_file() -> None:
+    page = Path("docs/suites.md").read_text().partition("| key | meaning |")[2]
+    keys = {*suite.Suite.model_fields, "x", "paper", "arms", "base"} - {"name", "about"}
+    assert [key for key in keys if not re.search(rf"`[^`]*\b{key}\b", page)] == []
 
 
 def test_a_case_picks_arms_by_name(tmp_path: Path) -> None:

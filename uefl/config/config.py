@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
@@ -16,7 +18,7 @@ from pydantic import BaseModel
 
 from ..errors import UserError, nearest
 from ..fields import S, parse, shown, unknown
-from .keys import homes
+from .keys import fields, homes
 from .sections import Model, Run, Training
 
 if sys.version_info >= (3, 11):
@@ -106,7 +108,7 @@ def from_table(table: dict[str, Any]) -> Config:
     run, model, training = _section(Run, "run", table), _section(Model, "model", table), _section(Training, "training", table)
     from ..data.settings import Data  # without torch, but its schemes know numpy, without which help answers
 
-    data = _section(Data, "data", table)
+    data = _section(Data, "data", table, fields(table))
     config = Config(run, data, model, training, arms(table.get("arms", {})))
     _check(config)
     return config
@@ -149,11 +151,11 @@ def arms(table: Any) -> dict[str, Arm]:
     return made
 
 
-def _section(kind: type[S], name: str, table: dict[str, Any]) -> S:
+def _section(kind: type[S], name: str, table: dict[str, Any], inside: Mapping[str, Iterable[str]] = MappingProxyType({})) -> S:
     keys = table.get(name, {})
     if not isinstance(keys, dict):
         raise UserError(f"key {name!r}: expected a table [{name}], got {shown(keys)}")
-    return parse(kind, name, keys, homes)
+    return parse(kind, name, keys, homes, inside)
 
 
 def _misplaced(key: str) -> UserError:

@@ -57,7 +57,8 @@ def fields(table: dict[str, Any]) -> dict[str, set[str]]:
 
     kinds: dict[str, type[BaseModel]] = {"run": Run, "data": Data, "model": Model, "training": Training}
     found = {name: set(kind.model_fields) - {"partition"} for name, kind in kinds.items()}
-    partition = table.get("data", {}).get("partition", {})
+    data = table.get("data", {})
+    partition = data.get("partition", {}) if isinstance(data, dict) else {}
     scheme: Any = partition.get("scheme") if isinstance(partition, dict) else None
     known = isinstance(scheme, str) and scheme in PARTITIONS
     return found | {"data.partition": {"scheme", *(PARTITIONS[scheme].model_fields if known else ())}}

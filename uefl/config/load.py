@@ -172,9 +172,9 @@ def _picked(value: Any, arms: dict[str, Any]) -> dict[str, Any]:
     """``arms`` as a list of names, or as a mapping."""
     if isinstance(value, Mapping):
         return {str(name): _copy(keys) for name, keys in value.items()}
-    if isinstance(value, str) and "," in value:
-        listed = ", ".join(f'"{name.strip()}"' for name in value.split(","))
-        raise UserError(f"key 'arms': {shown(value)} is one name; a list is arms=[{listed}]")
+    if isinstance(value, str) and ("," in value or value.startswith("[")):  # a shell may have taken the quotes of a list away
+        listed = ",".join('"{}"'.format(name.strip(" '\"")) for name in value.strip("[ ]").split(","))
+        raise UserError(f"key 'arms': {shown(value)} is one name; a list is 'arms=[{listed}]'")
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise UserError(f"key 'arms': expected different names of arms, or tables [arms.NAME]; got {shown(value)}")

@@ -13,7 +13,7 @@ CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 @source("fashion_mnist")
 def fashion_mnist(root: Path | None) -> Table:
-    """FashionMNIST in file order, from ``ROOT/FashionMNIST/raw`` as torchvision stores it, or from ``ROOT/fashion_mnist*.npz``."""
+    """FashionMNIST from ``ROOT/FashionMNIST/raw`` as torchvision stores it, in file order, or ``ROOT/fashion_mnist*.npz``, shuffled."""
     advice = torchvision_advice("FashionMNIST")
     root = need_root(root, "FashionMNIST", advice)
     raw = root / "FashionMNIST" / "raw"

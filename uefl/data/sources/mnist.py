@@ -11,7 +11,7 @@ from .base import need_root, source, torchvision_advice
 
 @source("mnist")
 def mnist(root: Path | None) -> Table:
-    """MNIST in file order, from ``ROOT/MNIST/raw`` as torchvision stores it, or from ``ROOT/mnist*.npz``."""
+    """MNIST from ``ROOT/MNIST/raw`` as torchvision stores it, in file order, or ``ROOT/mnist*.npz``, shuffled."""
     advice = torchvision_advice("MNIST")
     root = need_root(root, "MNIST", advice)
     raw = root / "MNIST" / "raw"
