@@ -337,6 +337,9 @@ def report(
 
     once = list({folder.resolve(): folder for folder in runs}.values())  # a run named twice would count twice in the mean
     read = [reports.write_report(folder) for folder in once]
+    if against is not None and not any(against in run.arms for run in read):
+        arms = dict.fromkeys(arm for run in read for arm in run.arms)
+        raise UserError(f"--against {against!r}: no run has such an arm; there are {', '.join(arms)}")
     console = _console()
     if len(once) < len(runs):
         typer.echo("note: a folder is named twice; it counts once")
@@ -347,9 +350,6 @@ def report(
         return
     again = reports.repeated([run for run in read if run.finished])
     counted = [run for run in read if run.finished and run.path not in again]
-    if against is not None and not any(against in run.arms for run in read):
-        arms = dict.fromkeys(arm for run in read for arm in run.arms)
-        raise UserError(f"--against {against!r}: no run has such an arm; there are {', '.join(arms)}")
     groups = reports.by_data(counted)
     for same in groups:
         if len(same) > 1:

@@ -259,6 +259,8 @@ def test_the_arm_to_compare_with_must_exist(tmp_path):
     result = runner.invoke(app, ["report", *paths, "--against", "fedag"])
     assert (result.exit_code, result.stderr) == (2, "error: --against 'fedag': no run has such an arm; there are fedavg, uefl\n")
     assert "less uefl, run by run" in runner.invoke(app, ["report", *paths, "--against", "uefl"]).output
+    alone = runner.invoke(app, ["report", paths[0], "--against", "fedag"])
+    assert (alone.exit_code, alone.stderr) == (result.exit_code, result.stderr)
 
 
 # --- the process ---------------------------------------------------------------------------------------------------
