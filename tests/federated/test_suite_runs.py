@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from uefl import load
 from uefl.cli import app
 from uefl.errors import RunError, UserError
-from uefl.suites import command, features, runner, suite
+from uefl.suites import command, features, report, runner, suite
 
 from . import run_folder
-from .test_suites import tiny
+from .test_suites import TINY, tiny
 
 
 def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
@@ -93,6 +93,24 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "1/4  few fedavg seed 0: 2 s" in text
     assert "2/4  absent fedavg seed 0: not finished: no such file" in text
     assert re.search(r"5/8 rounds .* few uefl 0\b", text)  # two rounds each of two that have ended, and one
+
+
+def test_what_is_to_be_known_of_the_table_stands_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds of an arm that ended early, and a measure that is mistyped."""
+    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0].replace('"entropy"]', '"entropi"]'))
+
+    def by_hand(jobs: list[suite.Job], **_: object) -> None:
+        for job in jobs:
+            lines = run_folder.records((job.arm,))
+            run_folder.write(job.folder, [line for line in lines if job.arm == "fedavg" or line["round"] < 3], seed=job.seed)
+
+    monkeypatch.setattr(runner, "run", by_hand)
+    monkeypatch.setattr(report, "write", lambda *_: None)
+    shown = io.StringIO()
+    keys = {"scale": "cpu", "seeds": 2, "jobs": 1, "device": "cpu", "data_root": None}
+    command.run(str(tmp_path / "mine.toml"), out=tmp_path / "out", console=Console(file=shown, width=160), **keys)
+    below = shown.getvalue().partition("few / uefl")[2]
+    assert "rounds: few / uefl 3, fedavg 4.\nno run has the measure 'entropi' (did you mean 'entropy'?)\nreport: " in below
 
 
 @pytest.mark.slow
