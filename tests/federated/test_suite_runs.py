@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -30,6 +31,32 @@ def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> 
     run_folder.write(job.folder, run_folder.records(("fedavg",)))
     with pytest.raises(UserError, match=r"seed-0 holds a run with another configuration; remove it, or choose another folder"):
         runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
+
+
+def test_the_folder_of_another_suite_or_of_a_run_keeps_its_report(tmp_path: Path) -> None:
+    """Known by its results, by its runs where it was interrupted before there were any, or by being a run itself."""
+    whole = suite.load(tiny(tmp_path))
+    jobs = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
+    runner.check_own(tmp_path / "out", "tiny", jobs)  # not there yet
+    run_folder.write(tmp_path / "out" / "other" / "uefl" / "seed-0")
+    with pytest.raises(UserError, match="out holds the runs of another suite; choose another folder with --out"):
+        runner.check_own(tmp_path / "out", "tiny", jobs)
+    results = tmp_path / "out" / "results.json"
+    results.write_text(json.dumps(report.plain(report.Result(whole, "cpu", {}, {}))))
+    runner.check_own(tmp_path / "out", "tiny", jobs)  # whose cases have other names now
+    (tmp_path / "mine.toml").write_text(TINY)
+    before = results.read_bytes()
+    refused = CliRunner().invoke(app, ["suite", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        f"error: {tmp_path / 'out'} holds the suite 'tiny'; choose another folder with --out\n",
+    )
+    assert results.read_bytes() == before
+    results.unlink()
+    run_folder.write(jobs[0].folder)
+    runner.check_own(tmp_path / "out", "tiny", jobs)  # interrupted
+    with pytest.raises(UserError, match="seed-0 holds a run; choose"):
+        runner.check_own(jobs[0].folder, "tiny", jobs)
 
 
 def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_path: Path) -> None:

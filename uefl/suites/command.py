@@ -39,7 +39,7 @@ def run(
         console: where progress and table go.
 
     Raises:
-        UserError: no such suite, or the folder holds other runs.
+        UserError: no such suite, or the folder holds other runs or another suite.
         RunError: some runs could not finish; the report names them.
     """
     suite = load(name)
@@ -48,6 +48,7 @@ def run(
     # One thread at the small scale: the same bits for any number of jobs.
     wanted = jobs_of(suite, scale, seeds, out, threads=1 if scale == "cpu" else max(1, cores // at_a_time))
     runs = list({job.folder: job for job in reversed(wanted)}.values())[::-1]
+    runner.check_own(out, suite.name, runs)
     errors: dict[Path, str] = {}
     with runner.locked(out):
         before = [job for job in runs if (job.folder / "summary.json").is_file()]
