@@ -108,6 +108,7 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def two_of_four(jobs: list[suite.Job], *, ended: Callable, look: Callable, **_: object) -> None:
         ended(runner.Ended(jobs[0], 2.0, None))
         ended(runner.Ended(jobs[2], 1.0, "no such file"))
+        ended(runner.Ended(jobs[3], 1.0, "no such file"))
         look({jobs[1]: 1})
 
     monkeypatch.setattr(runner, "run", two_of_four)
@@ -119,7 +120,8 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "4 runs, 0 of them finished, 2 at a time" in text
     assert "1/4  few fedavg seed 0: 2 s" in text
     assert "2/4  absent fedavg seed 0: not finished: no such file" in text
-    assert re.search(r"5/8 rounds .* few uefl 0\b", text)  # two rounds each of two that have ended, and one
+    assert "3/4  absent uefl seed 0: not finished, for the same reason" in text
+    assert re.search(r"7/8 rounds .* few uefl 0\b", text)  # two rounds each of three that have ended, and one
 
 
 def test_what_is_to_be_known_of_the_table_stands_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +149,7 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     assert first.exit_code == 1, first.output  # there is no CIFAR-100 in that folder
     assert "error: 2 of 4 runs are not there" in first.output
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "absent/uefl/seed-0: " in text
+    assert "2 runs of absent: " in text
     assert "cifar100" in text
     pictures = {path.name for path in (tmp_path / "out" / "plots").iterdir()}
     assert pictures >= {"curves.png", "sweep.png", "entropy-few-uefl.png", "usage-few-uefl.png", "features-few-uefl.png"}

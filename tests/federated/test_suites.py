@@ -246,7 +246,7 @@ def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
     page = (tmp_path / "kept" / "tiny.md").read_text()
     assert "| few / uefl | 3 | 0.612 ± 0.000 | 0.920 |" in page
     assert "![The sweep, tiny](tiny.png)" in page
-    assert page.endswith("- 1 run of few: no file in ROOT: why\n")
+    assert page.endswith("- few/uefl/seed-3: no file in ROOT: why\n")
     assert "/some/where" not in page + (tmp_path / "kept" / "tiny.json").read_text()
     assert "entropy-few-uefl.png" not in page
 
@@ -327,3 +327,10 @@ def test_table_5_is_table_1_by_rotation(monkeypatch: pytest.MonkeyPatch) -> None
 def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
     result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"})
     assert report.content(result, []).warnings == ["1 of 7 runs are not there; see the end"]
+
+
+def test_a_reason_that_runs_of_a_case_have_in_common_is_said_once(tmp_path: Path) -> None:
+    missing = {f"{case}/{arm}/seed-0": "no file" for case in ("absent", "gone") for arm in ("fedavg", "uefl")}
+    result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing=missing | {"few/uefl/seed-3": "why"})
+    lines = ["2 runs of absent: no file", "2 runs of gone: no file", "few/uefl/seed-3: why"]
+    assert report.content(result, []).sections[-1].blocks == [lines]

@@ -50,6 +50,7 @@ def run(
     runs = list({job.folder: job for job in reversed(wanted)}.values())[::-1]
     runner.check_own(out, suite.name, runs)
     errors: dict[Path, str] = {}
+    said: set[tuple[str, str]] = set()
     with runner.locked(out):
         before = [job for job in runs if (job.folder / "summary.json").is_file()]
         console.print(
@@ -65,6 +66,9 @@ def run(
                 place = f"{end.job.case} {end.job.arm} seed {end.job.seed}"
                 what = f"{end.seconds:.0f} s" if end.error is None else f"not finished: {end.error}"
                 if end.error is not None:
+                    if (end.job.case, end.error) in said:
+                        what = "not finished, for the same reason"
+                    said.add((end.job.case, end.error))
                     errors[end.job.folder] = end.error
                 console.print(f"{len(done)}/{len(runs)}  {place}: {what}", markup=False, highlight=False, soft_wrap=True)
 

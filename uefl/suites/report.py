@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,10 +133,18 @@ def content(result: Result, pictures: list[Picture]) -> Content:
         blocks.append(_CPU)
     sections = [Section("", blocks), *([Section("Curves", list(pictures))] if pictures else [])]
     if result.missing:
-        sections.append(Section("Not there", [[f"{place}: {why}" for place, why in result.missing.items()]]))
+        sections.append(Section("Not there", [reasons(result.missing)]))
     warnings = [f"{len(result.missing)} of {runs + len(result.missing)} runs are not there; see the end"] if result.missing else []
     warnings += absent(result)
     return Content(f"Suite {result.suite.name}, scale {result.scale}", warnings, sections)
+
+
+def reasons(missing: Mapping[str, str]) -> list[str]:
+    """Why runs are not there: a line for the runs of a case that have the reason in common, and a run by itself with its place."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for place, why in missing.items():
+        alike.setdefault((place.partition("/")[0], why), []).append(place)
+    return [f"{places[0] if len(places) == 1 else f'{len(places)} runs of {case}'}: {why}" for (case, why), places in alike.items()]
 
 
 def _differences(result: Result, case: str, arm: str, measure: str) -> list[float]:
