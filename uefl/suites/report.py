@@ -171,7 +171,7 @@ def _measures(result: Result) -> list[str]:
 
 
 def unequal(result: Result) -> list[str]:
-    """A sentence on the arms that took other rounds than the one they are compared with, as one that stops early does; else none."""
+    """A sentence on the arms with another number of rounds than the one they are compared with, as one that stops early does; else none."""
     against, said = result.suite.against, []
     for case, arm in result.runs:
         ours, theirs = (
@@ -180,7 +180,7 @@ def unequal(result: Result) -> list[str]:
         if any(ours[seed] != theirs[seed] for seed in ours.keys() & theirs.keys()):
             said.append(f"{case} / {arm} {spans(ours.values())}, {against} {spans(theirs.values())}")
     return (
-        [f"Arms that took other rounds than {against} are compared with it, each at its own end; rounds: {'; '.join(said)}."]
+        [f"Arms with another number of rounds than {against} are compared with it, each at its own end; rounds: {'; '.join(said)}."]
         if said
         else []
     )
