@@ -10,11 +10,10 @@ import json
 import re
 import shutil
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from uefl.report.words import count
+from uefl.suites.report import reasons
 
 PLACE = Path(__file__).parents[1] / "docs" / "results"
 LARGEST = 60_000  # bytes of a picture
@@ -35,9 +34,8 @@ def keep(folder: Path, place: Path = PLACE) -> None:
         what = "The sweep" if picture.stem == "sweep" else "Accuracy over the rounds"
         pages.append(f"![{what}, {name}]({name}.png)")
     pages.append(f"Every number by seed: [{name}.json]({name}.json)")
-    reasons: dict[tuple[str, str], int] = Counter((run.partition("/")[0], why) for run, why in found["missing"].items())
-    if reasons:
-        pages += ["## Not there", "\n".join(f"- {count(runs, 'run')} of {case}: {why}" for (case, why), runs in reasons.items())]
+    if found["missing"]:
+        pages += ["## Not there", "\n".join(f"- {line}" for line in reasons(found["missing"]))]
     (place / f"{name}.json").write_text(_short(found), encoding="utf-8")
     (place / f"{name}.md").write_text("\n\n".join(pages) + "\n", encoding="utf-8")
 

@@ -335,9 +335,16 @@ def report(
     """Write pictures, report.md and report.html of runs anew and print their tables; for several, mean and deviation over them."""
     from . import report as reports
 
+    files = [path for path in runs if path.is_file()]  # `suite` writes the log of a run beside its folder
+    runs = [path for path in runs if path not in files] or runs
     once = list({folder.resolve(): folder for folder in runs}.values())  # a run named twice would count twice in the mean
     read = [reports.write_report(folder) for folder in once]
+    if against is not None and not any(against in run.arms for run in read):
+        arms = dict.fromkeys(arm for run in read for arm in run.arms)
+        raise UserError(f"--against {against!r}: no run has such an arm; there are {', '.join(arms)}")
     console = _console()
+    if files:
+        typer.echo(f"note: passed over, as they are files and no run folders: {', '.join(map(str, files))}")
     if len(once) < len(runs):
         typer.echo("note: a folder is named twice; it counts once")
     for run in read:
@@ -347,9 +354,6 @@ def report(
         return
     again = reports.repeated([run for run in read if run.finished])
     counted = [run for run in read if run.finished and run.path not in again]
-    if against is not None and not any(against in run.arms for run in read):
-        arms = dict.fromkeys(arm for run in read for arm in run.arms)
-        raise UserError(f"--against {against!r}: no run has such an arm; there are {', '.join(arms)}")
     groups = reports.by_data(counted)
     for same in groups:
         if len(same) > 1:

@@ -132,6 +132,14 @@ def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
     assert differing_keys([first, other]) == ["arms.uefl.gamma"]
 
 
+def test_of_runs_with_different_arms_only_the_keys_of_an_arm_that_several_have_are_named(tmp_path):
+    arms = {"a": ("fedavg",), "b": ("fedavg", "uefl"), "c": ("uefl",)}
+    a, b, c = (read_run(run_folder.write(tmp_path / name, run_folder.records(names))) for name, names in arms.items())
+    assert differing_keys([a, c]) == differing_keys([a, b, c]) == ["different arms"]
+    other = read_run(run_folder.write(tmp_path / "other", run_folder.records(("uefl",)), gamma=0.7, lr=0.5))
+    assert differing_keys([a, b, other]) == ["training.lr", "arms.uefl.gamma", "different arms"]
+
+
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("clients", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 9)), 13], ids=str)
 def test_report_shows_every_picture_it_links(tmp_path, clients):

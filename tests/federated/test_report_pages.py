@@ -254,11 +254,30 @@ def test_given_clients_are_other_data_where_they_have_other_images(tmp_path):
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c"]]
 
 
+def test_the_folder_of_a_suite_says_where_its_runs_are_and_the_logs_beside_them_are_passed_over(tmp_path):
+    runs = [run_folder.write(tmp_path / "few" / "uefl" / f"seed-{seed}", seed=seed) for seed in (0, 1)]
+    (log := runs[0].with_suffix(".log")).write_text("round 1\n")
+    for folder, hint in (
+        (tmp_path, "CASE/ARM/seed-N: uefl report {}/*/*/seed-*"),
+        (tmp_path / "few", "ARM/seed-N: uefl report {}/*/seed-*"),
+    ):
+        result = runner.invoke(app, ["report", str(folder)])
+        assert result.exit_code == 2
+        assert result.stderr.endswith(f"{hint.format(folder)}\n")
+    result = runner.invoke(app, ["report", *map(str, sorted(tmp_path.glob("few/*/seed-*")))])
+    assert result.exit_code == 0, result.output
+    assert f"note: passed over, as they are files and no run folders: {log}\n" in result.output
+    assert "over 2 runs" in result.output
+    assert "seed-0.log has no config.toml" in runner.invoke(app, ["report", str(log)]).stderr
+
+
 def test_the_arm_to_compare_with_must_exist(tmp_path):
     paths = [str(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
     result = runner.invoke(app, ["report", *paths, "--against", "fedag"])
     assert (result.exit_code, result.stderr) == (2, "error: --against 'fedag': no run has such an arm; there are fedavg, uefl\n")
     assert "less uefl, run by run" in runner.invoke(app, ["report", *paths, "--against", "uefl"]).output
+    alone = runner.invoke(app, ["report", paths[0], "--against", "fedag"])
+    assert (alone.exit_code, alone.stderr) == (result.exit_code, result.stderr)
 
 
 # --- the process ---------------------------------------------------------------------------------------------------

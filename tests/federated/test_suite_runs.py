@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -19,10 +20,10 @@ from typer.testing import CliRunner
 from uefl import load
 from uefl.cli import app
 from uefl.errors import RunError, UserError
-from uefl.suites import command, features, runner, suite
+from uefl.suites import command, features, report, runner, suite
 
 from . import run_folder
-from .test_suites import tiny
+from .test_suites import TINY, tiny
 
 
 def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
@@ -30,6 +31,32 @@ def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> 
     run_folder.write(job.folder, run_folder.records(("fedavg",)))
     with pytest.raises(UserError, match=r"seed-0 holds a run with another configuration; remove it, or choose another folder"):
         runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
+
+
+def test_the_folder_of_another_suite_or_of_a_run_keeps_its_report(tmp_path: Path) -> None:
+    """Known by its results, by its runs where it was interrupted before there were any, or by being a run itself."""
+    whole = suite.load(tiny(tmp_path))
+    jobs = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
+    runner.check_own(tmp_path / "out", "tiny", jobs)  # not there yet
+    run_folder.write(tmp_path / "out" / "other" / "uefl" / "seed-0")
+    with pytest.raises(UserError, match="out holds the runs of another suite; choose another folder with --out"):
+        runner.check_own(tmp_path / "out", "tiny", jobs)
+    results = tmp_path / "out" / "results.json"
+    results.write_text(json.dumps(report.plain(report.Result(whole, "cpu", {}, {}))))
+    runner.check_own(tmp_path / "out", "tiny", jobs)  # whose cases have other names now
+    (tmp_path / "mine.toml").write_text(TINY)
+    before = results.read_bytes()
+    refused = CliRunner().invoke(app, ["suite", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        f"error: {tmp_path / 'out'} holds the suite 'tiny'; choose another folder with --out\n",
+    )
+    assert results.read_bytes() == before
+    results.unlink()
+    run_folder.write(jobs[0].folder)
+    runner.check_own(tmp_path / "out", "tiny", jobs)  # interrupted
+    with pytest.raises(UserError, match="seed-0 holds a run; choose"):
+        runner.check_own(jobs[0].folder, "tiny", jobs)
 
 
 def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_path: Path) -> None:
@@ -81,6 +108,7 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def two_of_four(jobs: list[suite.Job], *, ended: Callable, look: Callable, **_: object) -> None:
         ended(runner.Ended(jobs[0], 2.0, None))
         ended(runner.Ended(jobs[2], 1.0, "no such file"))
+        ended(runner.Ended(jobs[3], 1.0, "no such file"))
         look({jobs[1]: 1})
 
     monkeypatch.setattr(runner, "run", two_of_four)
@@ -92,7 +120,26 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "4 runs, 0 of them finished, 2 at a time" in text
     assert "1/4  few fedavg seed 0: 2 s" in text
     assert "2/4  absent fedavg seed 0: not finished: no such file" in text
-    assert re.search(r"5/8 rounds .* few uefl 0\b", text)  # two rounds each of two that have ended, and one
+    assert "3/4  absent uefl seed 0: not finished, for the same reason" in text
+    assert re.search(r"7/8 rounds .* few uefl 0\b", text)  # two rounds each of three that have ended, and one
+
+
+def test_what_is_to_be_known_of_the_table_stands_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds of an arm that ended early, and a measure that is mistyped."""
+    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0].replace('"entropy"]', '"entropi"]'))
+
+    def by_hand(jobs: list[suite.Job], **_: object) -> None:
+        for job in jobs:
+            lines = run_folder.records((job.arm,))
+            run_folder.write(job.folder, [line for line in lines if job.arm == "fedavg" or line["round"] < 3], seed=job.seed)
+
+    monkeypatch.setattr(runner, "run", by_hand)
+    monkeypatch.setattr(report, "write", lambda *_: None)
+    shown = io.StringIO()
+    keys = {"scale": "cpu", "seeds": 2, "jobs": 1, "device": "cpu", "data_root": None}
+    command.run(str(tmp_path / "mine.toml"), out=tmp_path / "out", console=Console(file=shown, width=160), **keys)
+    below = shown.getvalue().partition("few / uefl")[2]
+    assert "rounds: few / uefl 3, fedavg 4.\nno run has the measure 'entropi' (did you mean 'entropy'?)\nreport: " in below
 
 
 @pytest.mark.slow
@@ -102,7 +149,7 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     assert first.exit_code == 1, first.output  # there is no CIFAR-100 in that folder
     assert "error: 2 of 4 runs are not there" in first.output
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "absent/uefl/seed-0: " in text
+    assert "2 runs of absent: " in text
     assert "cifar100" in text
     pictures = {path.name for path in (tmp_path / "out" / "plots").iterdir()}
     assert pictures >= {"curves.png", "sweep.png", "entropy-few-uefl.png", "usage-few-uefl.png", "features-few-uefl.png"}

@@ -226,7 +226,9 @@ def test_the_accuracy_that_validation_selects_stands_beside_that_of_the_last_rou
         run_folder.write(job.folder, lines)
     result = report.collect(whole, "cpu", jobs, {})
     assert [row[-1] for row in report.table(result).rows] == ["0.210", "-"]  # 0.1 x 2, and 0.01 of the mean client
-    assert "last four rounds, selected_accuracy that of the round" in str(report.content(result, []).sections[0].blocks)
+    assert "last four rounds, or of all where it has fewer, selected_accuracy that of the round" in str(
+        report.content(result, []).sections[0].blocks
+    )
     assert "selected_accuracy" not in str(report.content(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), []).sections)
 
 
@@ -258,16 +260,39 @@ def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
     page = (tmp_path / "kept" / "tiny.md").read_text()
     assert "| few / uefl | 3 | 0.612 ± 0.000 | 0.920 |" in page
     assert "![The sweep, tiny](tiny.png)" in page
-    assert page.endswith("- 1 run of few: no file in ROOT: why\n")
+    assert page.endswith("- few/uefl/seed-3: no file in ROOT: why\n")
     assert "/some/where" not in page + (tmp_path / "kept" / "tiny.json").read_text()
     assert "entropy-few-uefl.png" not in page
 
 
-def test_a_measure_that_no_run_has_is_said(tmp_path: Path) -> None:
+def test_a_measure_that_no_run_has_is_said_with_the_nearest_one(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
-    unknown = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "acuracy", "usage")}))
-    assert report.table(unknown).rows[0][-2:] == ["-", "-"]
-    assert report.content(unknown, []).warnings == ["no run has the measure 'acuracy'", "no run has the measure 'usage'"]
+    unknown = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "nlll", "acuracy", "usage")}))
+    assert report.table(unknown).rows[0][-3:] == ["-", "-", "-"]
+    assert report.absent(result) == []
+    assert report.content(unknown, []).warnings == [
+        "no run has the measure 'nlll' (did you mean 'nll'?)",
+        "no run has the measure 'acuracy' (did you mean 'accuracy'?)",
+        "no run has the measure 'usage'",
+    ]
+
+
+def test_a_measure_over_an_angle_that_no_client_has_is_said_with_the_nearest_one(tmp_path: Path) -> None:
+    data = {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}}
+    run = read_run(run_folder.write(tmp_path / "turned", run_folder.records(("fedavg",)), data=data))
+    own = suite.load(tiny(tmp_path)).model_copy(update={"measures": ("accuracy@-50", "accuracy@-51")})
+    result = report.Result(own, "cpu", {("few", "fedavg"): {0: run}}, {})
+    assert report.absent(result) == ["no run has the measure 'accuracy@-51' (did you mean 'accuracy@-50'?)"]
+
+
+def test_an_arm_that_took_other_rounds_than_the_one_compared_is_named(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    assert report.unequal(result) == []
+    for seed, rounds in enumerate((2, 3, 4)):
+        result.runs["few", "uefl"][seed].arms["uefl"]["rounds"] = rounds
+    (said,) = report.unequal(result)
+    assert said.endswith("rounds: few / uefl 2-4, fedavg 4.")
+    assert said in report.content(result, []).sections[0].blocks
 
 
 def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_path: Path) -> None:
@@ -316,3 +341,10 @@ def test_table_5_is_table_1_by_rotation(monkeypatch: pytest.MonkeyPatch) -> None
 def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
     result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"})
     assert report.content(result, []).warnings == ["1 of 7 runs are not there; see the end"]
+
+
+def test_a_reason_that_runs_of_a_case_have_in_common_is_said_once(tmp_path: Path) -> None:
+    missing = {f"{case}/{arm}/seed-0": "no file" for case in ("absent", "gone") for arm in ("fedavg", "uefl")}
+    result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing=missing | {"few/uefl/seed-3": "why"})
+    lines = ["2 runs of absent: no file", "2 runs of gone: no file", "few/uefl/seed-3: why"]
+    assert report.content(result, []).sections[-1].blocks == [lines]

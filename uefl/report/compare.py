@@ -62,8 +62,19 @@ def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Configuration keys other than the seed in which the runs differ; their mean then says little."""
-    tables = [dict(_flat(run.config.with_run(seed=0, threads=0).table())) for run in runs]
+    """Configuration keys other than the seed in which the runs differ; their mean then says little.
+
+    The keys of an arm are compared among the runs that have it; where not all runs have the same arms, the last entry says so.
+    """
+    tables = [run.config.with_run(seed=0, threads=0).table() for run in runs]
+    arms = [table.pop("arms") for table in tables]
+    names = dict.fromkeys(name for each in arms for name in each)
+    compared = [tables, *([{"arms": {name: each[name]}} for each in arms if name in each] for name in names)]
+    differing = [key for several in compared for key in _differing([dict(_flat(table)) for table in several])]
+    return differing + (["different arms"] if any(each.keys() != names.keys() for each in arms) else [])
+
+
+def _differing(tables: Sequence[dict[str, Any]]) -> list[str]:
     keys = dict.fromkeys(key for table in tables for key in table)
     return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
 

@@ -28,6 +28,11 @@ Record = dict[str, Any]
 
 _PLACE = frozenset({"arm", "iteration", "round", "client"})
 _KEYS = _PLACE | {"accuracy", "entropy", "nll", "ece"}
+_FOLDERS = {
+    "*": "it is a folder of runs",
+    "*/seed-*": "it is a case of a suite, whose runs are in ARM/seed-N",
+    "*/*/seed-*": "it is the folder of a suite, whose runs are in CASE/ARM/seed-N",
+}
 _SCHEMA = 2
 _WORST = 0.1  # share of the clients
 
@@ -136,8 +141,8 @@ def read_run(path: Path) -> Run:
     """
     for name in ("config.toml", "metrics.jsonl"):
         if not (path / name).is_file():
-            holds_runs = any(path.glob("*/config.toml"))
-            advice = f"it is a folder of runs: uefl report {path}/*" if holds_runs else "expected a run folder, as `uefl train` writes it"
+            held = (f"{what}: uefl report {path}/{runs}" for runs, what in _FOLDERS.items() if any(path.glob(f"{runs}/config.toml")))
+            advice = next(held, "expected a run folder, as `uefl train` writes it")
             raise UserError(f"{path} has no {name}; {advice}")
     finished = (path / "summary.json").is_file()
     config = configuration.load_whole(path / "config.toml")

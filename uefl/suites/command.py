@@ -39,7 +39,7 @@ def run(
         console: where progress and table go.
 
     Raises:
-        UserError: no such suite, or the folder holds other runs.
+        UserError: no such suite, or the folder holds other runs or another suite.
         RunError: some runs could not finish; the report names them.
     """
     suite = load(name)
@@ -48,7 +48,9 @@ def run(
     # One thread at the small scale: the same bits for any number of jobs.
     wanted = jobs_of(suite, scale, seeds, out, threads=1 if scale == "cpu" else max(1, cores // at_a_time))
     runs = list({job.folder: job for job in reversed(wanted)}.values())[::-1]
+    runner.check_own(out, suite.name, runs)
     errors: dict[Path, str] = {}
+    said: set[tuple[str, str]] = set()
     with runner.locked(out):
         before = [job for job in runs if (job.folder / "summary.json").is_file()]
         console.print(
@@ -64,6 +66,9 @@ def run(
                 place = f"{end.job.case} {end.job.arm} seed {end.job.seed}"
                 what = f"{end.seconds:.0f} s" if end.error is None else f"not finished: {end.error}"
                 if end.error is not None:
+                    if (end.job.case, end.error) in said:
+                        what = "not finished, for the same reason"
+                    said.add((end.job.case, end.error))
                     errors[end.job.folder] = end.error
                 console.print(f"{len(done)}/{len(runs)}  {place}: {what}", markup=False, highlight=False, soft_wrap=True)
 
@@ -78,6 +83,8 @@ def run(
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)
     console.print(*(part.rich() for part in report.table(result).parts(console.width)))
+    for note in (*report.unequal(result), *report.absent(result)):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", highlight=False)
     if result.missing:
         raise RunError(f"{len(result.missing)} of {len(wanted)} runs are not there; {out / 'report.md'} says why")

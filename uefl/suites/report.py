@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from ..errors import nearest
 from ..report import html, markdown
 from ..report.compare import interval
 from ..report.content import Block, Content, Section
@@ -19,13 +20,14 @@ from ..report.folder import Run, read_run
 from ..report.plots import Picture, drawings, marked, shares_file
 from ..report.style import RC, canvas, legend, of_place
 from ..report.tables import Table, number
+from ..report.words import spans
 from . import cost, features
 from .suite import Job, Scale, Suite
 
 _COLUMNS = 3  # of panels
 _LEGEND = (
-    "Mean ± sample deviation over the seeds; accuracy is the mean of a run's last four rounds{selected}; everything else is of its last "
-    "round. "
+    "Mean ± sample deviation over the seeds; accuracy is the mean of a run's last four rounds, or of all where it has fewer{selected}; "
+    "everything else is of its last round. "
     "The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean (Student's t)."
 )
 _SELECTED = ", selected_accuracy that of the round which is best on the server's validation images"
@@ -124,17 +126,25 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     runs = sum(map(len, result.runs.values()))
     cases = result.suite.cases.values()
     selected = _SELECTED if "selected_accuracy" in result.suite.measures else ""
-    blocks: list[Block] = [table(result), _LEGEND.format(against=result.suite.against, selected=selected)]
+    blocks: list[Block] = [table(result), *unequal(result), _LEGEND.format(against=result.suite.against, selected=selected)]
     if any(case.paper for case in cases):
         blocks.append(_PAPER)
     if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
         blocks.append(_CPU)
     sections = [Section("", blocks), *([Section("Curves", list(pictures))] if pictures else [])]
     if result.missing:
-        sections.append(Section("Not there", [[f"{place}: {why}" for place, why in result.missing.items()]]))
+        sections.append(Section("Not there", [reasons(result.missing)]))
     warnings = [f"{len(result.missing)} of {runs + len(result.missing)} runs are not there; see the end"] if result.missing else []
-    warnings += [f"no run has the measure {measure!r}" for measure in _absent(result)]
+    warnings += absent(result)
     return Content(f"Suite {result.suite.name}, scale {result.scale}", warnings, sections)
+
+
+def reasons(missing: Mapping[str, str]) -> list[str]:
+    """Why runs are not there: a line for the runs of a case that have the reason in common, and a run by itself with its place."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for place, why in missing.items():
+        alike.setdefault((place.partition("/")[0], why), []).append(place)
+    return [f"{places[0] if len(places) == 1 else f'{len(places)} runs of {case}'}: {why}" for (case, why), places in alike.items()]
 
 
 def _differences(result: Result, case: str, arm: str, measure: str) -> list[float]:
@@ -142,9 +152,38 @@ def _differences(result: Result, case: str, arm: str, measure: str) -> list[floa
     return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
-def _absent(result: Result) -> list[str]:
-    """Measures that no run has, such as a name that was mistyped."""
-    return [m for m in result.suite.measures if result.runs and not any(result.values(case, arm, m) for case, arm in result.runs)]
+def absent(result: Result) -> list[str]:
+    """A sentence for each measure that no finished run has, such as a name that was mistyped."""
+    missing = [m for m in result.suite.measures if result.runs and not any(result.values(case, arm, m) for case, arm in result.runs)]
+    known = _measures(result) if missing else []
+    return [f"no run has the measure {measure!r}{nearest(measure, known)}" for measure in missing]
+
+
+def _measures(result: Result) -> list[str]:
+    """Names of measures that the first run of an arm has, and of them over the clients of each angle."""
+    names: dict[str, None] = {}
+    for (_, arm), runs in result.runs.items():
+        run = runs[min(runs)]
+        said = ("accuracy", "last_accuracy", "selected_accuracy", *run.arms[arm], *cost.read(run.path), *run.of(arm)[-1])
+        found = [name for name in dict.fromkeys(said) if _value(run, arm, name) is not None]
+        names |= dict.fromkeys([*found, *(f"{name}@{angle:g}" for angle in set(run.angles.values()) for name in found)])
+    return list(names)
+
+
+def unequal(result: Result) -> list[str]:
+    """A sentence on the arms with another number of rounds than the one they are compared with, as one that stops early does; else none."""
+    against, said = result.suite.against, []
+    for case, arm in result.runs:
+        ours, theirs = (
+            {seed: run.arms[name]["rounds"] for seed, run in result.runs.get((case, name), {}).items()} for name in (arm, against)
+        )
+        if any(ours[seed] != theirs[seed] for seed in ours.keys() & theirs.keys()):
+            said.append(f"{case} / {arm} {spans(ours.values())}, {against} {spans(theirs.values())}")
+    return (
+        [f"Arms with another number of rounds than {against} are compared with it, each at its own end; rounds: {'; '.join(said)}."]
+        if said
+        else []
+    )
 
 
 def _value(run: Run, arm: str, measure: str) -> float | None:

@@ -92,6 +92,33 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
+def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
+    """The report of a suite takes the place of no other report.
+
+    Raises:
+        UserError: the folder is that of a run, or of another suite; one that was interrupted before its report is known by its runs.
+    """
+    runs = {path.parent for path in out.glob("*/*/seed-*/config.toml")}
+    named = _suite_of(out / "results.json")
+    if (out / "config.toml").is_file():
+        there = "a run"
+    elif named not in (None, suite):
+        there = f"the suite {named!r}"
+    elif named is None and runs and runs.isdisjoint(job.folder for job in jobs):
+        there = "the runs of another suite"
+    else:
+        return
+    raise UserError(f"{out} holds {there}; choose another folder with --out")
+
+
+def _suite_of(path: Path) -> str | None:
+    """The suite that wrote results; None: there are none, or they are damaged."""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["suite"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _check(job: Job) -> None:
     """A folder that holds a run holds this one."""
     if not (job.folder / "config.toml").is_file():
