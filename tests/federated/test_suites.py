@@ -308,6 +308,17 @@ def test_an_arm_that_took_other_rounds_than_the_one_compared_is_named(tmp_path: 
     assert said in report.content(result, []).sections[0].blocks
 
 
+def test_a_mean_of_fewer_seeds_than_the_row_has_is_said(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    assert report.partial(result) == []
+    run = result.runs["few", "uefl"][1]
+    for said in (run.arms["uefl"], *run.records):
+        del said["entropy"]
+    (line,) = report.partial(result)
+    assert line == "Some means are of fewer seeds, because the other runs lack the measure: entropy of few / uefl (seeds 0, 2)."
+    assert line in report.content(result, []).sections[0].blocks
+
+
 def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     rounds = [1.0 - 0.1 * round for round in range(sum(run_folder.ROUNDS))]

@@ -83,7 +83,7 @@ def run(
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)
     console.print(*(part.rich() for part in report.table(result).parts(console.width)))
-    for note in (*report.unequal(result), *report.absent(result)):
+    for note in (*report.unequal(result), *report.partial(result), *report.absent(result)):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", highlight=False)
     if result.missing:
