@@ -126,7 +126,8 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     runs = sum(map(len, result.runs.values()))
     cases = result.suite.cases.values()
     selected = _SELECTED if "selected_accuracy" in result.suite.measures else ""
-    blocks: list[Block] = [table(result), *unequal(result), *partial(result), _LEGEND.format(against=result.suite.against, selected=selected)]
+    legend = _LEGEND.format(against=result.suite.against, selected=selected)
+    blocks: list[Block] = [table(result), *unequal(result), *partial(result), legend]
     if any(case.paper for case in cases):
         blocks.append(_PAPER)
     if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
