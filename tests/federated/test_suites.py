@@ -86,6 +86,13 @@ def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
         trained.update(names)
 
 
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "docs").rglob("*.toml")), ids=lambda file: file.stem)
+def test_a_suite_that_the_pages_name_can_still_be_run(file: Path) -> None:
+    """With the methods that it was written for: their keys are those of today."""
+    configs = suite.load(str(file)).configs("cpu")
+    assert all(cfg.arms for cfg in configs.values())
+
+
 def test_the_small_scale_is_smaller() -> None:
     small, large = (suite.load("table1").configs(scale)["mnist"] for scale in ("cpu", "paper"))
     assert (small.model.width, small.data.clients, small.data.image_size, small.training.iterations()) == (8, 3, 16, [6, 3, 3])
