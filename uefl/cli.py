@@ -350,16 +350,16 @@ def report(
     for run in read:
         _show(console, reports.arm_table(run))
     if len(read) == 1:
-        _show(console, *reports.tables(read[0])[1:])
+        paired = reports.paired_table(read, against)
+        _show(console, *reports.tables(read[0])[1:], *([paired] if paired is not None else []))
         return
     again = reports.repeated([run for run in read if run.finished])
     counted = [run for run in read if run.finished and run.path not in again]
     groups = reports.by_data(counted)
     for same in groups:
-        if len(same) > 1:
-            paired = reports.paired_table(same, against)
-            spread = reports.spread_table(same, str(same[0].config.data.source) if len(groups) > 1 else "")
-            _show(console, spread, *([paired] if paired is not None else []))
+        paired = reports.paired_table(same, against)
+        spread = reports.spread_table(same, str(same[0].config.data.source) if len(groups) > 1 else "")
+        _show(console, *([spread] if len(same) > 1 else []), *([paired] if paired is not None else []))
     if len(groups) > 1:
         kinds = "; ".join(", ".join(str(run.path) for run in same) for same in groups)
         typer.echo(f"kept apart, as no mean over different data means anything: {kinds}")

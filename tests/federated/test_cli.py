@@ -195,7 +195,9 @@ def test_report_of_one_run_shows_its_clients_and_writes_anew(tmp_path):
     assert result.exit_code == 0, result.output
     assert "per client" in result.output
     assert "over runs" not in result.output
+    assert "run by run" not in result.output
     assert (tmp_path / "a/report.md").is_file()
+    assert "less fedavg, run by run" in runner.invoke(app, ["report", str(tmp_path / "a"), "--against", "fedavg"]).output
 
 
 def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):

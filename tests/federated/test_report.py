@@ -78,6 +78,8 @@ def test_tables_show_numbers_and_a_dash_for_what_an_arm_has_not(tmp_path):
     assert column(arms, "accuracy") == ["0.410", "0.610"]
     assert column(arms, "last 4 rounds") == ["0.260 ± 0.129", "0.460 ± 0.129"]
     assert column(arms, "perplexity") == ["-", "4"]
+    run.arms["uefl"]["rounds"] = 2
+    assert column(arm_table(run), "last 4 rounds or fewer") == ["0.260 ± 0.129", "0.460 ± 0.129"]
     assert column(arms, "codewords") == ["-", "5.333"]
     assert column(arms, "seconds") == ["1.5", "1.5"]
     clients = client_table(run)

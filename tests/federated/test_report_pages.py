@@ -228,6 +228,7 @@ def test_differences_are_taken_run_by_run(tmp_path):
     assert table.rows == [["uefl", f"+0.133 [{low:+.3f}, {high:+.3f}]", f"{sd:.3f}", "2 of 3"]]
     assert paired_table(runs, "uefl").rows == [["fedavg", f"-0.133 [{-high:+.3f}, {-low:+.3f}]", f"{sd:.3f}", "1 of 3"]]
     assert paired_table(runs[:1]) is None
+    assert paired_table(runs[:1], "fedavg").rows == [["uefl", "+0.200", "-", "1 of 1"]]
 
 
 def test_runs_on_other_data_are_kept_apart(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -186,6 +187,15 @@ def test_codewords_for_what_others_leave_are_drawn_from_the_mean_on() -> None:
     for residual, distance in ((True, 0.0), (False, 9 * 2**0.5)):
         added = features.panels(found, book, 1, residual=residual).axes[0].collections[2].get_offsets()
         assert float(np.linalg.norm(added)) == pytest.approx(distance, abs=0.3)
+
+
+def test_the_server_of_forks_ignores_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It inherits what its parent does at its start; a Ctrl-C in a suite's first seconds would print the traceback of its imports."""
+    before, seen = signal.getsignal(signal.SIGINT), []
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: seen.append(signal.getsignal(signal.SIGINT)))
+    runner.run([], side_by_side=1, device="cpu", data_root=None, ended=print, look=print)
+    assert seen == [signal.SIG_IGN]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.slow

@@ -353,6 +353,8 @@ def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
     assert found["rotations"][:4] == found["imbalanced"][:4] == pytest.approx(expected)
     assert found["rotations"][4] is found["imbalanced"][4] is None
     assert read_run(run_folder.write(tmp_path / "upright")).angles == {}
+    lists = read_run(run_folder.write(tmp_path / "lists", [r | {"usage": [1, 2]} for r in run_folder.records()], data=schemes["rotations"]))
+    assert report._value(lists, "fedavg", "usage@0") is None
 
 
 def test_table_5_is_table_1_by_rotation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,10 +106,11 @@ def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | Non
 
     Args:
         runs: of one configuration under several seeds.
-        against: the arm that is subtracted; None: the first one.
+        against: the arm that is subtracted; its differences within a single run stand without an interval. None: the first one, over
+            two runs at least.
 
     Returns:
-        None: fewer than two runs have two arms.
+        None: there are not as many finished runs with two arms.
     """
     finished = [run for run in runs if run.finished]
     names = list(dict.fromkeys(name for run in finished for name in run.arms))
@@ -121,9 +122,10 @@ def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | Non
             for run in finished
             if name != base and {name, base} <= run.arms.keys() and _known(run, name) and _known(run, base)
         ]
-        if len(differences) > 1:
+        if len(differences) >= (2 if against is None else 1):
             higher = sum(difference > 0 for difference in differences)
-            rows.append([name, interval(differences), number(statistics.stdev(differences)), f"{higher} of {len(differences)}"])
+            spread = number(statistics.stdev(differences)) if len(differences) > 1 else "-"
+            rows.append([name, interval(differences), spread, f"{higher} of {len(differences)}"])
     header = ["arm", f"accuracy, {last_rounds(*finished)}, less that of {base}, 95 %", "sd over runs", "higher in"] if finished else []
     return Table(f"less {base}, run by run", header, rows) if rows else None
 

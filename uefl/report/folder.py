@@ -121,12 +121,13 @@ class Run:
         return self.config.kind == "sets"
 
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
-        """One metric of an arm as ``[rounds, clients]``; what was not measured is NaN."""
+        """One metric of an arm as ``[rounds, clients]``; what was not measured, or is no number, is NaN."""
         row = {round: i for i, round in enumerate(sorted({r["round"] for r in self.of(arm)}))}
         column = {client: i for i, client in enumerate(self.clients)}
         values = np.full((len(row), len(column)), np.nan)
         for r in self.of(arm):
-            values[row[r["round"]], column[r["client"]]] = np.nan if r.get(key) is None else r[key]
+            value = r.get(key)
+            values[row[r["round"]], column[r["client"]]] = value if isinstance(value, (int, float)) else np.nan
         return values
 
 

@@ -140,9 +140,10 @@ def _at_round(found: dict[str, Any] | None) -> str:
 
 
 def last_rounds(*runs: Run) -> str:
-    """The rounds that the mean accuracy is of: the last four, where there are as many."""
-    count = min(4, max(arm["rounds"] for run in runs for arm in run.arms.values()))
-    return f"last {count} rounds" if count > 1 else "last round"
+    """The rounds that the mean accuracy is of: the last four of every arm, where it has as many."""
+    counts = {min(4, arm["rounds"]) for run in runs for arm in run.arms.values()}
+    most = max(counts)
+    return (f"last {most} rounds" if most > 1 else "last round") + (" or fewer" if len(counts) > 1 else "")
 
 
 def tables(run: Run) -> list[Table]:

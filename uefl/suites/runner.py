@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +61,7 @@ def run(
         _check(job)
     waiting = [job for job in jobs if not (job.folder / "summary.json").is_file()]
     running: dict[Job, tuple[ForkServerProcess, float]] = {}
+    _start_server()
     try:
         while waiting or running:
             while waiting and len(running) < side_by_side:
@@ -128,6 +131,15 @@ def _check(job: Job) -> None:
         wanted = wanted.with_run(precision=there.run.precision)
     if there.to_toml() != wanted.to_toml():
         raise UserError(f"{job.folder} holds a run with another configuration; remove it, or choose another folder with --out")
+
+
+def _start_server() -> None:
+    """Ctrl-C in a terminal reaches the server of forks too, which imports for seconds and would print a traceback; it ignores it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _start(job: Job, device: str, data_root: Path | None) -> ForkServerProcess:
