@@ -260,6 +260,14 @@ def test_the_first_rounds_are_without_quantiser_and_the_codebook_is_then_made_of
     assert [r.get("perplexity") is None for r in records] == [True] * 3 + [False] * 6
 
 
+@pytest.mark.parametrize(("extension", "has"), [("residual", {True}), ("append", {False})])
+def test_a_group_s_extension_is_of_what_its_codewords_leave_where_it_is_residual(extension, has):
+    asked = []
+    finish(arm(settings(extend="all", ext_share="group", extension=extension, rounds=[1, 1]), wrap=lambda e: Spy(e, asked))[0])
+    found = [m for messages in asked for m in messages.values() if "ask" in m.options]
+    assert {"codebook" in m.tensors for m in found} == has
+
+
 def test_a_codebook_that_would_come_after_the_first_iteration_is_refused():
     cfg, fed = settings(codebook_after=3, rounds=[2, 2]), federation()
     algorithm, room, _ = arm(cfg, fed)
