@@ -86,10 +86,30 @@ def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
         trained.update(names)
 
 
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "docs").rglob("*.toml")), ids=lambda file: file.stem)
+def test_a_suite_that_the_pages_name_can_still_be_run(file: Path) -> None:
+    """With the methods that it was written for: their keys are those of today."""
+    configs = suite.load(str(file)).configs("cpu")
+    assert all(cfg.arms for cfg in configs.values())
+
+
 def test_the_small_scale_is_smaller() -> None:
     small, large = (suite.load("table1").configs(scale)["mnist"] for scale in ("cpu", "paper"))
     assert (small.model.width, small.data.clients, small.data.image_size, small.training.iterations()) == (8, 3, 16, [6, 3, 3])
     assert (large.model.width, large.data.clients, large.data.image_size, large.training.iterations()) == (128, 9, 0, [20] * 5)
+
+
+def test_the_scale_of_the_paper_has_the_published_settings() -> None:
+    """Which the results that are kept, of the small scale, have not."""
+    for name in ("table2", "table3"):
+        for case, cfg in suite.load(name).configs("paper").items():
+            invariance = cfg.arms["fediir"].parameters.model_dump()["invariance"]
+            assert invariance == (1e-3 if case.startswith("pacs") else 1e-2), case
+        small = suite.load(name).configs("cpu").values()
+        assert {cfg.arms["fediir"].parameters.model_dump()["invariance"] for cfg in small} == {1e-3}
+    whole = suite.load("fedul-cifar10")
+    for scale, pretrained in (("cpu", False), ("paper", True)):
+        assert {cfg.model.pretrained for cfg in whole.configs(scale).values()} == {pretrained}
 
 
 def test_the_wider_network_has_the_parameters_of_a_codebook_that_was_extended_twice() -> None:
@@ -308,6 +328,17 @@ def test_an_arm_that_took_other_rounds_than_the_one_compared_is_named(tmp_path: 
     (said,) = report.unequal(result)
     assert said.endswith("rounds: few / uefl 2-4, fedavg 4.")
     assert said in report.content(result, []).sections[0].blocks
+
+
+def test_a_mean_of_fewer_seeds_than_the_row_has_is_said(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    assert report.partial(result) == []
+    run = result.runs["few", "uefl"][1]
+    for said in (run.arms["uefl"], *run.records):
+        del said["entropy"]
+    (line,) = report.partial(result)
+    assert line == "Some means are of fewer seeds, because the other runs lack the measure: entropy of few / uefl (seeds 0, 2)."
+    assert line in report.content(result, []).sections[0].blocks
 
 
 def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def run(
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)
     console.print(*(part.rich(console.encoding) for part in report.table(result).parts(console.width)))
-    for note in (*report.unequal(result), *report.absent(result)):
+    for note in (*report.unequal(result), *report.partial(result), *report.absent(result)):
         console.print(note, **_AS_IT_IS)
     console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", **_AS_IT_IS)
     if result.missing:

@@ -130,7 +130,8 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     runs = sum(map(len, result.runs.values()))
     cases = result.suite.cases.values()
     selected = _SELECTED if "selected_accuracy" in result.suite.measures else ""
-    blocks: list[Block] = [table(result), *unequal(result), _LEGEND.format(against=result.suite.against, selected=selected)]
+    legend = _LEGEND.format(against=result.suite.against, selected=selected)
+    blocks: list[Block] = [table(result), *unequal(result), *partial(result), legend]
     if any(case.paper for case in cases):
         blocks.append(_PAPER)
     if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
@@ -188,6 +189,17 @@ def unequal(result: Result) -> list[str]:
         if said
         else []
     )
+
+
+def partial(result: Result) -> list[str]:
+    """A sentence on the means of fewer seeds than their row has, as of a phase of training that not every run reaches; else none."""
+    said = []
+    for (case, arm), runs in result.runs.items():
+        for measure in result.suite.measures:
+            seeds = result.values(case, arm, measure)
+            if 0 < len(seeds) < len(runs):
+                said.append(f"{measure} of {case} / {arm} (seeds {', '.join(map(str, seeds))})")
+    return [f"Some means are of fewer seeds, because the other runs lack the measure: {'; '.join(said)}."] if said else []
 
 
 def _value(run: Run, arm: str, measure: str) -> float | None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from tests.federated.tiny import again, arm, federation, finish, first_turn, settings, state, values
 from uefl.algorithms.base import ModelSpec
 from uefl.algorithms.distrans import DisTrans, TwinNet, mixtures
 from uefl.config import load
@@ -95,6 +95,18 @@ def test_offsets_are_drawn_once_and_stay_with_learning_rate_zero():
     one.turn()
     assert all(torch.equal(*pair) for pair in zip(first, offsets(one), strict=True))
     assert not room.net.offset.requires_grad
+
+
+def test_a_step_of_the_offset_goes_down_its_gradient():
+    work = first_turn(settings("distrans", offset_lr=0.5))
+    net, batch = work.net, work.batch(torch.arange(6))
+    before = net.offset.detach().clone()
+    work.workspace.algorithm.loss(work, batch).backward()
+    gradient = net.offset.grad.clone()
+    work.workspace.algorithm.after_batch(work, batch)
+    assert gradient.abs().max() > 0
+    assert torch.equal(net.offset.detach(), before - 0.5 * gradient)
+    assert net.offset.grad is None
 
 
 def test_an_offset_moves_by_its_own_learning_rate():

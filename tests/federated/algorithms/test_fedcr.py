@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
+from torch.nn.functional import cross_entropy
 
 from tests.federated.algorithms.test_local import alone
 from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, federation, finish, settings, split, state, values
+from tests.federated.tiny import again, arm, federation, finish, first_turn, settings, split, state, values
 from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
 from uefl.algorithms.fedper import FedPer
 from uefl.algorithms.gaussian import GaussianFeatures
@@ -184,6 +185,32 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
 def test_negative_precisions_are_refused():
     reply = Reply("a", 1, {"precision": torch.tensor([-1.0])})
     assert FedCR().unsound(Message(), reply) == "precision has negative elements"
+
+
+def test_the_loss_is_that_of_the_formula():
+    """Cross-entropy over the samples, and the divergence that begins with the Gaussian of each image's class."""
+    work = first_turn(settings("fedcr", dim=8, beta=0.2, samples=2, precision="fp32"))
+    classes = work.message.tensors["classes"] = torch.rand(2, 3, 8, generator=torch.Generator().manual_seed(7)) + 0.5
+    batch = work.batch(torch.arange(6))
+    work.memory["noise"] = torch.Generator().manual_seed(8)
+    found = work.workspace.algorithm.loss(work, batch)
+    mean, std = work.net.distribution(batch.images)
+    samples = mean + std * torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(8))
+    expected = torch.stack([cross_entropy(work.net.head(features), batch.labels) for features in samples]).mean()
+    expected = expected + 0.2 * kl_divergence(Normal(*classes[:, batch.labels]), Normal(mean, std)).sum(1).mean()
+    assert torch.allclose(found, expected)
+
+
+def test_a_head_alone_learns_from_the_encoder_as_it_is_measured():
+    """Of running statistics, which do not change, and without a gradient behind the head."""
+    work = first_turn(settings("fedcr", dim=8, samples=2))
+    before = {name: buffer.clone() for name, buffer in work.net.named_buffers()}
+    work.workspace.flat.values.grad.zero_()
+    work.workspace.algorithm._head_loss(work, work.batch(torch.arange(6))).backward()
+    assert before
+    assert all(torch.equal(buffer, before[name]) for name, buffer in work.net.named_buffers())
+    with_gradient = {name.partition(".")[0] for name, p in work.net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    assert with_gradient == {"head"}
 
 
 def test_the_mean_of_the_logits_predicts():

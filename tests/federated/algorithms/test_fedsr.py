@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from tests.federated.tiny import again, arm, federation, finish, first_turn, settings, state, values
 from uefl.algorithms.fedavg import FedAvg
 from uefl.algorithms.fedsr import FedSR, divergence
 from uefl.config import load
@@ -102,13 +102,25 @@ def test_the_terms_do_what_they_are_for():
     assert lengths[1] < 0.5 * lengths[0]
 
 
-def test_a_squared_norm_is_another_term():
-    results = []
-    for norm in ("l2", "l2sq"):
-        one = arm(settings("fedsr", dim=8, norm=norm))[0]
-        one.turn()
-        results.append(values(one).clone())
-    assert not torch.equal(*results)
+@pytest.mark.parametrize(("norm", "power"), [("l2", 1), ("l2sq", 2)])
+def test_the_loss_is_that_of_the_formula(norm, power):
+    """Cross-entropy of one draw, its norm or the square of it, and the divergence of each image from the Gaussian of its class."""
+    work = first_turn(settings("fedsr", dim=8, norm=norm, norm_weight=0.3, divergence_weight=0.2, precision="fp32"))
+    draws = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for tensor in work.trained.values():
+            tensor += torch.randn(tensor.shape, generator=draws)
+    batch = work.batch(torch.arange(6))
+    work.memory["noise"] = torch.Generator().manual_seed(8)
+    found = work.workspace.algorithm.loss(work, batch)
+    mean, std = work.net.distribution(batch.images)
+    features = mean + std * torch.randn(6, 8, generator=torch.Generator().manual_seed(8))
+    m, r, q = (work.trained[name] for name in ("class_mean", "class_std", "scale"))
+    m, rho, q = m[batch.labels], nn.functional.softplus(r)[batch.labels], nn.functional.softplus(q)
+    expected = nn.functional.cross_entropy(work.net.head(features), batch.labels)
+    expected = expected + 0.3 * (features.norm(dim=1) ** power).mean()
+    expected = expected + 0.2 * kl_divergence(Normal(q * mean, q * std), Normal(m, rho)).sum(1).mean()
+    assert torch.allclose(found, expected)
 
 
 def test_predictions_are_means_over_samples_and_disagree():

@@ -93,6 +93,14 @@ def test_pseudo_labels_follow_the_priors_that_were_drawn():
         assert dealt(**few | blurred).drawn is None
 
 
+@pytest.mark.parametrize(("round", "own"), [(4, False), (5, True)])
+def test_from_the_sixth_round_on_a_network_learns_from_its_own_predictions(round, own, monkeypatch):
+    work = turn("fedpl", round=round)
+    monkeypatch.setattr(work, "logits", lambda images: 20 * torch.eye(3)[torch.arange(len(images)) % 3])  # which is sure of each
+    found = float(work.workspace.algorithm.loss(work, work.batch(torch.arange(6))))
+    assert (found < 1e-6) is own
+
+
 def test_pseudo_labels_mix_sure_with_unsure_predictions():
     logits = torch.tensor([[5.0, 0, 0], [0.3, 0.2, 0.1], [0, 4.0, 0], [0, 3.0, 0]]).repeat(3, 1)
     share = np.random.default_rng(3).beta(0.75, 0.75)

@@ -5,7 +5,7 @@ from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, state, visible
 from uefl.algorithms.uefl.client import counts_per_batch
 from uefl.algorithms.uefl.clustering import kmeans
-from uefl.algorithms.uefl.extension import above
+from uefl.algorithms.uefl.extension import above, drawn, unsure
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.engines.base import Message
 
@@ -33,6 +33,13 @@ def test_a_line_shows_by_how_much_a_client_is_above_the_threshold():
     assert above(0.5, entropy, ["b", "c", "d"]) == "b (1.80 x least), c (1.004 x least), d (1.00002 x least)"
     assert above(0.0, {"a": 0.0, "b": 0.1}, ["b"]) == "b"
     assert above(0.5, entropy, []) == ""
+
+
+def test_the_client_that_is_known_least_decides_whether_extensions_are_partly_chance():
+    records = [{"client": "a", "holdout_entropy_se": 0.1}, {"client": "b", "holdout_entropy_se": 0.3}]
+    entropy = {"a": 1.0, "b": 1.5}
+    assert unsure(1.3, entropy, records) is None
+    assert unsure(1.2, entropy, records).startswith("the entropy of b has a standard error of 0.300 nats, and the threshold is 0.200 above")
 
 
 def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_it():
@@ -266,6 +273,13 @@ def test_at_random_as_many_clients_are_extended_as_are_uncertain_and_the_same_in
         turns(algorithm, 2)
         assert [len(visible(algorithm, f"silo-{k}")) for k in range(3)] == [4 + 4 * (f"silo-{k}" in first) for k in range(3)]
     assert len(chosen) > 1
+
+
+def test_clients_are_drawn_anew_for_every_iteration():
+    clients = [f"silo-{k}" for k in range(5)]
+    found = [drawn(clients, 2, seed=0, iteration=i) for i in range(8)]
+    assert all(pair == sorted(set(pair)) and len(pair) == 2 for pair in found)
+    assert len(set(map(tuple, found))) > 1
 
 
 @pytest.mark.parametrize("extend", ["random", "all"])

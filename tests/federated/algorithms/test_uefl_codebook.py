@@ -165,6 +165,18 @@ def test_dead_codewords_go_beside_those_most_used_and_the_others_stay():
     assert not torch.equal(of_segments[1], book)
 
 
+def test_the_averages_of_a_revived_codeword_begin_anew():
+    one = arm(settings(extend="none", ema_decay=0.9, revive_below=0.5))[0]
+    one.turn()
+    tensors = state(one).tensors
+    book, averages = tensors["block.0"].clone(), tensors["moving.0"].clone()
+    one.members[0].revive(state(one), 0, torch.tensor([0, 5, 5, 5]))
+    assert not torch.equal(tensors["block.0"][0], book[0])
+    assert torch.equal(tensors["block.0"][1:], book[1:])
+    assert torch.equal(tensors["moving.0"][0], torch.cat([tensors["block.0"][0], torch.ones(1)]))  # as of one segment, equal to it
+    assert torch.equal(tensors["moving.0"][1:], averages[1:])
+
+
 def test_revival_puts_more_codewords_to_use():
     used = {}
     for below in (0.0, 0.1):
@@ -248,6 +260,14 @@ def test_the_first_rounds_are_without_quantiser_and_the_codebook_is_then_made_of
     assert [r.get("perplexity") is None for r in records] == [True] * 3 + [False] * 6
 
 
+@pytest.mark.parametrize(("extension", "has"), [("residual", {True}), ("append", {False})])
+def test_a_group_s_extension_is_of_what_its_codewords_leave_where_it_is_residual(extension, has):
+    asked = []
+    finish(arm(settings(extend="all", ext_share="group", extension=extension, rounds=[1, 1]), wrap=lambda e: Spy(e, asked))[0])
+    found = [m for messages in asked for m in messages.values() if "ask" in m.options]
+    assert {"codebook" in m.tensors for m in found} == has
+
+
 def test_a_codebook_that_would_come_after_the_first_iteration_is_refused():
     cfg, fed = settings(codebook_after=3, rounds=[2, 2]), federation()
     algorithm, room, _ = arm(cfg, fed)
@@ -257,7 +277,10 @@ def test_a_codebook_that_would_come_after_the_first_iteration_is_refused():
 
 def test_a_codebook_made_anew_between_iterations_is_the_same_for_all_and_extensions_stay():
     algorithm, _, _ = arm(settings(extend="all", reinit=True, rounds=[1, 1, 1], lr=1e-12))
-    turns(algorithm, 4)
+    start = visible(algorithm, "silo-0").clone()
+    turns(algorithm, 2)
+    torch.testing.assert_close(visible(algorithm, "silo-0"), start, atol=1e-6, rtol=0)  # the first iteration has what it began with
+    turns(algorithm, 2)
     before = [visible(algorithm, name).clone() for name in NAMES]
     algorithm.turn()
     after = [visible(algorithm, name) for name in NAMES]

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from tests.federated.interrupted import run_twice, saved_accuracy
 from tests.federated.tiny import again, arm, finish, settings, values
@@ -46,31 +47,37 @@ def test_features_at_any_scale_pull_alike_and_with_finite_gradients():
     assert contrast(5 * features, labels, 0.07).item() == pytest.approx(contrast(features, labels, 0.07).item())
 
 
-def loss_of(algorithm, net, seed=0):
-    """The loss of one batch of 4 real images, with dropout off."""
-    generator = torch.Generator().manual_seed(seed)
-    virtual = virtual_images(1, (1, 8, 8), 3, 5)
+def work_of(net, epoch=0):
+    """A turn with virtual images, dropout off, and a batch of four real images."""
     work = SimpleNamespace(
         net=net.eval(),
-        epoch=0,
-        generator=generator,
-        cross_entropy=torch.nn.functional.cross_entropy,
-        memory={"virtual": virtual},
+        epoch=epoch,
+        generator=torch.Generator().manual_seed(0),
+        cross_entropy=cross_entropy,
+        memory={"virtual": virtual_images(1, (1, 8, 8), 3, 5)},
         amp=lambda: torch.autocast("cpu", enabled=False),
         workspace=SimpleNamespace(normalize=lambda images: images / 255),
     )
-    batch = SimpleNamespace(images=torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(7)), labels=torch.tensor([0, 1, 2, 0]))
-    return algorithm.loss(work, batch)
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(7))
+    return work, SimpleNamespace(images=images, labels=torch.tensor([0, 1, 2, 0]))
 
 
-def test_the_loss_is_the_sum_of_its_terms():
+@pytest.mark.parametrize("epoch", [0, 4, 5])
+def test_the_loss_is_that_of_the_formula(epoch):
+    """Real and virtual classes are told apart, and matched in the pull; the terms of the features are on in the first five passes."""
     room = arm(settings("vhl"))[1]
-    only = {"virtual_weight": 0.0, "pull": 0.0, "virtual_contrast": 0.0}
-    plain = loss_of(VHL(**only).bound(room.context), room.net)
-    terms = [loss_of(VHL(**only | {name: 1.0}).bound(room.context), room.net) - plain for name in only]
-    assert all(term > 0 for term in terms)
-    whole = loss_of(VHL(virtual_contrast=0.5).bound(room.context), room.net)
-    assert whole.item() == pytest.approx((plain + terms[0] + terms[1] + 0.5 * terms[2]).item(), rel=1e-5)
+    net, (work, batch) = room.net, work_of(room.net, epoch)
+    found = VHL(virtual_weight=0.5, pull=0.25, virtual_contrast=0.125).bound(room.context).loss(work, batch)
+    virtual = work.memory["virtual"]
+    chosen = torch.randint(15, (4,), generator=torch.Generator().manual_seed(0))
+    labels = virtual.labels[chosen]
+    features = net.head.prefix(net.tokens(torch.cat([batch.images, virtual.images[chosen] / 255])))
+    logits = torch.cat([net.head.fc2(features), net.head.virtual(features)], 1)
+    expected = cross_entropy(logits[:4], batch.labels) + 0.5 * cross_entropy(logits[4:], 3 + labels)
+    if epoch < 5:
+        expected = expected + 0.25 * contrast(features, torch.cat([batch.labels, labels]), 0.07)
+        expected = expected + 0.125 * contrast(features[4:], labels, 0.07)
+    assert torch.allclose(found, expected)
 
 
 def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
@@ -79,7 +86,7 @@ def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
     tokens = room.net.tokens
     monkeypatch.setattr(room.net, "tokens", lambda images: inputs.append(images.requires_grad_()) or tokens(images))
     algorithm = VHL(virtual_weight=0.0, virtual_contrast=0.0).bound(room.context)
-    (slope,) = torch.autograd.grad(loss_of(algorithm, room.net), inputs[0])
+    (slope,) = torch.autograd.grad(algorithm.loss(*work_of(room.net)), inputs[0])
     assert all(slope[:4].flatten(1).norm(dim=1) > 0)
     assert slope[4:].abs().sum() == 0
 

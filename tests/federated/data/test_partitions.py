@@ -245,6 +245,13 @@ def test_the_domain_left_out_is_measured_only():
     np.testing.assert_array_equal(np.sort(unseen.test), np.arange(2, 2000, 6))
 
 
+def test_every_domain_is_turned_by_its_angle_also_the_one_left_out():
+    made = replace(table(groups=3, test=0), angles={f"domain-{i}": 15.0 * i for i in range(3)})
+    deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-1"}, clients=4)
+    assert [share.angle for share in deal.clients] == [0.0, 0.0, 30.0, 30.0]
+    assert [share.angle for share in deal.unseen] == [15.0]
+
+
 def test_domains_are_spread_over_several_clients():
     made = table(6000, 0, groups=6)
     deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0"}, clients=50)
