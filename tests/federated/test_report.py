@@ -333,10 +333,11 @@ def test_damaged_summary_names_the_file(tmp_path, summary, message):
 
 
 def test_a_run_without_a_round_has_nothing_to_report(tmp_path):
-    run_folder.write(tmp_path, finished=False)
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(UserError, match="holds no finished round yet"):
-        read_run(tmp_path)
+    for finished, advice in ((False, "continue with `uefl train --resume"), (True, "the file is damaged")):
+        run_folder.write(tmp_path, finished=finished)
+        (tmp_path / "metrics.jsonl").write_text("")
+        with pytest.raises(UserError, match=f"holds no finished round yet; {advice}"):
+            read_run(tmp_path)
 
 
 def test_events_hold_means_and_clients_of_every_round(tmp_path):

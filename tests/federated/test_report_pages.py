@@ -23,6 +23,7 @@ from uefl.cli import app
 from uefl.data.federation import LabeledData, Split
 from uefl.errors import UserError
 from uefl.report import arm_table, by_data, client_table, paired_table, read_run, samples, write_report
+from uefl.report.tables import Table
 from uefl.report.words import count, label, labels
 
 from . import run_folder
@@ -144,6 +145,15 @@ def test_samples_of_unlabeled_sets_and_of_colours_are_shown(tmp_path):
     assert "of the first 1 of 3 clients" in (tmp_path / "report.md").read_text()
 
 
+def test_samples_have_the_names_of_their_clients_where_others_were_measured(tmp_path):
+    """With ``evaluation`` below 1 the first client measured need not be the first of the federation."""
+    with_samples(run_folder.write(tmp_path, [line for line in run_folder.records() if line["client"] == "silo-2"]))
+    (tmp_path / "manifest.json").write_text(json.dumps({"silos": {f"silo-{i}": {} for i in range(3)}}))
+    ((_, _, caption, figure),) = samples.draw(read_run(tmp_path))
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["silo-0", "silo-1", "silo-2"]
+    assert caption.startswith("Training images of each client ")
+
+
 def test_counts_of_the_clients_are_added_up(tmp_path):
     run = read_run(run_folder.write(tmp_path))
     assert run.counts("uefl", "confusion").tolist() == [183 if i % 5 == 0 else 39 for i in range(16)]
@@ -209,6 +219,13 @@ def test_tables_in_a_terminal_break_no_number(tmp_path, width):
                 cells = part.rows[table.rows.index(row)]
                 assert next(line.split() for line in lines if line.split() == " ".join(cells).split())
     assert len(arm_table(run).parts(500)) == 1
+
+
+def test_names_with_square_brackets_are_shown_as_they_are():
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(Table("runs [/x]/t", ["arm", "accuracy"], [["[b]", "0.5"]], note="of [ours]").rich())
+    text = console.export_text()
+    assert all(part in text for part in ("runs [/x]/t", "[b]", "of [ours]"))
 
 
 # --- several runs --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -116,9 +117,10 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shown = io.StringIO()
     keys = {"scale": "cpu", "seeds": 1, "jobs": 2, "device": "cpu", "data_root": None}
     with pytest.raises(RunError, match="4 of 4 runs are not there"):
-        command.run(tiny(tmp_path), out=tmp_path / "out", console=Console(file=shown, force_terminal=True, width=160), **keys)
+        command.run(tiny(tmp_path), out=tmp_path / "out [/x]", console=Console(file=shown, force_terminal=True, width=160), **keys)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
-    assert "4 runs, 0 of them finished, 2 at a time" in text
+    assert f"4 runs, 0 of them finished, 2 at a time, in {tmp_path / 'out [/x]'}" in text
+    assert f"report: {tmp_path / 'out [/x]' / 'report.html'}" in text
     assert "1/4  few fedavg seed 0: 2 s" in text
     assert "2/4  absent fedavg seed 0: not finished: no such file" in text
     assert "3/4  absent uefl seed 0: not finished, for the same reason" in text
@@ -141,6 +143,14 @@ def test_what_is_to_be_known_of_the_table_stands_below_it(tmp_path: Path, monkey
     command.run(str(tmp_path / "mine.toml"), out=tmp_path / "out", console=Console(file=shown, width=160), **keys)
     below = shown.getvalue().partition("few / uefl")[2]
     assert "rounds: few / uefl 3, fedavg 4.\nno run has the measure 'entropi' (did you mean 'entropy'?)\nreport: " in below
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_here_is_refused_before_any_run(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["suite", tiny(tmp_path), "--out", str(tmp_path / "out"), "--device", "cuda"])
+    assert found.exit_code == 2
+    assert "--device cuda: no CUDA device is available" in found.output
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

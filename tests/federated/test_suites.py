@@ -160,6 +160,10 @@ def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
         (TINY + '[cases."../away"]', "key 'cases': '../away' names a folder; expected up to 40 letters"),
         (TINY + '[cases.more]\narms = ["fedvag"]', "case 'more': key 'arms.fedvag': no algorithm 'fedvag'"),
         (TINY + "[cases.more]\narms = 3", "case 'more': key 'arms'"),
+        (TINY.replace("uefl = { acc", "uelf = { acc"), "case 'few': key 'paper': there is no arm 'uelf' (did you mean 'uefl'?)"),
+        (TINY.replace("{ accuracy =", "{ acc ="), "key 'paper': there is no measure 'acc'"),
+        (TINY.replace("x = ", "# x = "), "key 'axis': no case has a place on 'codewords'; give cases an `x`"),
+        (TINY + '[cases."report.md"]', "'report.md' is a file or folder that the suite writes itself"),
     ],
 )
 def test_a_suite_that_is_none_is_refused_in_a_line(text: str, message: str, tmp_path: Path) -> None:
@@ -233,6 +237,17 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
     difference = [b - a for a, b in zip(fedavg, uefl, strict=True)]
     half = 4.302653 * statistics.stdev(difference) / 3**0.5  # Student's t, two degrees of freedom, 97.5 %
     assert rows[1][:5] == ["few / uefl", "3", "0.780 ± 0.185", "0.920", f"+0.080 [{0.08 - half:+.3f}, {0.08 + half:+.3f}]"]
+
+
+def test_a_damaged_run_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    folder = tmp_path / "out" / "few" / "uefl" / "seed-1"
+    (folder / "summary.json").write_text("{")
+    jobs = [job for job in suite.jobs(result.suite, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"]
+    again = report.collect(result.suite, "cpu", jobs, {})
+    assert list(again.values("few", "uefl", "accuracy")) == [0, 2]
+    assert list(again.missing) == ["few/uefl/seed-1"]
+    assert again.missing["few/uefl/seed-1"].endswith(f"; or remove {folder}, and the suite makes it anew")
 
 
 def test_the_accuracy_that_validation_selects_stands_beside_that_of_the_last_rounds(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def _facts(run: Run) -> list[str]:
     plan = c.training.iterations()
     rounds = f"{' + '.join(map(str, plan))} round{'' if plan == [1] else 's'}"
     facts = {
-        "data": f"{c.data.source}, {count(len(run.clients), 'client')}{''.join(f', {key} {value}' for key, value in partition.items())}",
+        "data": f"{c.data.source}, {count(len(run.silos), 'client')}{''.join(f', {key} {value}' for key, value in partition.items())}",
         "training": f"{rounds} of {budget}, batch {c.training.batch_size}, {c.training.optimizer} with learning rate {c.training.lr:g}",
         "model": f"{c.model.encoder}{f' of width {c.model.width}' if 'cnn' in c.model.encoder else ''}",
         **({} if run.on_sets else {"uncertainty": f"{getattr(c.run, voices)} {voices}"}),

@@ -55,8 +55,13 @@ class Run:
 
     @property
     def clients(self) -> list[str]:
-        """Names of those that are trained on, in the order of the run."""
+        """Names of those that are trained on and have been measured, in the order of the run."""
         return list(dict.fromkeys(r["client"] for r in self.records if not r.get("unseen")))
+
+    @property
+    def silos(self) -> list[str]:
+        """Names of all that are trained on, in the order of the federation; those measured where the folder does not say."""
+        return list(self.manifest.get("silos", ())) or self.clients
 
     @cached_property
     def angles(self) -> dict[str, float]:
@@ -72,7 +77,7 @@ class Run:
     @cached_property
     def labels(self) -> dict[str, str]:
         """The names of the clients in tables, each short and in one line."""
-        return labels(dict.fromkeys(r["client"] for r in self.records))
+        return labels(dict.fromkeys([*(r["client"] for r in self.records), *self.silos]))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -150,7 +155,8 @@ def read_run(path: Path) -> Run:
     records, left_out = _read_lines(path / "metrics.jsonl", finished, config.run.evaluation)
     if not records:
         why = "".join(f", left out {line['client']} in round {line['round'] + 1}: {line['left_out']}" for line in left_out[-1:])
-        raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet{why}; continue with `uefl train --resume {path}`")
+        advice = "the file is damaged: restore it, or train anew" if finished else f"continue with `uefl train --resume {path}`"
+        raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet{why}; {advice}")
     arms = (
         _read_summary(path / "summary.json")
         if finished

@@ -56,7 +56,7 @@ def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read: {error}; delete it to report without images") from None
     rows = [(tensors[f"{i}.images"].numpy(), tensors.get(f"{i}.labels")) for i in range(len(tensors)) if f"{i}.images" in tensors]
-    shown, all_of = len(rows), len(run.clients)
+    shown, all_of = len(rows), len(run.silos)
     of = f" of the first {shown} of {all_of} clients" if all_of > shown else " of each client"
     order = "sorted by class" if any(labels is not None for _, labels in rows) else "one part after the other of their sets"
     yield (
@@ -85,7 +85,7 @@ def _grid(run: Run, rows: list[tuple[np.ndarray, torch.Tensor | None]]) -> Figur
                 where = (left + width / 2, top + height + gap_y / 2 - 0.5)
                 ax.text(*where, text if len(text) < 12 else f"{text[:10]}…", ha="center", va="center", fontsize=6.5, color="#444444")
     ax.imshow(sheet, interpolation="nearest")
-    clients = run.clients[: len(rows)]
+    clients = run.silos[: len(rows)]
     ax.set_yticks([i * (height + gap_y) + height / 2 for i in range(len(rows))], labels=[drawn(run)[name] for name in clients])
     ax.set_xticks([])
     ax.tick_params(length=0)

@@ -69,14 +69,16 @@ class Table:
         return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
     def rich(self, encoding: str = "utf-8") -> RichTable:
-        """Return the table for a terminal of this encoding; its text is taken as it is, because a silo's name may hold square brackets."""
+        """Return the table for a terminal of this encoding; its text is taken as it is, because names may hold square brackets."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
         padding = (0, 0 if self.numeric else 1)  # a narrow gap, so that the widest table stands in 80 columns
-        table = RichTable(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
-        table.caption, table.caption_justify = self.note or None, "left"
+        title = Text(nearest_characters(self.title, encoding), "bold")
+        table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
+        table.caption = Text(nearest_characters(self.note, encoding), "table.caption") if self.note else None
+        table.caption_justify = "left"
         for i, name in enumerate(self.header):
             table.add_column(Text(name), justify="right" if i and self.numeric else "left", overflow="fold")
         for row in self.rows:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import RunError
 from ..report.words import count
+from ..run import chosen_device
 from . import cost, report, runner
 from .suite import Job, Scale, load
 from .suite import jobs as jobs_of
+
+_AS_IT_IS: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}  # paths may hold square brackets
 
 
 def run(
@@ -39,10 +43,11 @@ def run(
         console: where progress and table go.
 
     Raises:
-        UserError: no such suite, or the folder holds other runs or another suite.
+        UserError: no such suite or device, or the folder holds other runs or another suite.
         RunError: some runs could not finish; the report names them.
     """
     suite = load(name)
+    chosen_device(device)
     cores = len(os.sched_getaffinity(0))
     at_a_time = jobs or (cores if scale == "cpu" else 1)
     # One thread at the small scale: the same bits for any number of jobs.
@@ -55,7 +60,7 @@ def run(
         before = [job for job in runs if (job.folder / "summary.json").is_file()]
         console.print(
             f"{suite.name}: {suite.about}\n{count(len(runs), 'run')}, {len(before)} of them finished, {at_a_time} at a time, in {out}",
-            highlight=False,
+            **_AS_IT_IS,
         )
         with _progress(console) as progress:
             task = progress.add_task("", total=sum(job.rounds for job in runs), completed=sum(job.rounds for job in before))
@@ -70,7 +75,7 @@ def run(
                         what = "not finished, for the same reason"
                     said.add((end.job.case, end.error))
                     errors[end.job.folder] = end.error
-                console.print(f"{len(done)}/{len(runs)}  {place}: {what}", markup=False, highlight=False, soft_wrap=True)
+                console.print(f"{len(done)}/{len(runs)}  {place}: {what}", **_AS_IT_IS)
 
             def look(running: dict[Job, int]) -> None:
                 names = ", ".join(f"{job.case} {job.arm} {job.seed}" for job in running)
@@ -82,10 +87,10 @@ def run(
                 cost.measure(job.folder)
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)
-    console.print(*(part.rich() for part in report.table(result).parts(console.width)))
+    console.print(*(part.rich(console.encoding) for part in report.table(result).parts(console.width)))
     for note in (*report.unequal(result), *report.partial(result), *report.absent(result)):
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", highlight=False)
+        console.print(note, **_AS_IT_IS)
+    console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", **_AS_IT_IS)
     if result.missing:
         raise RunError(f"{len(result.missing)} of {len(wanted)} runs are not there; {out / 'report.md'} says why")
 

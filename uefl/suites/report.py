@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from ..errors import nearest
+from ..errors import UserError, nearest
 from ..report import html, markdown
 from ..report.compare import interval
 from ..report.content import Block, Content, Section
@@ -69,10 +69,14 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
     runs: dict[tuple[str, str], dict[int, Run]] = {}
     missing: dict[str, str] = {}
     for job in sorted(jobs, key=lambda job: list(suite.cases).index(job.case)):
-        if (job.folder / "summary.json").is_file():
+        place = f"{job.case}/{job.arm}/{job.folder.name}"
+        if not (job.folder / "summary.json").is_file():
+            missing[place] = errors.get(job.folder, "it has not ended")
+            continue
+        try:
             runs.setdefault((job.case, job.arm), {})[job.seed] = read_run(job.folder)
-        else:
-            missing[f"{job.case}/{job.arm}/{job.folder.name}"] = errors.get(job.folder, "it has not ended")
+        except UserError as error:
+            missing[place] = f"{error}; or remove {job.folder}, and the suite makes it anew"
     return Result(suite, scale, runs, missing)
 
 
@@ -323,7 +327,11 @@ def _draw_clients(result: Result) -> Iterator[tuple[Picture, Figure]]:
 def _draw_features(result: Result, data_root: Path | None) -> Iterator[tuple[Picture, Figure]]:
     """Draw the features of the first seed of every arm with a codebook."""
     for (case, arm), runs in result.runs.items():
-        figure = features.draw(runs[min(runs)].path, data_root)
+        folder = runs[min(runs)].path
+        try:
+            figure = features.draw(folder, data_root)
+        except UserError as error:
+            raise UserError(f"{error}; or remove {folder}, and the suite makes it anew") from None
         if figure is not None:
             caption = f"Test images of each client on the two principal axes of the features, seed {min(runs)}."
             yield Picture(f"features-{case}-{arm}.png", f"Features and codewords of {arm} on {case}", caption), figure

@@ -126,7 +126,10 @@ def _check(job: Job) -> None:
     """A folder that holds a run holds this one."""
     if not (job.folder / "config.toml").is_file():
         return
-    there, wanted = (cfg.with_run(threads=0) for cfg in (config.load_whole(job.folder / "config.toml"), job.config))
+    try:
+        there, wanted = (cfg.with_run(threads=0) for cfg in (config.load_whole(job.folder / "config.toml"), job.config))
+    except UserError as error:
+        raise UserError(f"{error}; or remove {job.folder}, and the suite makes it anew") from None
     if wanted.run.precision == "auto":  # the run has made its choice
         wanted = wanted.with_run(precision=there.run.precision)
     if there.to_toml() != wanted.to_toml():

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
 _FOLDER = resources.files("uefl") / "suites"
+_TAKEN = ("plots", "report.md", "report.html", "results.json", "suite.lock")  # in the folder of a suite, beside those of its cases
 _PART_OF = {"table5": "table1"}  # the same runs; its numbers are those of table 1 by domain
 
 
@@ -92,12 +93,20 @@ class Suite(_Table):
                     table = merged(table, sections)
             try:
                 made[name] = config.load(table).absolute()
+                self._check_paper(case, made[name])
             except UserError as error:
                 raise UserError(f"suite {self.name!r}, case {name!r}: {error}") from None
         arms = dict.fromkeys(arm for cfg in made.values() for arm in cfg.arms)
         if self.against not in arms:
             raise UserError(f"suite {self.name!r}, key 'against': no case has an arm {self.against!r}; there are {', '.join(arms)}")
         return made
+
+    def _check_paper(self, case: Case, cfg: Config) -> None:
+        """Numbers of a paper stand beside ours: for an arm of the case, and a measure of the suite."""
+        for arm, numbers in case.paper.items():
+            for what, name, known in (("arm", arm, list(cfg.arms)), *(("measure", measure, self.measures) for measure in numbers)):
+                if name not in known:
+                    raise UserError(f"key 'paper': there is no {what} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +157,11 @@ def load(name: str) -> Suite:
     if name in files:
         table["cpu"] = merged(_cpu(), table.get("cpu", {}))
     suite = parse(Suite, Path(name).stem, {"name": Path(name).stem, "about": _about(file), **table})
+    if suite.axis is not None and all(case.x is None for case in suite.cases.values()):
+        raise UserError(f"key 'axis': no case has a place on {suite.axis!r}; give cases an `x`, or leave the axis out")
     for case in suite.cases:
+        if case in _TAKEN:
+            raise UserError(f"key 'cases': {case!r} is a file or folder that the suite writes itself; choose another name")
         if not NAME.fullmatch(case):
             raise UserError(f"key 'cases': {shown(case)} names a folder; expected up to 40 letters, digits, '.', '_' and '-'")
     return suite
