@@ -312,7 +312,7 @@ def test_a_network_that_raises_on_a_client_is_named_too(tmp_path, caplog):
         (
             "demo",
             {"width": 4},
-            "key 'model.width': .* so leave it out: a network that is given does not use it; got 4",
+            "key 'model.width': .* so set it to that or leave it out: a network that is given does not use it; got 4",
         ),
         ({"model": {"hidden": 8}, "arms": {"fedavg": {}}}, {}, "key 'model.hidden': .* a network that is given does not use it; got 8"),
         ({"base": "demo", "model": {"encoder": "cnn"}}, {}, "a network is given and the section .* the encoder 'cnn'; leave out one"),

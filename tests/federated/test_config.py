@@ -330,7 +330,7 @@ def test_every_number_of_an_algorithm_has_a_range(name):
     [
         (
             {"model": {"encoder": "vgg16_bn", "width": 64}},
-            "key 'model.width': expected its default 128, so leave it out: vgg16_bn does not use it",
+            "key 'model.width': expected its default 128, so set it to that or leave it out: vgg16_bn does not use it",
         ),
         ({"model": {"pretrained": True}}, "key 'model.pretrained': cnn has no pretrained weights"),
         ({"model": {"encoder": "cnn5x5", "hidden": 3}}, "key 'model.hidden': expected its default 512"),
@@ -338,15 +338,21 @@ def test_every_number_of_an_algorithm_has_a_range(name):
         ({"training": {"batch_size": 1}}, "key 'training.batch_size': expected 2 or more, for batch norm; got 1"),
         (
             {"run": {"passes": 7}, "arms": {"uefl-published": {}}},
-            "key 'run.passes': expected its default 20, so leave it out: its arms measure one pass with dropout off; got 7",
+            "key 'run.passes': expected its default 20, so set it to that or leave it out: its arms measure one pass with dropout off",
         ),
         (
             {"training": {"momentum": 0.9}},
-            "key 'training.momentum': expected its default 0.0, so leave it out: it is for optimizer = 'sgd'",
+            "key 'training.momentum': expected its default 0.0, so set it to that or leave it out: it is for optimizer = 'sgd'",
         ),
         ({"run": {"members": 3}}, "key 'run.members': expected its default 5"),
-        ({"run": {"select": "validation"}}, "key 'run.select': expected its default 'last', so leave it out: it is for arms on unlabeled"),
-        ({"data": {"labeled": 3}}, "key 'data.labeled': expected its default 0, so leave it out: it is for arms on unlabeled sets"),
+        (
+            {"run": {"select": "validation"}},
+            "key 'run.select': expected its default 'last', so set it to that or leave it out: it is for arms on unlabeled",
+        ),
+        (
+            {"data": {"labeled": 3}},
+            "key 'data.labeled': expected its default 0, so set it to that or leave it out: it is for arms on unlabeled sets",
+        ),
         ({"arms": {"fedul": {}}}, "key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration"),
         ({"arms": {"fedul": {}}, "training": {"rounds": [1], "batch_size": 1}}, "key 'training.batch_size': expected 2 or more"),
         ({"arms": {"fedul": {"test_prior": [0.5, 0.1]}}}, "key 'arms.fedul': test_prior: expected numbers that sum to 1, they sum to 0.6"),

@@ -156,9 +156,17 @@ def test_one_request_carries_all_members_without_a_copy():
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
-        ("uefl", {"passes": 7}, "key 'run.passes': expected its default 20, so leave it out: an ensemble has members, not passes"),
+        (
+            "uefl",
+            {"passes": 7},
+            "key 'run.passes': expected its default 20, so set it to that or leave it out: an ensemble has members, not passes",
+        ),
         ("uefl", {"members": 1}, "key 'run.members': expected greater than or equal to 2; got 1"),
-        ("uefl", {"uncertainty": "mc_dropout", "members": 3}, "key 'run.members': expected its default 5, so leave it out: it is for"),
+        (
+            "uefl",
+            {"uncertainty": "mc_dropout", "members": 3},
+            "key 'run.members': expected its default 5, so set it to that or leave it out: it is for",
+        ),
         (
             "fedul",
             {"encoder": "cnn5x5", "rounds": [1]},

@@ -234,7 +234,9 @@ def _check_private(config: Config) -> None:
 def _unused(section: str, values: BaseModel, key: str, why: str) -> None:
     default, value = type(values).model_fields[key].default, getattr(values, key)
     if value != default:
-        raise UserError(f"key '{section}.{key}': expected its default {default!r}, so leave it out: {why}; got {shown(value)}")
+        raise UserError(
+            f"key '{section}.{key}': expected its default {default!r}, so set it to that or leave it out: {why}; got {shown(value)}"
+        )
 
 
 __all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml", "tomllib"]

@@ -112,7 +112,7 @@ def _refuse(data: Data, key: str, why: str) -> None:
     default, value = Data.model_fields[key].default, getattr(data, key)
     if value != default:
         told = value.name if isinstance(value, Scheme) else repr(value)
-        at = "" if default is None else f"expected its default {default!r}, so "
+        at = "" if default is None else f"expected its default {default!r}, so set it to that or "
         raise UserError(f"key {key!r}: {at}leave it out: {why}; got {told}")
 
 

@@ -286,7 +286,10 @@ def test_a_client_is_read_without_the_others(make_images, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"labeled": 5}, "key 'labeled': expected its default 0, so leave it out: it is for clients with unlabeled sets; got 5"),
+        (
+            {"labeled": 5},
+            "key 'labeled': expected its default 0, so set it to that or leave it out: it is for clients with unlabeled sets; got 5",
+        ),
         ({"strict": True}, "key 'strict': expected its default False"),
         (
             {"partition": {"scheme": "unlabeled"}},

@@ -351,7 +351,10 @@ def test_an_empty_set_says_what_to_do():
     [
         ({"train_per_client": 2000}, "need 6150 images, digits has 5000; lower one of them"),
         ({"test_per_client": 300, "source": "mnist"}, "clients x test_per_client = 900, mnist has 20 test images; lower test_per_client"),
-        ({"holdout": 0.2}, "key 'holdout': expected its default 0.1, so leave it out: it is for clients with labeled images; got 0.2"),
+        (
+            {"holdout": 0.2},
+            "key 'holdout': expected its default 0.1, so set it to that or leave it out: it is for clients with labeled images; got 0.2",
+        ),
         ({"legacy_holdout": True}, "key 'legacy_holdout'"),
         ({"clients": None}, "key 'clients': give the number of clients that digits is dealt to"),
         ({"priors": "estimated"}, "digits: estimated priors need labeled images of the server"),
