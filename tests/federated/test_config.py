@@ -244,6 +244,8 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("data.partition.sets=4", "unknown key 'sets' in [data.partition]; it is a key of [data.partition] with scheme = 'unlabeled'"),
         ("sets=4", "unknown key 'sets'; it is a key of [data.partition] with scheme = 'unlabeled'"),
         ("loss=nll", "unknown key 'loss'; it is a key of arms with algorithm = "),
+        ("fedcr.samples=4", "unknown key 'fedcr.samples'; it is a key of [arms.fedcr]"),
+        ("algorithm=fedprox", "unknown key 'algorithm'; it is a key of [arms.NAME]"),
         ("gamma", "--set 'gamma': expected key=value, in one line"),
         ("seed=1\nlr=2", "--set 'seed=1\\nlr=2': expected key=value, in one line"),
         ("arms.uefl=3", "--set arms.uefl: expected arms.NAME.key=value"),

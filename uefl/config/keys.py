@@ -17,6 +17,9 @@ def homes(key: str) -> list[str]:
     sections = [f"[{name}]" for name, known in fields({}).items() if key in known]
     schemes = [name for name in PARTITIONS if key in PARTITIONS[name].model_fields]
     algorithms = [name for name, kind in registry().items() if key in kind.Parameters.model_fields]
+    arm, _, own = key.rpartition(".")
+    if key == "algorithm" or (arm in registry() and own in registry()[arm].Parameters.model_fields):
+        return [f"[arms.{arm or 'NAME'}]"]
     return (
         sections
         + ([f"[data.partition] with scheme = {' or '.join(map(repr, schemes))}"] if schemes else [])
