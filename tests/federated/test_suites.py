@@ -95,7 +95,7 @@ def test_a_suite_that_the_pages_name_can_still_be_run(file: Path) -> None:
 
 def test_the_small_scale_is_smaller() -> None:
     small, large = (suite.load("table1").configs(scale)["mnist"] for scale in ("cpu", "paper"))
-    assert (small.model.width, small.data.clients, small.data.image_size, small.training.iterations()) == (8, 3, 16, [6, 3, 3])
+    assert (small.model.width, small.data.clients, small.data.image_size, small.training.iterations()) == (8, 9, 16, [16, 4, 4])
     assert (large.model.width, large.data.clients, large.data.image_size, large.training.iterations()) == (128, 9, 0, [20] * 5)
 
 
@@ -115,7 +115,7 @@ def test_the_scale_of_the_paper_has_the_published_settings() -> None:
 def test_the_wider_network_has_the_parameters_of_a_codebook_that_was_extended_twice() -> None:
     """The control for the size of a method, in the preset and at both scales of its suite, of which one is that of the paper."""
     scales = [suite.load("controls").configs(scale)["mnist"] for scale in ("cpu", "paper")]
-    assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [(8, 3, 12), (128, 9, 100)]
+    assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [(8, 9, 24), (128, 9, 100)]
     for cfg in (config.load("controls"), *scales):
         dim, uefl = Net(cfg.model, (1, 28, 28), 10).dim, cfg.arms["uefl"].parameters.model_dump()
         assert cfg.arms["fedavg-wide"].parameters.model_dump()["more_parameters"] == 3 * uefl["codewords"] * dim // uefl["segments"]

@@ -118,6 +118,8 @@ class Flower:
             address = checked_address(self.superlink, self.root_certificates, self.insecure)
             if self.silos is None:
                 raise UserError("--superlink: say with --silos how many silos take part; the run begins when so many are there")
+            if self.silos < 1:
+                raise UserError(f"--silos: expected 1 or more silos, got {self.silos}")
             if self.secret is None and not address.insecure and not address.is_loopback:
                 raise UserError("--superlink: give the file of its secret with --secret; see docs/deploy.md, or --insecure to do without")
             secret = None if self.secret is None else _content(self.secret, "--secret")

@@ -73,6 +73,7 @@ def test_what_was_given_in_python_does_not_go_elsewhere(tmp_path, engine):
             uefl.Flower(silos=2), "--silos, --root-certificates, --secret and --insecure are for a --superlink", marks=needs_flower
         ),
         pytest.param(uefl.Flower("10.77.9.9:8000"), "say with --silos how many silos take part", marks=needs_flower),
+        pytest.param(uefl.Flower("127.0.0.1:8000", silos=0, insecure=True), "expected 1 or more silos, got 0", marks=needs_flower),
         pytest.param(uefl.Flower("10.77.9.9:8000", silos=2, secret="nowhere"), "--secret: nowhere cannot be read", marks=needs_flower),
     ],
     ids=str,
