@@ -29,7 +29,9 @@ def both(name, algorithm=None, fed=None, tape=None, **keys):
 
 
 def test_who_says_so():
-    assert STATIC == ["fedavg", "fedavg-wide", "fedbn", "fedper", "fedprox", "local", "scaffold", "tpt", "uefl", "uefl-published"]
+    """Of those of today; a method that leaves the step as it is joins them by itself."""
+    assert {"fedavg", "fedavg-wide", "fedbn", "fedper", "fedprox", "local", "scaffold", "tpt", "uefl", "uefl-published"} <= set(STATIC)
+    assert not {"fedsr", "fediir", "fedcr", "distrans", "vhl", "fedbr"} & set(STATIC)
 
 
 @pytest.mark.parametrize("name", STATIC)

@@ -120,9 +120,19 @@ def table(result: Result) -> Table:
                 if measure in printed:
                     row.append(number(suite.cases[case].paper.get(arm, {}).get(measure)))
                 if i == 0:
-                    row.append("" if arm == suite.against else interval(_differences(result, case, arm, measure)))
+                    row.append("" if (case, arm) == suite.reference(case) else interval(_differences(result, case, arm, measure)))
             rows.append(row)
     return Table(f"{suite.name}: {suite.about}", header, rows)
+
+
+def differences(result: Result) -> list[Block]:
+    """A sentence and a table: every measure of every arm less that of the arm compared with; nothing where there is one measure."""
+    suite = result.suite
+    arms = [(case, arm) for case in suite.cases for arm in result.arms(case) if (case, arm) != suite.reference(case)]
+    if not arms or len(suite.measures) == 1:
+        return []
+    rows = [[f"{case} / {arm}", *(interval(_differences(result, case, arm, measure)) for measure in suite.measures)] for case, arm in arms]
+    return [f"Every measure less that of {suite.against}, likewise:", Table("", ["case / arm", *suite.measures], rows)]
 
 
 def content(result: Result, pictures: list[Picture]) -> Content:
@@ -131,7 +141,7 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     cases = result.suite.cases.values()
     selected = _SELECTED if "selected_accuracy" in result.suite.measures else ""
     legend = _LEGEND.format(against=result.suite.against, selected=selected)
-    blocks: list[Block] = [table(result), *unequal(result), *partial(result), legend]
+    blocks: list[Block] = [table(result), *unequal(result), *partial(result), legend, *differences(result)]
     if any(case.paper for case in cases):
         blocks.append(_PAPER)
     if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
@@ -153,7 +163,7 @@ def reasons(missing: Mapping[str, str]) -> list[str]:
 
 
 def _differences(result: Result, case: str, arm: str, measure: str) -> list[float]:
-    ours, theirs = (result.values(case, name, measure) for name in (arm, result.suite.against))
+    ours, theirs = (result.values(*place, measure) for place in ((case, arm), result.suite.reference(case)))
     return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
@@ -180,7 +190,8 @@ def unequal(result: Result) -> list[str]:
     against, said = result.suite.against, []
     for case, arm in result.runs:
         ours, theirs = (
-            {seed: run.arms[name]["rounds"] for seed, run in result.runs.get((case, name), {}).items()} for name in (arm, against)
+            {seed: run.arms[place[1]]["rounds"] for seed, run in result.runs.get(place, {}).items()}
+            for place in ((case, arm), result.suite.reference(case))
         )
         if any(ours[seed] != theirs[seed] for seed in ours.keys() & theirs.keys()):
             said.append(f"{case} / {arm} {spans(ours.values())}, {against} {spans(theirs.values())}")

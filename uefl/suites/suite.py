@@ -8,7 +8,8 @@ A file ``tables/NAME.toml`` begins with a comment line that says what it is, and
 ``axis``               for a sweep: what the ``x`` of its cases is
 ``[all]``              sections of a configuration that every case begins with
 ``[cpu]``              sections that ``--scale cpu`` changes in every case, of the suites in ``tables`` on top of ``cpu.toml``
-``[cases.NAME]``       sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a sweep
+``[cases.NAME]``       sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a sweep; ``against``
+                       names the case whose arm it is compared with, where both differ in what is no arm's own, as ``training.lr``
 ``[cases.NAME.cpu]``   sections that ``--scale cpu`` changes in this case
 ``[cases.NAME.paper]`` ``ARM = {MEASURE = NUMBER}``: what the paper prints
 =====================  ===============================================================================================
@@ -51,6 +52,7 @@ class Case(_Table):
     """One block of rows of a suite's table: a federation and the arms that train on it."""
 
     base: str | None = None
+    against: str | None = None
     run: Sections = {}
     data: Sections = {}
     model: Sections = {}
@@ -99,7 +101,17 @@ class Suite(_Table):
         arms = dict.fromkeys(arm for cfg in made.values() for arm in cfg.arms)
         if self.against not in arms:
             raise UserError(f"suite {self.name!r}, key 'against': no case has an arm {self.against!r}; there are {', '.join(arms)}")
+        for name in self.cases:
+            of, arm = self.reference(name)
+            if of not in made:
+                raise UserError(f"suite {self.name!r}, case {name!r}, key 'against': no case {of!r}{nearest(of, made)}")
+            if of != name and arm not in made[of].arms:
+                raise UserError(f"suite {self.name!r}, case {name!r}, key 'against': case {of!r} has no arm {arm!r}")
         return made
+
+    def reference(self, case: str) -> tuple[str, str]:
+        """The case and the arm that the arms of a case are compared with."""
+        return self.cases[case].against or case, self.against
 
     def _check_paper(self, case: Case, cfg: Config) -> None:
         """Numbers of a paper stand beside ours: for an arm of the case, and a measure of the suite."""

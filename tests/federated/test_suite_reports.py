@@ -1,0 +1,228 @@
+"""The report of a suite: seeds are paired, and what is not there is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from uefl.report import read_run
+from uefl.suites import report, suite
+
+from . import run_folder
+from .test_suites import TINY, tiny
+
+
+def _finished(tmp_path: Path, accuracies: dict[str, list[float]]) -> report.Result:
+    """Runs of the case ``few`` by hand, whose accuracy is these numbers by seed."""
+    whole = suite.load(tiny(tmp_path))
+    jobs = [job for job in suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"]
+    for job in jobs:
+        lines = run_folder.records((job.arm,))
+        for line in lines:
+            line["accuracy"] = accuracies[job.arm][job.seed]
+        run_folder.write(job.folder, lines, seed=job.seed)
+    return report.collect(whole, "cpu", jobs, {})
+
+
+def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
+    fedavg, uefl = [0.5, 0.7, 0.9], [0.6, 0.77, 0.97]
+    result = _finished(tmp_path, {"fedavg": fedavg, "uefl": uefl})
+    header, rows = report.table(result).header, report.table(result).rows
+    assert header == ["case / arm", "seeds", "accuracy", "paper", "less fedavg, 95 %", "entropy"]
+    assert rows[0][:5] == ["few / fedavg", "3", "0.700 ± 0.200", "-", ""]
+    difference = [b - a for a, b in zip(fedavg, uefl, strict=True)]
+    half = 4.302653 * statistics.stdev(difference) / 3**0.5  # Student's t, two degrees of freedom, 97.5 %
+    assert rows[1][:5] == ["few / uefl", "3", "0.780 ± 0.185", "0.920", f"+0.080 [{0.08 - half:+.3f}, {0.08 + half:+.3f}]"]
+
+
+def _interval(differences: list[float]) -> str:
+    mean = statistics.fmean(differences)
+    half = 4.302653 * statistics.stdev(differences) / 3**0.5  # Student's t, two degrees of freedom, 97.5 %
+    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+
+
+def test_every_measure_has_its_paired_difference(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5, 0.7, 0.9], "uefl": [0.6, 0.77, 0.97]})
+    for seed, (of, entropy) in enumerate(((0.2, 0.1), (0.3, 0.5), (0.4, 0.4))):
+        for arm, value in (("fedavg", of), ("uefl", entropy)):
+            result.runs["few", arm][seed].arms[arm]["entropy"] = value
+    said, table = report.differences(result)
+    assert said == "Every measure less that of fedavg, likewise:"
+    assert table.header == ["case / arm", "accuracy", "entropy"]
+    assert table.rows == [["few / uefl", _interval([0.1, 0.07, 0.07]), _interval([-0.1, 0.2, 0.0])]]
+    assert table in report.content(result, []).sections[0].blocks
+    one = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy",)}))
+    assert report.differences(one) == []
+
+
+def test_a_case_is_compared_with_an_arm_of_another_case(tmp_path: Path) -> None:
+    """Of FedAvg at a learning rate of its own."""
+    text = TINY.replace('data.source = "cifar100"\n', 'training.lr = 0.5\nagainst = "few"\n').replace(
+        "[cases.few]", '[cases.few]\narms = ["fedavg"]'
+    )
+    (tmp_path / "mine.toml").write_text(text.partition("[cases.few.paper]")[0] + "[cases.absent]" + text.partition("[cases.absent]")[2])
+    whole = suite.load(str(tmp_path / "mine.toml"))
+    assert whole.configs("cpu")["absent"].training.lr == 0.5
+    jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
+    accuracy = {"few/fedavg": [0.5, 0.7, 0.9], "absent/fedavg": [0.4, 0.6, 0.7], "absent/uefl": [0.6, 0.77, 0.97]}
+    for job in jobs:
+        lines = [line | {"accuracy": accuracy[f"{job.case}/{job.arm}"][job.seed]} for line in run_folder.records((job.arm,))]
+        run_folder.write(job.folder, lines, seed=job.seed)
+    result = report.collect(whole, "cpu", jobs, {})
+    assert {row[0]: row[3] for row in report.table(result).rows} == {
+        "few / fedavg": "",
+        "absent / fedavg": _interval([-0.1, -0.1, -0.2]),
+        "absent / uefl": _interval([0.1, 0.07, 0.07]),
+    }
+    result.runs["few", "fedavg"][0].arms["fedavg"]["rounds"] = 1
+    assert "absent / uefl 4, fedavg 1, 4." in report.unequal(result)[0]
+
+
+def test_a_damaged_run_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    folder = tmp_path / "out" / "few" / "uefl" / "seed-1"
+    (folder / "summary.json").write_text("{")
+    jobs = [job for job in suite.jobs(result.suite, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"]
+    again = report.collect(result.suite, "cpu", jobs, {})
+    assert list(again.values("few", "uefl", "accuracy")) == [0, 2]
+    assert list(again.missing) == ["few/uefl/seed-1"]
+    assert again.missing["few/uefl/seed-1"].endswith(f"; or remove {folder}, and the suite makes it anew")
+
+
+def test_the_accuracy_that_validation_selects_stands_beside_that_of_the_last_rounds(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(TINY.replace('"entropy"]', '"selected_accuracy"]'))
+    whole = suite.load(str(tmp_path / "mine.toml"))
+    jobs = [job for job in suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1) if job.case == "few"]
+    for job in jobs:
+        lines = run_folder.records((job.arm,))
+        if job.arm == "fedavg":  # whose second round is the best one on validation images
+            lines = [line | {"validation_accuracy": 0.9 if line["round"] == 1 else 0.8} for line in lines]
+        run_folder.write(job.folder, lines)
+    result = report.collect(whole, "cpu", jobs, {})
+    assert [row[-1] for row in report.table(result).rows] == ["0.210", "-"]  # 0.1 x 2, and 0.01 of the mean client
+    assert "last four rounds, or of all where it has fewer, selected_accuracy that of the round" in str(
+        report.content(result, []).sections[0].blocks
+    )
+    assert "selected_accuracy" not in str(report.content(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), []).sections)
+
+
+def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    report.write(result, tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out" / "plots").iterdir()} == {
+        "curves.png", "entropy.png", "sweep.png", "entropy-few-uefl.png", "usage-few-uefl.png",
+    }  # fmt: skip
+    assert "| few / uefl | 3 | 0.600 ± 0.000 | 0.920 |" in (tmp_path / "out" / "report.md").read_text()
+    assert (tmp_path / "out" / "report.html").read_text().count("data:image/png") == 5
+    numbers = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert numbers["cases"]["few"]["uefl"]["accuracy"] == {str(seed): pytest.approx(0.6) for seed in range(3)}
+
+
+def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
+    """Table, numbers by seed and one picture; what is not there is said."""
+    result = replace(
+        _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}), missing={"few/uefl/seed-3": "no file in /some/where: why"}
+    )
+    report.write(result, tmp_path / "out")
+    spec = importlib.util.spec_from_file_location("results_tool", Path(__file__).parents[2] / "tools" / "results.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    tool.keep(tmp_path / "out", tmp_path / "kept")
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"tiny.md", "tiny.json", "tiny.png"}
+    kept = json.loads((tmp_path / "kept" / "tiny.json").read_text())
+    assert kept["cases"]["few"]["uefl"]["accuracy"] == {"0": 0.61235, "1": 0.61235, "2": 0.61235}
+    page = (tmp_path / "kept" / "tiny.md").read_text()
+    assert "| few / uefl | 3 | 0.612 ± 0.000 | 0.920 |" in page
+    assert "![The sweep, tiny](tiny.png)" in page
+    assert page.endswith("- few/uefl/seed-3: no file in ROOT: why\n")
+    assert "/some/where" not in page + (tmp_path / "kept" / "tiny.json").read_text()
+    assert "entropy-few-uefl.png" not in page
+
+
+def test_a_measure_that_no_run_has_is_said_with_the_nearest_one(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    unknown = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "nlll", "acuracy", "usage")}))
+    assert report.table(unknown).rows[0][-3:] == ["-", "-", "-"]
+    assert report.absent(result) == []
+    assert report.content(unknown, []).warnings == [
+        "no run has the measure 'nlll' (did you mean 'nll'?)",
+        "no run has the measure 'acuracy' (did you mean 'accuracy'?)",
+        "no run has the measure 'usage'",
+    ]
+
+
+def test_a_measure_over_an_angle_that_no_client_has_is_said_with_the_nearest_one(tmp_path: Path) -> None:
+    data = {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}}
+    run = read_run(run_folder.write(tmp_path / "turned", run_folder.records(("fedavg",)), data=data))
+    own = suite.load(tiny(tmp_path)).model_copy(update={"measures": ("accuracy@-50", "accuracy@-51")})
+    result = report.Result(own, "cpu", {("few", "fedavg"): {0: run}}, {})
+    assert report.absent(result) == ["no run has the measure 'accuracy@-51' (did you mean 'accuracy@-50'?)"]
+
+
+def test_an_arm_that_took_other_rounds_than_the_one_compared_is_named(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    assert report.unequal(result) == []
+    for seed, rounds in enumerate((2, 3, 4)):
+        result.runs["few", "uefl"][seed].arms["uefl"]["rounds"] = rounds
+    (said,) = report.unequal(result)
+    assert said.endswith("rounds: few / uefl 2-4, fedavg 4.")
+    assert said in report.content(result, []).sections[0].blocks
+
+
+def test_a_mean_of_fewer_seeds_than_the_row_has_is_said(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    assert report.partial(result) == []
+    run = result.runs["few", "uefl"][1]
+    for said in (run.arms["uefl"], *run.records):
+        del said["entropy"]
+    (line,) = report.partial(result)
+    assert line == "Some means are of fewer seeds, because the other runs lack the measure: entropy of few / uefl (seeds 0, 2)."
+    assert line in report.content(result, []).sections[0].blocks
+
+
+def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    rounds = [1.0 - 0.1 * round for round in range(sum(run_folder.ROUNDS))]
+    assert result.values("few", "uefl", "entropy_last4")[0] == pytest.approx(statistics.fmean(rounds[-4:]))
+    assert result.values("few", "uefl", "entropy")[0] == pytest.approx(rounds[-1])
+    said = result.runs["few", "uefl"][0].arms["uefl"]
+    said["accuracy"] = 0.7
+    assert result.values("few", "uefl", "last_accuracy")[0] == 0.7
+    assert result.values("few", "uefl", "accuracy")[0] == said["accuracy_last4"]["mean"]
+
+
+def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
+    """Two clients upright and one turned, by either partition; accuracies of a round are 0.01 apart, those of the rounds 0.1."""
+    found = {}
+    schemes = {
+        "rotations": {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}},
+        "imbalanced": {"partition": {"scheme": "imbalanced", "angles": [0, -50], "clients_per_angle": [2, 1]}},
+    }
+    for name, data in schemes.items():
+        run = read_run(run_folder.write(tmp_path / name, data=data))
+        assert run.angles == {"silo-0": 0, "silo-1": 0, "silo-2": -50}
+        measures = ("accuracy@0", "accuracy@-50", "entropy@-50", "entropy_last4@0", "accuracy@120")
+        found[name] = [report._value(run, "fedavg", measure) for measure in measures]
+    expected = [0.25 + 0.005, 0.25 + 0.02, 0.7, 0.85]
+    assert found["rotations"][:4] == found["imbalanced"][:4] == pytest.approx(expected)
+    assert found["rotations"][4] is found["imbalanced"][4] is None
+    assert read_run(run_folder.write(tmp_path / "upright")).angles == {}
+    lists = read_run(run_folder.write(tmp_path / "lists", [r | {"usage": [1, 2]} for r in run_folder.records()], data=schemes["rotations"]))
+    assert report._value(lists, "fedavg", "usage@0") is None
+
+
+def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
+    result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"})
+    assert report.content(result, []).warnings == ["1 of 7 runs are not there; see the end"]
+
+
+def test_a_reason_that_runs_of_a_case_have_in_common_is_said_once(tmp_path: Path) -> None:
+    missing = {f"{case}/{arm}/seed-0": "no file" for case in ("absent", "gone") for arm in ("fedavg", "uefl")}
+    result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing=missing | {"few/uefl/seed-3": "why"})
+    lines = ["2 runs of absent: no file", "2 runs of gone: no file", "few/uefl/seed-3: why"]
+    assert report.content(result, []).sections[-1].blocks == [lines]
