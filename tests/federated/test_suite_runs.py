@@ -19,12 +19,13 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from uefl import load
+from uefl import load, run
 from uefl.cli import app
 from uefl.errors import RunError, UserError
 from uefl.suites import command, features, report, runner, suite
 
 from . import run_folder
+from .interrupted import Killer, outcome
 from .test_suites import TINY, tiny
 
 
@@ -221,3 +222,22 @@ def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
     while Path(f"/proc/{found[0]}/cmdline").exists() and Path(f"/proc/{found[0]}/cmdline").read_bytes() and time.monotonic() < end:
         time.sleep(0.05)
     assert time.monotonic() < end, "the run went on"
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
+    """Before its last measurement; the suite ends it with the bits of one that nothing stopped."""
+    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
+    mine = str(tmp_path / "mine.toml")
+    first = suite.jobs(suite.load(mine), "cpu", 1, tmp_path / "stopped", threads=1)[0]
+    keys = {"preset": str(first.folder), "out": first.folder, "device": "cpu", "data_root": None, "pages": False}
+    with pytest.raises(KeyboardInterrupt):
+        run.train(first.config, observer=Killer((first.arm, 2, "silo-1")), **keys)
+    assert not (first.folder / "summary.json").exists()
+    for name in ("stopped", "whole"):
+        found = CliRunner().invoke(app, ["suite", mine, "--seeds", "1", "--out", str(tmp_path / name), "--device", "cpu"])
+        assert found.exit_code == 0, found.output
+    assert "fedavg goes on after round 2/2" in first.folder.with_suffix(".log").read_text()
+    (of_stopped, *stopped), (of_whole, *whole) = (outcome(tmp_path / name / "few" / first.arm / "seed-0") for name in ("stopped", "whole"))
+    assert stopped == whole
+    assert of_stopped["arms"] == of_whole["arms"]

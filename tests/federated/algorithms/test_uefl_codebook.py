@@ -9,15 +9,12 @@ import torch
 from tests.federated.test_rounds import Meddler
 from tests.federated.tiny import again, arm, federation, finish, settings, state, visible, workspace
 from uefl import config
-from uefl.algorithms.uefl import quantizer, unseen
+from uefl.algorithms.uefl import quantizer
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.quantizer import Quantizer
-from uefl.algorithms.uefl.uefl import UEFL
 from uefl.config.config import tomllib
 from uefl.engines.base import Message
 from uefl.errors import UserError
-from uefl.models.net import Head
-from uefl.report import summarize
 
 NAMES = ("silo-0", "silo-1", "silo-2")
 OPTIONS = [
@@ -361,38 +358,3 @@ def test_a_holdout_too_small_for_its_threshold_is_said_once():
 def test_moving_averages_have_no_learning_rate():
     with pytest.raises(UserError, match=r"^key 'arms.arm': codebook_lr is for codewords that learn by gradient"):
         settings(ema_decay=0.9, codebook_lr=2.0)
-
-
-# --- unseen clients ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("keys", [{}, {"personal": True}, {"ext_share": "group"}], ids=["private", "personal", "group"])
-def test_an_unseen_client_is_measured_with_three_choices_of_a_codebook(keys):
-    algorithm, _, _ = arm(settings(extend="all", rounds=[3, 2], **keys), federation(unseen=1))
-    records = finish(algorithm)
-    others = [r for r in records if r.get("unseen")]
-    assert len(others) == 5
-    assert all(0 <= r[name] <= 1 for r in others for name in ("accuracy", "accuracy_union", "accuracy_best"))
-    assert not any("accuracy_best" in r for r in records if not r.get("unseen"))
-    summary = summarize(records, 0.0, {"arm": UEFL.columns})["arm"]
-    assert summary["accuracy_best"] == others[-1]["accuracy_best"]
-    assert summary["perplexity"] == pytest.approx(sum(r["perplexity"] for r in records[-4:-1]) / 3)
-    if not keys:
-        assert {r["codewords"] for r in others} == {4}
-        assert records[-2]["codewords"] == 8
-
-
-def test_the_best_codebook_is_that_of_the_least_quantisation_error():
-    tokens = torch.tensor([[[[1.0]]], [[[3.0]]]])
-    torch.manual_seed(0)
-    net = torch.nn.Module()
-    net.head = Head(1, 4, 2, 0.0, False)
-    blocks, books = torch.tensor([[9.0], [0.0], [2.9]]), torch.tensor([[True, True, False], [True, False, True]])
-    found = unseen.choices(Quantizer(), net, tokens, Message({"blocks": blocks, "books": books}))
-    torch.testing.assert_close(found["error"], torch.tensor([[1.0, 3.61], [9.0, 0.01]]))
-    of_union = net.head.stochastic(net.head.prefix(torch.tensor([[0.0], [2.9]]))).softmax(-1)
-    torch.testing.assert_close(found["probs.union"], of_union)
-    by_class = found | {"probs.books": torch.eye(2).expand(2, 2, 2)}  # the first codebook says class 0, the second class 1
-    work = SimpleNamespace(test=SimpleNamespace(labels=torch.tensor([1, 1])))
-    assert unseen.measured(work, [by_class])["accuracy_best"] == 1
-    assert "probs.union" not in unseen.choices(Quantizer(stage=1), net, tokens, Message({"blocks": blocks, "books": books}))

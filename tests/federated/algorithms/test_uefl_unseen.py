@@ -1,0 +1,89 @@
+"""Clients that are only measured: what they are sent, and the codebook that they choose."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.federated.tiny import arm, federation, finish, settings, state, visible
+from uefl.algorithms.uefl import unseen
+from uefl.algorithms.uefl.quantizer import Quantizer
+from uefl.algorithms.uefl.uefl import UEFL
+from uefl.engines.base import Message
+from uefl.models.net import Head
+from uefl.report import summarize
+
+
+@pytest.mark.parametrize("keys", [{}, {"personal": True}, {"ext_share": "group"}], ids=["private", "personal", "group"])
+def test_an_unseen_client_is_measured_with_three_choices_of_a_codebook(keys):
+    algorithm, _, _ = arm(settings(extend="all", rounds=[3, 2], **keys), federation(unseen=1))
+    records = finish(algorithm)
+    others = [r for r in records if r.get("unseen")]
+    assert len(others) == 5
+    assert all(0 <= r[name] <= 1 for r in others for name in ("accuracy", "accuracy_union", "accuracy_best"))
+    assert not any("accuracy_best" in r for r in records if not r.get("unseen"))
+    summary = summarize(records, 0.0, {"arm": UEFL.columns})["arm"]
+    assert summary["accuracy_best"] == others[-1]["accuracy_best"]
+    assert summary["perplexity"] == pytest.approx(sum(r["perplexity"] for r in records[-4:-1]) / 3)
+    if not keys:
+        assert {r["codewords"] for r in others} == {4}
+        assert records[-2]["codewords"] == 8
+
+
+def test_the_best_codebook_is_that_of_the_least_quantisation_error():
+    tokens = torch.tensor([[[[1.0]]], [[[3.0]]]])
+    torch.manual_seed(0)
+    net = torch.nn.Module()
+    net.head = Head(1, 4, 2, 0.0, False)
+    blocks, books = torch.tensor([[9.0], [0.0], [2.9]]), torch.tensor([[True, True, False], [True, False, True]])
+    found = unseen.choices(Quantizer(), net, tokens, Message({"blocks": blocks, "books": books}))
+    torch.testing.assert_close(found["error"], torch.tensor([[1.0, 3.61], [9.0, 0.01]]))
+    of_union = net.head.stochastic(net.head.prefix(torch.tensor([[0.0], [2.9]]))).softmax(-1)
+    torch.testing.assert_close(found["probs.union"], of_union)
+    by_class = found | {"probs.books": torch.eye(2).expand(2, 2, 2)}  # the first codebook says class 0, the second class 1
+    work = SimpleNamespace(test=SimpleNamespace(labels=torch.tensor([1, 1])))
+    assert unseen.measured(work, [by_class])["accuracy_best"] == 1
+    assert "probs.union" not in unseen.choices(Quantizer(stage=1), net, tokens, Message({"blocks": blocks, "books": books}))
+
+
+class Overheard:
+    """An engine that keeps the messages to one client."""
+
+    def __init__(self, engine, client):
+        self.engine, self.client, self.sent = engine, client, []
+        self.clients = engine.clients
+
+    def round(self, messages, deadline=None):
+        if self.client in messages:
+            self.sent.append(messages[self.client])
+        return self.engine.round(messages, deadline)
+
+
+@pytest.mark.parametrize(
+    ("keys", "blocks", "books"),
+    [
+        ({}, 4, 3),  # the shared block, and one of each client
+        ({"personal": True}, 6, 3),
+        ({"personal": [["silo-0", "silo-2"], ["silo-1"]]}, 5, 3),
+        ({"ext_share": "group"}, 2, 1),
+    ],
+    ids=["private", "personal", "lists", "group"],
+)
+def test_an_unseen_client_is_sent_every_block_and_the_codebook_of_every_trained_client(keys, blocks, books):
+    overheard = []
+
+    def overhear(engine):
+        overheard.append(Overheard(engine, "unseen-0"))
+        return overheard[0]
+
+    fed = federation(unseen=1)
+    algorithm, _, _ = arm(settings(extend="all", rounds=[2, 1], **keys), fed, overhear)
+    finish(algorithm)
+    sent = overheard[0].sent[-1].tensors
+    every = sent["blocks"].unflatten(0, (blocks, -1))  # of as many codewords each
+    assert [torch.equal(block, state(algorithm).tensors[f"block.{i}"]) for i, block in enumerate(every)] == [True] * blocks
+    assert len({tuple(block.flatten().tolist()) for block in every}) == blocks, "no block stands for another one"
+    seen = [every[chosen].flatten(0, 1) for chosen in sent["books"]]
+    assert len(seen) == books
+    for silo in fed.silos:
+        assert sum(torch.equal(book, visible(algorithm, silo.name)) for book in seen) == 1
