@@ -30,7 +30,8 @@ def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> Table:
     from torchvision import datasets
 
     dataset = getattr(datasets, name.upper())
-    advice = torchvision_advice(name.upper())
+    files = ",".join(file for file, _ in (*dataset.train_list, *dataset.test_list))
+    advice = torchvision_advice(name.upper(), f"{dataset.base_folder}/{{{files}}}")
     root = need_root(root, name.upper(), advice)
     if not (root / dataset.base_folder).exists():
         return npz.find_pool(name, root, f"{name}[!0]*npz", classes, advice)  # cifar100 is not cifar10

@@ -1,6 +1,7 @@
 """Data sets by name: read from small files of the published formats, and from the real ones where they are."""
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,7 @@ def test_a_file_that_is_absent_among_others_is_named(idx_root):
 def test_files_that_are_absent_are_described(tmp_path, name, there, message):
     with pytest.raises(UserError, match=message) as error:
         SOURCES[name](tmp_path if there else None)
+    assert re.search(r"expected ROOT/[\w*]", str(error.value)), "where the files are expected"
     assert "\n" not in str(error.value)
 
 

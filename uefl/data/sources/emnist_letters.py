@@ -13,7 +13,10 @@ from ..images import Images, Rows
 from ..table import Table
 from .base import need_root, source
 
-_ADVICE = 'run torchvision.datasets.EMNIST(ROOT, "letters", download=True) and give that ROOT as --data-root or in UEFL_DATA'
+_ADVICE = (
+    'run torchvision.datasets.EMNIST(ROOT, "letters", download=True) and give that ROOT as --data-root or in UEFL_DATA; '
+    "expected ROOT/EMNIST/raw/emnist-letters-{train,test}-{images-idx3,labels-idx1}-ubyte.gz"
+)
 
 
 @source("emnist_letters")

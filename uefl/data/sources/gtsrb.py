@@ -16,7 +16,8 @@ from .base import need_root, source
 
 _ADVICE = (
     'run torchvision.datasets.GTSRB(ROOT, split, download=True) for the splits "train" and "test", and give that ROOT as --data-root or '
-    "in UEFL_DATA"
+    "in UEFL_DATA; expected ROOT/gtsrb/GTSRB/Training/CLASS/*.ppm, ROOT/gtsrb/GTSRB/Final_Test/Images/*.ppm and "
+    "ROOT/gtsrb/GT-final_test.csv"
 )
 
 
