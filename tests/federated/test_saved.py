@@ -190,3 +190,22 @@ def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, descr
     checkpoint.save_tensors(tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-2": description})
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'model-uefl.safetensors'}: {message}")):
         saved.load(tmp_path)
+
+
+def test_a_model_on_another_device_is_whole_there_and_this_one_stays(model):
+    there = model.to("meta")
+    (net, clients), before = there.members[0], model.predict(IMAGES, "silo-0")
+    tensors = [*net.state_dict().values(), *(tensor for own in clients.values() for tensor in own.values()), there.mean, there.std]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert there.clients == model.clients
+    assert torch.equal(model.predict(IMAGES, "silo-0"), before)
+    assert torch.equal(model.to("cpu").predict(IMAGES, "silo-0"), before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_model_on_a_gpu_takes_and_returns_tensors_of_the_cpu(folder):
+    for name, client in (("fedavg", None), ("uefl", "silo-0"), ("fedper", "silo-0")):
+        model = saved.load(folder / f"model-{name}.safetensors")
+        found = model.to("cuda").predict(IMAGES, client)
+        assert found.device.type == "cpu"
+        torch.testing.assert_close(found, model.predict(IMAGES, client), atol=2e-3, rtol=0)  # TF32 convolutions

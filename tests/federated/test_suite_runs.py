@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 from uefl import load, run
 from uefl.cli import app
 from uefl.errors import RunError, UserError
-from uefl.suites import command, features, report, runner, suite
+from uefl.models.saved import SavedModel
+from uefl.suites import command, cost, features, report, runner, suite
 
 from . import run_folder
 from .interrupted import Killer, outcome
@@ -241,3 +242,23 @@ def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
     (of_stopped, *stopped), (of_whole, *whole) = (outcome(tmp_path / name / "few" / first.arm / "seed-0") for name in ("stopped", "whole"))
     assert stopped == whole
     assert of_stopped["arms"] == of_whole["arms"]
+
+
+def test_a_model_s_cost_is_of_the_cpu_and_of_a_gpu_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count is that of the network and of one client's codebook."""
+    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
+    job = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path / "out", threads=1)[1]
+    run.train(job.config, preset="", out=job.folder, device="cpu", data_root=None, observer=Killer(), pages=False)
+    monkeypatch.setattr(cost, "_REPEATS", 2)
+    went: list[str] = []
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(SavedModel, "to", lambda model, device: went.append(device) or model)
+        cost.measure(job.folder)
+        found = cost.read(job.folder)
+        assert set(found) == {"parameters_millions", "milliseconds"} | ({"milliseconds_gpu"} if there else set())
+        (job.folder / "cost.json").unlink()
+    assert went == ["cuda"]
+    assert min(found["milliseconds"], found["milliseconds_gpu"]) > 0
+    net, own = load(job.folder).model("uefl").members[0]
+    assert 1e6 * found["parameters_millions"] == pytest.approx(sum(p.numel() for p in net.parameters()) + own["silo-0"]["codebook"].numel())

@@ -8,15 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from uefl import config
 from uefl.cli import app
+from uefl.data import build
 from uefl.errors import UserError
 from uefl.models.net import Net
 from uefl.suites import suite
 
 from .test_presets import trains
+from .tiny import arm as tiny_arm
+from .tiny import smallest, values
 
 TINY = """# A tiny suite
 against = "fedavg"
@@ -80,6 +84,30 @@ def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
         names = [arm for arm in cfg.arms if arm not in trained] or [list(cfg.arms)[number % len(cfg.arms)]]
         trains(replace(cfg, arms={arm: cfg.arms[arm] for arm in names}), every_source)
         trained.update(names)
+
+
+@pytest.mark.slow
+def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path) -> None:
+    """At its own size, on images of theirs, but for a narrower CNN and weights from scratch; few images, and the last arm of a case."""
+    trained: set[tuple[object, ...]] = set()
+    for name in suite.suites():
+        for cfg in suite.load(name).configs("paper").values():
+            place = (cfg.kind, cfg.model.encoder, cfg.model.pooled, cfg.data.image_size, cfg.data.normalize)
+            if place in trained:
+                continue
+            trained.add(place)
+            (*_, last) = smallest(cfg)
+            model = cfg.model.model_copy(update={"pretrained": False} | ({"width": 16} if "cnn" in cfg.model.encoder else {}))
+            training = last.training.model_copy(update={"batch_size": 8, "local_steps": 1 if last.kind == "labeled" else 0})
+            last = replace(last, model=model, training=training)
+            data = build(last.data, kind=last.kind, seed=0, data_root=every_source)
+            one, room, _ = tiny_arm(last, data)
+            room.algorithm.check(data, "arm", room.net)
+            before = values(one).clone()
+            one.turn()
+            assert torch.isfinite(values(one)).all(), place
+            assert not torch.equal(values(one), before), place
+    assert {encoder for _, encoder, *_ in trained} >= {"cnn", "vgg16_bn", "resnet18"}
 
 
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "docs").rglob("*.toml")), ids=lambda file: file.stem)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +64,18 @@ class SavedModel:
         """The clients that have a part of their own: layers, or tensors of the algorithm."""
         return tuple(self.members[0].clients)
 
+    def to(self, device: torch.device | str) -> SavedModel:
+        """The model on another device, such as ``"cuda"``; images and predictions stay on the CPU. This one is left where it is."""
+        there = torch.device(device)
+
+        def moved(own: Tensors) -> Tensors:
+            return {name: tensor.to(there) for name, tensor in own.items()}
+
+        members = tuple(
+            Member(deepcopy(net).to(there), {client: moved(own) for client, own in clients.items()}) for net, clients in self.members
+        )
+        return replace(self, members=members, mean=self.mean.to(there), std=self.std.to(there))
+
     @torch.no_grad()
     def predict(self, images: torch.Tensor | npt.NDArray[Any], client: str | None = None) -> torch.Tensor:
         """Class probabilities with dropout off; of an ensemble, the mean over its members.
@@ -91,8 +104,8 @@ class SavedModel:
         return torch.cat(parts)
 
     def _predict(self, pixels: torch.Tensor, client: str | None) -> torch.Tensor:
-        x = (pixels - self.mean) / self.std
-        return torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members]).mean(0)
+        x = (pixels.to(self.mean.device) - self.mean) / self.std
+        return torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members]).mean(0).cpu()
 
     def _logits(self, member: Member, x: torch.Tensor, client: str | None) -> torch.Tensor:
         """The logits of one member, with the client's layers put in their places for this call."""

@@ -10,32 +10,40 @@ from pathlib import Path
 import torch
 
 from ..api import load
+from ..models.saved import SavedModel
 
-MEASURES = frozenset({"parameters_millions", "milliseconds"})
+MEASURES = frozenset({"parameters_millions", "milliseconds", "milliseconds_gpu"})
 _WARM, _REPEATS = 20, 200
 
 
 def measure(folder: Path) -> None:
     """Write ``cost.json`` beside a finished run that has none: millions of parameters, codebook included, and the median milliseconds of
-    a prediction of one image, on this machine's CPU."""
+    a prediction of one image, on this machine's CPU and on its GPU, where it has one."""
     if (folder / "cost.json").exists() or not (folder / "summary.json").exists():
         return
     run = load(folder)
     (arm,) = run.config.arms
     model = run.model(arm)
-    image = torch.zeros(1, *model.image_shape, dtype=torch.uint8)
     client = model.clients[0] if model.clients else None
+    net, own = model.members[0]
+    beside = [tensor for name, tensor in (own[client] if client else {}).items() if name not in net.state_dict()]
+    parameters = sum(tensor.numel() for tensor in (*net.parameters(), *beside))
+    found = {"parameters_millions": parameters / 1e6, "milliseconds": milliseconds(model, client)}
+    if torch.cuda.is_available():
+        found["milliseconds_gpu"] = milliseconds(model.to("cuda"), client)
+    (folder / "cost.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
+def milliseconds(model: SavedModel, client: str | None) -> float:
+    """The median time of a prediction of one image, which goes to the model's device and whose result comes back."""
+    image = torch.zeros(1, *model.image_shape, dtype=torch.uint8)
     times = []
     for i in range(_WARM + _REPEATS):
         begun = time.perf_counter()
         model.predict(image, client=client)
         if i >= _WARM:
             times.append(time.perf_counter() - begun)
-    net, own = model.members[0]
-    beside = [tensor for name, tensor in (own[client] if client else {}).items() if name not in net.state_dict()]
-    parameters = sum(tensor.numel() for tensor in (*net.parameters(), *beside))
-    found = {"parameters_millions": parameters / 1e6, "milliseconds": 1e3 * statistics.median(times)}
-    (folder / "cost.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    return 1e3 * statistics.median(times)
 
 
 def read(folder: Path) -> dict[str, float]:
