@@ -79,6 +79,7 @@ def test_a_case_is_compared_with_an_arm_of_another_case(tmp_path: Path) -> None:
         "absent / fedavg": _interval([-0.1, -0.1, -0.2]),
         "absent / uefl": _interval([0.1, 0.07, 0.07]),
     }
+    assert "Cases that are compared with another one: absent with fedavg of few." in report.content(result, []).sections[0].blocks
     result.runs["few", "fedavg"][0].arms["fedavg"]["rounds"] = 1
     assert "absent / uefl 4, fedavg 1, 4." in report.unequal(result)[0]
 

@@ -141,7 +141,7 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     cases = result.suite.cases.values()
     selected = _SELECTED if "selected_accuracy" in result.suite.measures else ""
     legend = _LEGEND.format(against=result.suite.against, selected=selected)
-    blocks: list[Block] = [table(result), *unequal(result), *partial(result), legend, *differences(result)]
+    blocks: list[Block] = [table(result), *unequal(result), *partial(result), legend, *elsewhere(result), *differences(result)]
     if any(case.paper for case in cases):
         blocks.append(_PAPER)
     if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
@@ -200,6 +200,16 @@ def unequal(result: Result) -> list[str]:
         if said
         else []
     )
+
+
+def elsewhere(result: Result) -> list[str]:
+    """A sentence on the cases whose arms are compared with that of another case; else none."""
+    cases: dict[str, list[str]] = {}
+    for name, case in result.suite.cases.items():
+        if case.against is not None and result.arms(name):
+            cases.setdefault(case.against, []).append(name)
+    said = "; ".join(f"{', '.join(names)} with {result.suite.against} of {against}" for against, names in cases.items())
+    return [f"Cases that are compared with another one: {said}."] if said else []
 
 
 def partial(result: Result) -> list[str]:
