@@ -202,6 +202,12 @@ def test_a_model_on_another_device_is_whole_there_and_this_one_stays(model):
     assert torch.equal(model.to("cpu").predict(IMAGES, "silo-0"), before)
 
 
+@pytest.mark.parametrize("device", ["nope", "cuda:99"])
+def test_a_device_that_is_not_here_is_a_line(model, device):
+    with pytest.raises(UserError, match=rf"^device '{device}' is not here: ."):
+        model.to(device)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_model_on_a_gpu_takes_and_returns_tensors_of_the_cpu(folder):
     for name, client in (("fedavg", None), ("uefl", "silo-0"), ("fedper", "silo-0")):

@@ -33,7 +33,7 @@ from .test_suites import TINY, tiny
 def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
     (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
     run_folder.write(job.folder, run_folder.records(("fedavg",)))
-    with pytest.raises(UserError, match=r"seed-0 holds a run with another configuration; remove it, or choose another folder"):
+    with pytest.raises(UserError, match=r"seed-0: a run with another configuration \(.*\bdata.clients.*\); remove it, or "):
         runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
 
 
@@ -68,9 +68,23 @@ def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_pa
     assert job.config.run.precision == "auto"
     job.folder.mkdir(parents=True)
     (job.folder / "config.toml").write_text(job.config.with_run(precision="bf16").to_toml())
-    runner._check(job)
-    with pytest.raises(UserError, match="another configuration"):
-        runner._check(replace(job, config=job.config.with_run(precision="fp32")))
+    runner.check_configurations([job])
+    with pytest.raises(UserError, match=r"another configuration \(run.precision\)"):
+        runner.check_configurations([replace(job, config=job.config.with_run(precision="fp32"))])
+
+
+def test_a_suite_whose_file_was_changed_names_all_its_runs_before_it_begins(tmp_path: Path) -> None:
+    jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path / "out", threads=1)
+    for job in jobs:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        (job.folder / "config.toml").write_text(job.config.to_toml())
+    (tmp_path / "tiny.toml").write_text(TINY.replace("codewords = 4", "codewords = 3"))
+    found = CliRunner().invoke(app, ["suite", str(tmp_path / "tiny.toml"), "--seeds", "2", "--out", str(tmp_path / "out")])
+    folder = tmp_path / "out" / "few" / "uefl" / "seed-0"
+    message = (
+        f"{folder} and 1 more: runs with another configuration (arms.uefl.codewords); remove them, or choose another folder with --out"
+    )
+    assert (found.exit_code, found.stdout, found.stderr) == (2, "", f"error: {message}\n")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

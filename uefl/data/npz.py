@@ -39,6 +39,12 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
         raise UserError(f"cannot read {path} ({error}); expected an .npz of plain arrays, as numpy.savez writes it") from None
 
 
+def held(path: Path) -> str:
+    """Names of all arrays of an .npz that can be read, for a message."""
+    with zipfile.ZipFile(path) as file:
+        return ", ".join(sorted(name.removesuffix(".npy") for name in file.namelist())) or "nothing"
+
+
 def pixels(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) -> torch.Tensor:
     """Images ``[N, C, H, W]`` uint8 from an array ``[N, H, W]`` or ``[N, H, W, C]``.
 
@@ -114,8 +120,10 @@ def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], adv
     """A data set from the one .npz in the data root that a pattern finds.
 
     Raises:
-        UserError: none, or several; the message says what is expected.
+        UserError: no such root; none, or several; the message says what is expected.
     """
+    if not root.is_dir():
+        raise UserError(f"no folder {root}, which was given as the data root; for {name}: {advice}")
     found = sorted(root.glob(pattern))
     if not found:
         raise UserError(f"no {name} in {root}: {advice}, or put there an .npz named {name}*.npz with {', '.join(POOL)}")
@@ -123,7 +131,7 @@ def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], adv
         raise UserError(f"{root} holds {', '.join(path.name for path in found)}; keep one of them, or give the path of one as source")
     arrays = read(found[0], POOL)
     if not set(POOL) <= set(arrays):
-        raise UserError(f"{found[0]} holds {', '.join(sorted(arrays)) or 'nothing'}; expected {', '.join(POOL)}")
+        raise UserError(f"{found[0]} holds {held(found[0])}; expected {', '.join(POOL)}")
     table = pool(name, found[0], arrays, classes)
     note = f"{name} is read from {found[0].name}: {table.parts['train']} training and {table.parts['test']} test images"
     return replace(table, notes=(note,))

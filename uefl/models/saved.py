@@ -65,8 +65,15 @@ class SavedModel:
         return tuple(self.members[0].clients)
 
     def to(self, device: torch.device | str) -> SavedModel:
-        """The model on another device, such as ``"cuda"``; images and predictions stay on the CPU. This one is left where it is."""
-        there = torch.device(device)
+        """The model on another device, such as ``"cuda"``; images and predictions stay on the CPU. This one is left where it is.
+
+        Raises:
+            UserError: no such device here.
+        """
+        try:
+            there = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+            raise UserError(f"device {str(device)!r} is not here: {str(error).splitlines()[0]}") from None
 
         def moved(own: Tensors) -> Tensors:
             return {name: tensor.to(there) for name, tensor in own.items()}

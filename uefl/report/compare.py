@@ -70,13 +70,15 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
     arms = [table.pop("arms") for table in tables]
     names = dict.fromkeys(name for each in arms for name in each)
     compared = [tables, *([{"arms": {name: each[name]}} for each in arms if name in each] for name in names)]
-    differing = [key for several in compared for key in _differing([dict(_flat(table)) for table in several])]
-    return differing + (["different arms"] if any(each.keys() != names.keys() for each in arms) else [])
+    found = [key for several in compared for key in differing(several)]
+    return found + (["different arms"] if any(each.keys() != names.keys() for each in arms) else [])
 
 
-def _differing(tables: Sequence[dict[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for table in tables for key in table)
-    return [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
+def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
+    """Keys, with their sections, whose values are not the same in all tables of configurations."""
+    flat = [dict(_flat(table)) for table in tables]
+    keys = dict.fromkeys(key for table in flat for key in table)
+    return [key for key in keys if len({repr(table.get(key)) for table in flat}) > 1]
 
 
 def _flat(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:

@@ -57,6 +57,7 @@ def run(
     errors: dict[Path, str] = {}
     said: set[tuple[str, str]] = set()
     with runner.locked(out):
+        runner.check_configurations(runs)
         before = [job for job in runs if (job.folder / "summary.json").is_file()]
         console.print(
             f"{suite.name}: {suite.about}\n{count(len(runs), 'run')}, {len(before)} of them finished, {at_a_time} at a time, in {out}",

@@ -26,8 +26,8 @@ from .suite import Job, Scale, Suite
 
 _COLUMNS = 3  # of panels
 _LEGEND = (
-    "Mean ± sample deviation over the seeds; accuracy is the mean of a run's last four rounds, or of all where it has fewer{selected}; "
-    "everything else is of its last round. "
+    "Mean ± sample deviation over the seeds; accuracy, also of an angle, and what ends in _last4 are the mean of a run's last four rounds, "
+    "or of all where it has fewer{selected}; everything else is of its last round. "
     "The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean (Student's t)."
 )
 _SELECTED = ", selected_accuracy that of the round which is best on the server's validation images"

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from .. import config
 from ..errors import UserError
 from ..folder import lock
+from ..report.compare import differing
 from .suite import Job
 from .work import work
 
@@ -57,8 +58,7 @@ def run(
     Raises:
         UserError: the folder of a job holds a run with another configuration.
     """
-    for job in jobs:
-        _check(job)
+    check_configurations(jobs)
     waiting = [job for job in jobs if not (job.folder / "summary.json").is_file()]
     running: dict[Job, tuple[ForkServerProcess, float]] = {}
     _start_server()
@@ -122,18 +122,33 @@ def _suite_of(path: Path) -> str | None:
         return None
 
 
-def _check(job: Job) -> None:
-    """A folder that holds a run holds this one."""
+def check_configurations(jobs: list[Job]) -> None:
+    """Folders that hold runs hold those of today.
+
+    Raises:
+        UserError: some are of another configuration, as after a change of the suite's file; the message names them and what differs.
+    """
+    others = {job.folder: keys for job in jobs if (keys := _differing(job))}
+    if others:
+        folder, keys = next(iter(others.items()))
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise UserError(
+            f"{folder}{more}: {'a run' if len(others) == 1 else 'runs'} with another configuration ({', '.join(keys)}); "
+            f"remove {'it' if len(others) == 1 else 'them'}, or choose another folder with --out"
+        )
+
+
+def _differing(job: Job) -> list[str]:
+    """Keys in which the run in the folder of a job differs from it; none where no run is there."""
     if not (job.folder / "config.toml").is_file():
-        return
+        return []
     try:
         there, wanted = (cfg.with_run(threads=0) for cfg in (config.load_whole(job.folder / "config.toml"), job.config))
     except UserError as error:
         raise UserError(f"{error}; or remove {job.folder}, and the suite makes it anew") from None
     if wanted.run.precision == "auto":  # the run has made its choice
         wanted = wanted.with_run(precision=there.run.precision)
-    if there.to_toml() != wanted.to_toml():
-        raise UserError(f"{job.folder} holds a run with another configuration; remove it, or choose another folder with --out")
+    return differing([there.table(), wanted.table()])
 
 
 def _start_server() -> None:

@@ -151,7 +151,10 @@ def test_first_classes_leave_the_others_out():
         ),
         ({"source": " "}, "key 'source': is empty"),
         ({}, "key 'clients': give the number of clients that digits is dealt to"),
-        ({"clients": 3, "angles": [0, 90]}, r"key 'angles': expected as many as clients \(3\), a divisor .*; got 2: \[0.0, 90.0\]"),
+        (
+            {"clients": 3, "angles": [0, 90]},
+            r"key 'data.partition.angles': expected as many as clients \(3\), .*; got 2: \[0.0, 90.0\]",
+        ),
         (
             {"partition": {"scheme": "imbalanced"}, "clients": 4},
             "key 'clients': expected 5, the sum of clients_per_angle, or nothing; got 4",

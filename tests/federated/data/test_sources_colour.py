@@ -93,7 +93,7 @@ def test_cifar100_is_not_taken_for_cifar10(tmp_path):
 
 def test_an_npz_of_other_arrays_is_refused(tmp_path):
     np.savez(tmp_path / "gtsrb.npz", images=np.zeros((3, 4, 4), np.uint8))
-    with pytest.raises(UserError, match=r"gtsrb.npz holds nothing; expected x_train, y_train, x_test, y_test"):
+    with pytest.raises(UserError, match=r"gtsrb.npz holds images; expected x_train, y_train, x_test, y_test"):
         SOURCES["gtsrb"](tmp_path)
     npz_pool(tmp_path / "gtsrb.npz", 44)
     with pytest.raises(UserError, match=r"y_train holds label 43; expected 0 to 42"):

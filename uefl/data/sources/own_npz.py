@@ -27,8 +27,7 @@ def read(path: Path) -> Table:
     if set(_OWN) <= set(arrays):
         return _silos(path, arrays)
     if not set(npz.POOL) <= set(arrays):
-        found = ", ".join(sorted(arrays)) or "nothing"
-        raise UserError(f"{path} holds {found}; expected either {', '.join(_OWN)} (and test), or {', '.join(npz.POOL)}")
+        raise UserError(f"{path} holds {npz.held(path)}; expected either {', '.join(_OWN)} (and test), or {', '.join(npz.POOL)}")
     return npz.pool(str(path), path, arrays)
 
 

@@ -91,7 +91,7 @@ def _client(root: Path, path: Path) -> tuple[Images, Rows, list[str]]:
     else:
         arrays = npz.read(path, ("images", "set"))
         if set(arrays) != {"images", "set"}:
-            raise UserError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected images and set")
+            raise UserError(f"{path} holds {npz.held(path)}; expected images and set")
         images, ids = _read_again(root, path, npz.pixels(path, arrays, "images")), arrays["set"]
         if ids.ndim != 1 or ids.dtype.kind not in "iuSU":
             raise InvalidPriors(f"client {path.stem!r}: expected set as one name or integer per image, got {ids.dtype} {list(ids.shape)}")
@@ -156,7 +156,7 @@ def _labelled(root: Path, part: str, classes: tuple[str, ...], named_by: str) ->
         return None
     arrays = npz.read(path, ("images", "labels"))
     if set(arrays) != {"images", "labels"}:
-        raise UserError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected images and labels")
+        raise UserError(f"{path} holds {npz.held(path)}; expected images and labels")
     pixels, labels = npz.pairs(path, arrays, "images", "labels")
     names = classes or tuple(str(k) for k in range(int(labels.max()) + 1))
     if int(labels.min()) < 0 or int(labels.max()) >= len(names):
