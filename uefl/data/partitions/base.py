@@ -221,7 +221,7 @@ def angle_of_each(angles: tuple[float, ...], clients: int) -> tuple[float, ...]:
         return (0.0,) * clients
     if clients % len(angles):
         raise UserError(
-            f"key 'data.partition.angles': expected as many as clients ({clients}), a divisor of that, or an empty list; got {len(angles)}: "
-            f"{list(angles)}"
+            f"key 'data.partition.angles': expected as many as clients ({clients}), a divisor of that, or an empty list; "
+            f"got {len(angles)}: {list(angles)}"
         )
     return tuple(angle for angle in angles for _ in range(clients // len(angles)))
