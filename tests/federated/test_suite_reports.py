@@ -56,6 +56,8 @@ def test_every_measure_has_its_paired_difference(tmp_path: Path) -> None:
     assert table.header == ["case / arm", "accuracy", "entropy"]
     assert table.rows == [["few / uefl", _interval([0.1, 0.07, 0.07]), _interval([-0.1, 0.2, 0.0])]]
     assert table in report.content(result, []).sections[0].blocks
+    more = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "usage")}))
+    assert report.differences(more)[1].header == ["case / arm", "accuracy"], "a measure that the compared arm lacks has no difference"
     one = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy",)}))
     assert report.differences(one) == []
 
@@ -79,9 +81,15 @@ def test_a_case_is_compared_with_an_arm_of_another_case(tmp_path: Path) -> None:
         "absent / fedavg": _interval([-0.1, -0.1, -0.2]),
         "absent / uefl": _interval([0.1, 0.07, 0.07]),
     }
+    assert report.differences(result)[1].rows == [
+        ["absent / fedavg", _interval([-0.1, -0.1, -0.2]), _interval([0.0] * 3)],
+        ["absent / uefl", _interval([0.1, 0.07, 0.07]), _interval([0.0] * 3)],
+    ]
     assert "Cases that are compared with another one: absent with fedavg of few." in report.content(result, []).sections[0].blocks
+    only = replace(result, runs={place: runs for place, runs in result.runs.items() if place[0] == "few"})
+    assert report.elsewhere(only) == [], "a case without runs has nothing to compare"
     result.runs["few", "fedavg"][0].arms["fedavg"]["rounds"] = 1
-    assert "absent / uefl 4, fedavg 1, 4." in report.unequal(result)[0]
+    assert "absent / uefl 4, fedavg of few 1, 4." in report.unequal(result)[0]
 
 
 def test_a_damaged_run_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
@@ -155,6 +163,12 @@ def test_a_measure_that_no_run_has_is_said_with_the_nearest_one(tmp_path: Path) 
         "no run has the measure 'acuracy' (did you mean 'accuracy'?)",
         "no run has the measure 'usage'",
     ]
+
+
+def test_a_measure_of_a_gpu_is_no_mistyped_one(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    of_gpu = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "milliseconds_gpu")}))
+    assert report.absent(of_gpu) == ["no run has the measure 'milliseconds_gpu', which takes a GPU"]
 
 
 def test_a_measure_over_an_angle_that_no_client_has_is_said_with_the_nearest_one(tmp_path: Path) -> None:

@@ -265,14 +265,17 @@ def test_a_model_s_cost_is_of_the_cpu_and_of_a_gpu_where_there_is_one(tmp_path: 
     run.train(job.config, preset="", out=job.folder, device="cpu", data_root=None, observer=Killer(), pages=False)
     monkeypatch.setattr(cost, "_REPEATS", 2)
     went: list[str] = []
-    for there in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        monkeypatch.setattr(SavedModel, "to", lambda model, device: went.append(device) or model)
-        cost.measure(job.folder)
-        found = cost.read(job.folder)
-        assert set(found) == {"parameters_millions", "milliseconds"} | ({"milliseconds_gpu"} if there else set())
-        (job.folder / "cost.json").unlink()
-    assert went == ["cuda"]
+    timed: list[SavedModel] = []
+    there = load(job.folder).model("uefl")
+    monkeypatch.setattr(SavedModel, "to", lambda model, device: went.append(device) or there)
+    monkeypatch.setattr(cost, "milliseconds", lambda model, client, of=cost.milliseconds: timed.append(model) or of(model, client))
+    cost.measure(job.folder, gpu=False)
+    assert set(cost.read(job.folder)) == {"parameters_millions", "milliseconds"}
+    for _ in range(2):  # the file of a machine without a GPU is not the last word, that of one with is
+        cost.measure(job.folder, gpu=True)
+    found = cost.read(job.folder)
+    assert set(found) == set(cost.MEASURES)
+    assert (went, len(timed), timed[-1] is there) == (["cuda"], 3, True)
     assert min(found["milliseconds"], found["milliseconds_gpu"]) > 0
     net, own = load(job.folder).model("uefl").members[0]
     assert 1e6 * found["parameters_millions"] == pytest.approx(sum(p.numel() for p in net.parameters()) + own["silo-0"]["codebook"].numel())

@@ -47,7 +47,7 @@ def run(
         RunError: some runs could not finish; the report names them.
     """
     suite = load(name)
-    chosen_device(device)
+    gpu = chosen_device(device).type == "cuda"
     cores = len(os.sched_getaffinity(0))
     at_a_time = jobs or (cores if scale == "cpu" else 1)
     # One thread at the small scale: the same bits for any number of jobs.
@@ -85,11 +85,11 @@ def run(
             runner.run(runs, side_by_side=at_a_time, device=device, data_root=data_root, ended=ended, look=look)
         if cost.MEASURES & set(suite.measures):
             for job in runs:
-                cost.measure(job.folder)
+                cost.measure(job.folder, gpu)
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)
     console.print(*(part.rich(console.encoding) for part in report.table(result).parts(console.width)))
-    for note in (*report.unequal(result), *report.partial(result), *report.absent(result)):
+    for note in (*report.elsewhere(result), *report.unequal(result), *report.partial(result), *report.absent(result)):
         console.print(note, **_AS_IT_IS)
     console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", **_AS_IT_IS)
     if result.missing:

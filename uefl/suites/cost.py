@@ -12,14 +12,16 @@ import torch
 from ..api import load
 from ..models.saved import SavedModel
 
-MEASURES = frozenset({"parameters_millions", "milliseconds", "milliseconds_gpu"})
+ON_GPU = "milliseconds_gpu"
+MEASURES = frozenset({"parameters_millions", "milliseconds", ON_GPU})
 _WARM, _REPEATS = 20, 200
 
 
-def measure(folder: Path) -> None:
+def measure(folder: Path, gpu: bool) -> None:
     """Write ``cost.json`` beside a finished run that has none: millions of parameters, codebook included, and the median milliseconds of
-    a prediction of one image, on this machine's CPU and on its GPU, where it has one."""
-    if (folder / "cost.json").exists() or not (folder / "summary.json").exists():
+    a prediction of one image, on this machine's CPU and, where one is asked for, on its GPU."""
+    known = read(folder)
+    if not (folder / "summary.json").exists() or (known and (ON_GPU in known or not gpu)):
         return
     run = load(folder)
     (arm,) = run.config.arms
@@ -29,8 +31,8 @@ def measure(folder: Path) -> None:
     beside = [tensor for name, tensor in (own[client] if client else {}).items() if name not in net.state_dict()]
     parameters = sum(tensor.numel() for tensor in (*net.parameters(), *beside))
     found = {"parameters_millions": parameters / 1e6, "milliseconds": milliseconds(model, client)}
-    if torch.cuda.is_available():
-        found["milliseconds_gpu"] = milliseconds(model.to("cuda"), client)
+    if gpu:
+        found[ON_GPU] = milliseconds(model.to("cuda"), client)
     (folder / "cost.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

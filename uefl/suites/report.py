@@ -131,8 +131,10 @@ def differences(result: Result) -> list[Block]:
     arms = [(case, arm) for case in suite.cases for arm in result.arms(case) if (case, arm) != suite.reference(case)]
     if not arms or len(suite.measures) == 1:
         return []
-    rows = [[f"{case} / {arm}", *(interval(_differences(result, case, arm, measure)) for measure in suite.measures)] for case, arm in arms]
-    return [f"Every measure less that of {suite.against}, likewise:", Table("", ["case / arm", *suite.measures], rows)]
+    found = {m: [interval(_differences(result, *place, m)) for place in arms] for m in suite.measures}
+    shown = [m for m in suite.measures if set(found[m]) != {"-"}]  # an arm without a codebook has no number of codewords
+    rows = [[f"{case} / {arm}", *(found[m][i] for m in shown)] for i, (case, arm) in enumerate(arms)]
+    return [f"Every measure less that of {suite.against}, likewise:", Table("", ["case / arm", *shown], rows)]
 
 
 def content(result: Result, pictures: list[Picture]) -> Content:
@@ -171,7 +173,7 @@ def absent(result: Result) -> list[str]:
     """A sentence for each measure that no finished run has, such as a name that was mistyped."""
     missing = [m for m in result.suite.measures if result.runs and not any(result.values(case, arm, m) for case, arm in result.runs)]
     known = _measures(result) if missing else []
-    return [f"no run has the measure {measure!r}{nearest(measure, known)}" for measure in missing]
+    return [f"no run has the measure {m!r}{', which takes a GPU' if m == cost.ON_GPU else nearest(m, known)}" for m in missing]
 
 
 def _measures(result: Result) -> list[str]:
@@ -194,7 +196,9 @@ def unequal(result: Result) -> list[str]:
             for place in ((case, arm), result.suite.reference(case))
         )
         if any(ours[seed] != theirs[seed] for seed in ours.keys() & theirs.keys()):
-            said.append(f"{case} / {arm} {spans(ours.values())}, {against} {spans(theirs.values())}")
+            of, _ = result.suite.reference(case)
+            there = against if of == case else f"{against} of {of}"
+            said.append(f"{case} / {arm} {spans(ours.values())}, {there} {spans(theirs.values())}")
     return (
         [f"Arms with another number of rounds than {against} are compared with it, each at its own end; rounds: {'; '.join(said)}."]
         if said
