@@ -56,6 +56,8 @@ def test_the_folder_of_another_suite_or_of_a_run_keeps_its_report(tmp_path: Path
         f"error: {tmp_path / 'out'} holds the suite 'tiny'; choose another folder with --out\n",
     )
     assert results.read_bytes() == before
+    with pytest.raises(UserError, match=r"few lies in .*out, the folder of the suite 'tiny'; choose another"):
+        runner.check_own(tmp_path / "out" / "few", "mine", [])
     results.unlink()
     run_folder.write(jobs[0].folder)
     runner.check_own(tmp_path / "out", "tiny", jobs)  # interrupted

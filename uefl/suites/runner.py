@@ -99,8 +99,12 @@ def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
     """The report of a suite takes the place of no other report.
 
     Raises:
-        UserError: the folder is that of a run, or of another suite; one that was interrupted before its report is known by its runs.
+        UserError: the folder is that of a run, or of another suite, or lies inside a suite's; a suite that was interrupted before its
+            report is known by its runs.
     """
+    for parent in out.absolute().parents[:3]:
+        if around := _suite_of(parent / "results.json"):
+            raise UserError(f"{out} lies in {parent}, the folder of the suite {around!r}; choose another folder with --out")
     runs = {path.parent for path in out.glob("*/*/seed-*/config.toml")}
     named = _suite_of(out / "results.json")
     if (out / "config.toml").is_file():
