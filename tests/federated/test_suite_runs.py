@@ -34,7 +34,7 @@ def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> 
     (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
     run_folder.write(job.folder, run_folder.records(("fedavg",)))
     with pytest.raises(UserError, match=r"seed-0: a run with another configuration \(.*\bdata.clients.*\); remove it, or "):
-        runner.run([job], side_by_side=1, device="cpu", data_root=None, ended=lambda end: None, look=lambda running: None)
+        runner.check_configurations([job])
 
 
 def test_the_folder_of_another_suite_or_of_a_run_keeps_its_report(tmp_path: Path) -> None:

@@ -48,17 +48,13 @@ def run(
     """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; each goes on from its last round when called again.
 
     Args:
-        jobs: see :func:`uefl.suites.suite.jobs`; one for each folder.
+        jobs: see :func:`uefl.suites.suite.jobs`; one for each folder, after :func:`check_configurations`.
         side_by_side: so many at a time.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         ended: called with every run as it ends.
-        look: called twice a second with the rounds that each running job has measured.
-
-    Raises:
-        UserError: the folder of a job holds a run with another configuration.
+        look: called some ten times a second with the rounds that each running job has measured.
     """
-    check_configurations(jobs)
     waiting = [job for job in jobs if not (job.folder / "summary.json").is_file()]
     running: dict[Job, tuple[ForkServerProcess, float]] = {}
     _start_server()

@@ -39,6 +39,6 @@ def need_root(root: Path | None, what: str, advice: str) -> Path:
     return root
 
 
-def torchvision_advice(name: str, files: str) -> str:
+def torchvision_advice(name: str, files: str, arguments: str = "ROOT, download=True") -> str:
     """Return the advice on how to get the files that torchvision stores, and where below the root they are expected."""
-    return f"run torchvision.datasets.{name}(ROOT, download=True) and give that ROOT as --data-root or in UEFL_DATA; expected ROOT/{files}"
+    return f"run torchvision.datasets.{name}({arguments}) and give that ROOT as --data-root or in UEFL_DATA; expected ROOT/{files}"

@@ -11,11 +11,10 @@ import torch
 from .. import idx, npz
 from ..images import Images, Rows
 from ..table import Table
-from .base import need_root, source
+from .base import need_root, source, torchvision_advice
 
-_ADVICE = (
-    'run torchvision.datasets.EMNIST(ROOT, "letters", download=True) and give that ROOT as --data-root or in UEFL_DATA; '
-    "expected ROOT/EMNIST/raw/emnist-letters-{train,test}-{images-idx3,labels-idx1}-ubyte.gz"
+_ADVICE = torchvision_advice(
+    "EMNIST", "EMNIST/raw/emnist-letters-{train,test}-{images-idx3,labels-idx1}-ubyte.gz", 'ROOT, "letters", download=True'
 )
 
 
