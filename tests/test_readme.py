@@ -45,7 +45,3 @@ def test_targets_modules_presets_and_links_are_there():
         assert "://" in link or (ROOT / link).exists(), link
     for name in named:
         assert "".join(name) in config.presets(), name
-
-
-def test_it_is_short():
-    assert len(README.split()) <= 700
