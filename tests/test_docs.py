@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import html
 import importlib
 import inspect
 import itertools
@@ -130,3 +131,22 @@ def test_signs_of_docstrings_become_markdown(monkeypatch):
     markdown = importlib.import_module("docstrings").markdown
     assert markdown("see :func:`vq_assign`, :class:`~uefl_kernels.MCStats`::") == "see `vq_assign`, `MCStats`:"
     assert markdown("Args:\n    a, b: one\n        two\n") == "Args:\n    a: one\n        two\n    b: one\n        two\n"
+
+
+def formulas(text: str) -> list[str]:
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [block or inline for block, inline in re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", text, re.DOTALL)]
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if formulas(page.read_text(encoding="utf-8"))], ids=lambda page: page.stem)
+def test_every_formula_becomes_mathml_without_a_leftover_command(page, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    to_mathml = importlib.import_module("formulas").rendered
+    for latex in formulas(page.read_text(encoding="utf-8")):
+        rendered = to_mathml(f'<span class="arithmatex">\\({html.escape(latex)}\\)</span>')
+        assert rendered.startswith('<span class="math"><math')
+        assert not re.search(r"\\[a-zA-Z]", rendered), latex
+
+
+def test_the_site_fetches_nothing_from_elsewhere():
+    assert "://" not in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
