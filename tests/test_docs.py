@@ -104,7 +104,8 @@ def test_a_gpu_gets_the_kernels_that_the_page_says():
 
 def test_every_page_is_in_the_navigation():
     """Which `make docs` refuses otherwise."""
-    named = set(re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = set(re.findall(r"^ +- (\S+\.md)$", navigation, re.MULTILINE))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert named == pages
 
@@ -123,6 +124,23 @@ def test_links_out_of_the_docs_become_text(monkeypatch):
     page = f"[a](../benchmarks/NOTES.md#x), {kept}, [e](../uefl.md), [f](../../Makefile)"
     assert inside(page, "") == f"a, {kept}, e, f"
     assert inside(page, "api") == page.replace("[f](../../Makefile)", "f")
+
+
+def test_links_to_kept_results_stay_links(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    inside = importlib.import_module("links").inside
+    assert inside("![a](../reproduction/results/a.png) [b](../reproduction/results/b.md)", "") == "![a](results/a.png) [b](results/b.md)"
+    assert inside("[b](../../reproduction/results/b.md#x)", "guides") == "[b](../results/b.md#x)"
+    assert inside("[a](../../docs/uefl.md), [b](b.md)", "results") == "[a](../uefl.md), [b](b.md)"
+
+
+def test_every_kept_result_that_a_page_names_is_there():
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "reproduction").rglob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)", page.read_text(encoding="utf-8"))]
+    assert [(page.name, link) for page, link in links if "result" in str(page.parent / link) and not (page.parent / link).exists()] == []
+    index = (ROOT / "reproduction" / "results" / "README.md").read_text(encoding="utf-8")
+    kept = {path.name for path in (ROOT / "reproduction" / "results").glob("*.md")} - {"README.md"}
+    assert kept == set(re.findall(r"\]\(([^/)]+\.md)\)", index))
 
 
 def test_signs_of_docstrings_become_markdown(monkeypatch):

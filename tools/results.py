@@ -1,7 +1,7 @@
-"""Keep what a suite found: ``python tools/results.py runs/table1-cpu ...`` writes docs/results/NAME.json and NAME.md, and its curves.
+"""Keep what a suite found: ``python tools/results.py runs/table1-cpu ...``.
 
-The numbers of every seed, the table of the report without the pictures of single clients, and one picture: of a sweep its curve, else the
-accuracy over the rounds.
+It writes NAME.json, the numbers of every seed, NAME.md, the table of the report, and NAME.png into reproduction/results. The picture is the
+curve of a sweep, else the accuracy over the rounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from uefl.suites.report import reasons
 
-PLACE = Path(__file__).parents[1] / "docs" / "results"
+PLACE = Path(__file__).parents[1] / "reproduction" / "results"
 LARGEST = 60_000  # bytes of a picture
 _PATH = re.compile(r"(?<!\S)/[^\s:,]+")  # of the machine that the suite ran on
 

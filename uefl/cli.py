@@ -307,11 +307,13 @@ def suite(
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
     data_root: Annotated[Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")] = None,
 ) -> None:
-    """Run a table of the papers, every arm with several seeds, and report; without a name, list them. Called again, it goes on."""
+    """Run every arm of a suite with several seeds, and report; without a name, list those of the papers. Called again, it goes on."""
     if name is None:
         from .report.tables import Table
         from .suites.suite import suites
 
+        if not suites():
+            raise UserError("no suites here: give the path of a .toml file; those of the papers lie in reproduction/ of the repository")
         _console().print(Table("suites", ["name", "what it runs"], list(map(list, suites().items())), numeric=False).rich())
         return
     from .suites.command import run

@@ -22,6 +22,7 @@ from .test_presets import trains
 from .tiny import arm as tiny_arm
 from .tiny import smallest, values
 
+REPRODUCTION = Path(__file__).parents[2] / "reproduction"
 TINY = """# A tiny suite
 against = "fedavg"
 measures = ["accuracy", "entropy"]
@@ -110,8 +111,8 @@ def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path
     assert {encoder for _, encoder, *_ in trained} >= {"cnn", "vgg16_bn", "resnet18"}
 
 
-@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "docs").rglob("*.toml")), ids=lambda file: file.stem)
-def test_a_suite_that_the_pages_name_can_still_be_run(file: Path) -> None:
+@pytest.mark.parametrize("file", sorted((REPRODUCTION / "preregistration").glob("*.toml")), ids=lambda file: file.stem)
+def test_a_comparison_that_was_planned_can_still_be_run(file: Path) -> None:
     """With the methods that it was written for: their keys are those of today."""
     configs = suite.load(str(file)).configs("cpu")
     assert all(cfg.arms for cfg in configs.values())
@@ -143,6 +144,35 @@ def test_the_wider_network_has_the_parameters_of_a_codebook_that_was_extended_tw
     for cfg in (config.load("controls"), *scales):
         dim, uefl = Net(cfg.model, (1, 28, 28), 10).dim, cfg.arms["uefl"].parameters.model_dump()
         assert cfg.arms["fedavg-wide"].parameters.model_dump()["more_parameters"] == 3 * uefl["codewords"] * dim // uefl["segments"]
+
+
+def test_a_clone_has_the_suites_of_the_papers_and_an_installation_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file by its path runs from anywhere."""
+    monkeypatch.chdir(tmp_path)
+    assert suite.suites().keys() == {file.stem for file in REPRODUCTION.glob("*.toml")}
+    monkeypatch.setattr(suite, "_FOLDERS", (tmp_path / "site-packages" / "reproduction", Path("reproduction")))
+    assert suite.suites() == {}
+    found = CliRunner().invoke(app, ["suite"])
+    assert found.exit_code == 2
+    assert "reproduction/" in found.stderr
+    assert suite.load(str(REPRODUCTION / "table1.toml")).configs("cpu")["mnist"].model.width == 8
+    (tmp_path / "reproduction").mkdir()
+    (tmp_path / "reproduction" / "mine.toml").write_text(TINY)
+    assert suite.suites() == {"mine": "A tiny suite"}
+
+
+def test_a_file_that_the_small_scale_begins_with_lies_beside_the_suite(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text("data.train_per_client = 12\nmodel.width = 3\n")
+    (tmp_path / "mine.toml").write_text('cpu_base = "small.toml"\n' + TINY)
+    (cfg, *_) = suite.load(str(tmp_path / "mine.toml")).configs("cpu").values()
+    assert (cfg.data.train_per_client, cfg.model.width) == (20, 2)  # the suite's own [cpu] comes after it
+    without_cpu = TINY.partition("[cpu]")[0] + "[all.arms.fedavg]\n[cases.one]\nx = 1\n"
+    (tmp_path / "mine.toml").write_text('cpu_base = "small.toml"\n' + without_cpu)
+    (cfg,) = suite.load(str(tmp_path / "mine.toml")).configs("cpu").values()
+    assert (cfg.data.train_per_client, cfg.model.width) == (12, 3)
+    (tmp_path / "small.toml").unlink()
+    with pytest.raises(UserError, match=r"small\.toml"):
+        suite.load(str(tmp_path / "mine.toml"))
 
 
 def test_a_job_has_one_arm_and_one_seed(tmp_path: Path) -> None:

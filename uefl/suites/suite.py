@@ -1,13 +1,14 @@
 """What a suite is: cases, the arms and seeds of each, and the numbers that a paper prints for them.
 
-A file ``tables/NAME.toml`` begins with a comment line that says what it is, and holds:
+A file ``NAME.toml`` begins with a comment line that says what it is, and holds:
 
 =====================  ===============================================================================================
 ``against``            the arm that the others are compared with
 ``measures``           what its table shows, in order; the first one is drawn
 ``axis``               for a sweep: what the ``x`` of its cases is
 ``[all]``              sections of a configuration that every case begins with
-``[cpu]``              sections that ``--scale cpu`` changes in every case, of the suites in ``tables`` on top of ``cpu.toml``
+``cpu_base``           a file of sections that ``[cpu]`` begins with; its path is relative to the suite's
+``[cpu]``              sections that ``--scale cpu`` changes in every case
 ``[cases.NAME]``       sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a sweep; ``against``
                        names the case whose arm it is compared with, where both differ in what is no arm's own, as ``training.lr``
 ``[cases.NAME.cpu]``   sections that ``--scale cpu`` changes in this case
@@ -15,14 +16,15 @@ A file ``tables/NAME.toml`` begins with a comment line that says what it is, and
 =====================  ===============================================================================================
 
 A run has one arm and one seed, so that arms and seeds can go on side by side, and an arm that is added later takes no other one again.
+
+The suites of the papers are no part of the package: they lie in ``reproduction/`` of the repository.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,12 +36,9 @@ from ..config.load import merged
 from ..errors import UserError, nearest
 from ..fields import parse, shown
 
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable  # Python 3.10 has it elsewhere
-
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
-_FOLDER = resources.files("uefl") / "suites"
+_FOLDERS = (Path(__file__).parents[2] / "reproduction", Path("reproduction"))  # of the clone that uefl runs from, or is started in
 _TAKEN = ("plots", "report.md", "report.html", "results.json", "suite.lock")  # in the folder of a suite, beside those of its cases
 _PART_OF = {"table5": "table1"}  # the same runs; its numbers are those of table 1 by domain
 
@@ -68,13 +67,14 @@ class Case(_Table):
 
 
 class Suite(_Table):
-    """A file of ``tables``."""
+    """A file of cases."""
 
     name: str
     about: str
     against: str
     measures: tuple[str, ...] = Field(("accuracy", "entropy"), min_length=1)
     axis: str | None = None
+    cpu_base: str | None = None
     all: Sections = {}
     cpu: Sections = {}
     cases: dict[str, Case] = Field(min_length=1)
@@ -138,8 +138,8 @@ class Job:
 
 
 def suites() -> dict[str, str]:
-    """Name of every suite and the first comment line of its file."""
-    return {name: _about(file) for name, file in _files().items()}
+    """Return the name of every suite of the papers and the first comment line of its file; nothing outside of a clone."""
+    return {name: _about(file.read_text(encoding="utf-8")) for name, file in _files().items()}
 
 
 def called(name: str) -> str:
@@ -148,27 +148,21 @@ def called(name: str) -> str:
 
 
 def load(name: str) -> Suite:
-    """Read a suite by its name, or a ``.toml`` file of your own by its path.
+    """Read a suite by its name, or a ``.toml`` file by its path.
 
     Raises:
         UserError: no such suite or file, or it is no suite.
     """
-    files = _files()
-    if Path(name).suffix == ".toml":
-        file: Traversable = Path(name)
-    elif name in files:
-        file = files[name]
-    else:
-        raise UserError(f"no suite {name!r}{nearest(name, files)}; see `uefl suite`, or give the path of a .toml file")
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{name} is not valid TOML: {error}") from None
-    if name in files:
-        table["cpu"] = merged(_cpu(), table.get("cpu", {}))
-    suite = parse(Suite, Path(name).stem, {"name": Path(name).stem, "about": _about(file), **table})
+    path = Path(name)
+    if path.suffix != ".toml":
+        files = _files()
+        if name not in files:
+            raise UserError(f"no suite {name!r}{nearest(name, files)}; see `uefl suite`, or give the path of a .toml file")
+        path = files[name]
+    text, table = _read(path)
+    suite = parse(Suite, path.stem, {"name": path.stem, "about": _about(text), **table})
+    if suite.cpu_base is not None:
+        suite = suite.model_copy(update={"cpu": merged(_read(path.parent / suite.cpu_base)[1], suite.cpu)})
     if suite.axis is not None and all(case.x is None for case in suite.cases.values()):
         raise UserError(f"key 'axis': no case has a place on {suite.axis!r}; give cases an `x`, or leave the axis out")
     for case in suite.cases:
@@ -177,6 +171,17 @@ def load(name: str) -> Suite:
         if not NAME.fullmatch(case):
             raise UserError(f"key 'cases': {shown(case)} names a folder; expected up to 40 letters, digits, '.', '_' and '-'")
     return suite
+
+
+def _read(path: Path) -> tuple[str, Sections]:
+    """Return a TOML file as text and as a table."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
 def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
@@ -206,21 +211,16 @@ def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> lis
     return made
 
 
-def _cpu() -> Sections:
-    return tomllib.loads((_FOLDER / "cpu.toml").read_text(encoding="utf-8"))
+def _files() -> dict[str, Path]:
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    return {file.stem: file for file in sorted(folder.glob("*.toml"), key=_by_number)} if folder else {}
 
 
-def _files() -> dict[str, Traversable]:
-    folder = _FOLDER / "tables"
-    return {file.name[:-5]: file for file in sorted(folder.iterdir(), key=_by_number) if file.name.endswith(".toml")}
+def _by_number(file: Path) -> tuple[str, int]:
+    digits = file.stem[len(file.stem.rstrip("0123456789")) :]
+    return file.stem.removesuffix(digits), int(digits or 0)
 
 
-def _by_number(file: Traversable) -> tuple[str, int]:
-    name = file.name[:-5]
-    digits = name[len(name.rstrip("0123456789")) :]
-    return name.removesuffix(digits), int(digits or 0)
-
-
-def _about(file: Traversable) -> str:
-    first, *_ = file.read_text(encoding="utf-8").splitlines() or [""]
+def _about(text: str) -> str:
+    first, *_ = text.splitlines() or [""]
     return first.lstrip("# ") if first.startswith("#") else "a suite without a description"
