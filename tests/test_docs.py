@@ -168,3 +168,12 @@ def test_every_formula_becomes_mathml_without_a_leftover_command(page, monkeypat
 
 def test_the_site_fetches_nothing_from_elsewhere():
     assert "://" not in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+def test_the_drawings_are_those_of_their_source(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "drawings")
+    draw = importlib.import_module("draw")
+    for drawing in (draw.network, draw.federated_round, draw.search, draw.layers):
+        name = f"{drawing.__name__.replace('_', '-')}.svg"
+        drawing().save(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == (ROOT / "docs" / "images" / name).read_bytes()
