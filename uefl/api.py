@@ -19,6 +19,7 @@ from .config import Config, Model
 from .data import from_arrays
 from .deploy.choices import CHOICES, Choice
 from .errors import UserError
+from .isolation import isolate
 from .models import given, saved
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Run:
         return saved.load(file, self._network)
 
 
+@isolate
 def train(
     source: str | Mapping[str, Any] | Config = "demo",
     *,
@@ -103,6 +105,9 @@ def train(
     **overrides: Any,
 ) -> Run:
     """Run every arm of a configuration into a new folder.
+
+    The result does not depend on contexts and settings of the caller, such as autocast, ``no_grad`` or a default dtype, and they are as
+    before afterwards. Runs in several threads of a process take turns.
 
     Args:
         source: name of a preset, path of a .toml file, sections as a mapping, or a checked configuration.
@@ -169,6 +174,7 @@ def train(
     return Run(out, model=network)
 
 
+@isolate
 def resume(
     out: str | Path,
     *,

@@ -37,6 +37,7 @@ from .engines.base import Engine
 from .engines.local import LocalEngine
 from .errors import UserError
 from .folder import Metrics, Silos, check_free, lock, read_silos
+from .isolation import isolate
 from .models import given, saved
 from .seeds import derive, make_repeatable
 from .server.participants import Participants
@@ -78,6 +79,7 @@ class Deployment(Protocol):
         ...
 
 
+@isolate
 def train(
     cfg: Config,
     *,
@@ -127,6 +129,7 @@ def train(
         return run.go({}, _START, pages)
 
 
+@isolate
 def resume(
     out: Path,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -136,7 +137,8 @@ def test_another_torch_is_said_and_the_threads_are_those_of_the_checkpoint(tmp_p
     monkeypatch.setattr(torch, "__version__", "9.9.9")
     observer = Watcher()
     go_on(tmp_path / "run", observer)
-    assert torch.get_num_threads() == 1
+    made_with = json.loads((tmp_path / "run" / "checkpoint.json").read_text())["state"]["made_with"]
+    assert (made_with["threads"], torch.get_num_threads()) == (1, 2)
     assert [n for n in observer.notices if n.startswith("not bit for bit")] == [
         f"not bit for bit as without the interruption: torch {_TORCH} -> 9.9.9"
     ]

@@ -139,7 +139,8 @@ def test_more_threads_than_cores_are_noted(tmp_path, monkeypatch):
 def test_the_number_of_threads_is_set(tmp_path):
     torch.set_num_threads(2)
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
-    assert torch.get_num_threads() == 1
+    made_with = json.loads((tmp_path / "run" / "checkpoint.json").read_text())["state"]["made_with"]
+    assert (made_with["threads"], torch.get_num_threads()) == (1, 2)
 
 
 def test_too_few_feature_vectors_are_found_before_anything_is_written(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from ..errors import UserError
+from ..isolation import isolate
 from . import labeled
 from .federation import Federation, Split
 from .images import as_bytes, copied, pixels_of
@@ -21,6 +22,7 @@ Part = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
 
 
+@isolate
 def from_arrays(
     clients: Mapping[str, tuple[Part, Part | None]],
     *,

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ..errors import UserError
+from ..isolation import isolate
 from . import generated, labeled, unlabeled
 from .federation import Federation, Kind
 from .partitions.base import Scheme
@@ -22,6 +23,7 @@ _OF_KIND = {"labeled": "clients with labeled images", "sets": "clients with unla
 _DEALT = ("partition", "clients", "train_per_client", "test_per_client", "labeled", "validation", "first_classes")
 
 
+@isolate
 def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -> Federation:
     """Make the federation that the section ``[data]`` describes.
 

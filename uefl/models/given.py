@@ -122,10 +122,12 @@ def _check_parameters(net: nn.Module) -> None:
     """All parameters of a network travel in one float32 tensor.
 
     Raises:
-        UserError: it has none, some of another type, some without a shape, or some that are not finite.
+        UserError: it has none, some of another type, some without a shape, or some that are not finite; or all are frozen.
     """
     if not any(True for _ in net.parameters()):
         raise UserError("model: it has no parameters to train")
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        raise UserError("model: all of its parameters are frozen (requires_grad is False); unfreeze those to train")
     for name, parameter in net.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise UserError(f"model: {name!r} has no shape yet; show the module an image before you give it")

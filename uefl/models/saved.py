@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -23,10 +24,12 @@ from ..data.images import as_bytes
 from ..engines.base import member
 from ..errors import UserError
 from ..fields import parse
+from ..isolation import isolate, plain_torch
 from .normalization import normalization
 
 _FORMAT = "uefl-model-2"
 _BATCH = 500
+_LAYERS = threading.Lock()  # a call that has put a client's layers into a network is alone with it
 Tensors = dict[str, torch.Tensor]
 
 
@@ -83,7 +86,6 @@ class SavedModel:
         )
         return replace(self, members=members, mean=self.mean.to(there), std=self.std.to(there))
 
-    @torch.no_grad()
     def predict(self, images: torch.Tensor | npt.NDArray[Any], client: str | None = None) -> torch.Tensor:
         """Class probabilities with dropout off; of an ensemble, the mean over its members.
 
@@ -104,11 +106,12 @@ class SavedModel:
             x = (images - mean) / std
             torch.stack([algorithm.infer(net, x, tensors_of_client).softmax(-1) for net in networks]).mean(0)  # with the client's layers
         """
-        pixels = self._pixels(images)
-        if client not in (self.clients or (None,)):
-            raise UserError(f"client {client!r} has no part of its own in this model; expected {self._expected()}")
-        parts = [self._predict(batch, client) for batch in pixels.split(_BATCH)]
-        return torch.cat(parts)
+        with plain_torch(), torch.no_grad():
+            pixels = self._pixels(images)
+            if client not in (self.clients or (None,)):
+                raise UserError(f"client {client!r} has no part of its own in this model; expected {self._expected()}")
+            parts = [self._predict(batch, client) for batch in pixels.split(_BATCH)]
+            return torch.cat(parts)
 
     def _predict(self, pixels: torch.Tensor, client: str | None) -> torch.Tensor:
         x = (pixels.to(self.mean.device) - self.mean) / self.std
@@ -118,14 +121,19 @@ class SavedModel:
         """The logits of one member, with the client's layers put in their places for this call."""
         own = member.clients[client] if client is not None else {}
         weights = member.net.state_dict()
-        before = {name: weights[name].clone() for name in own if name in weights}
-        for name in before:
-            weights[name].copy_(own[name])
-        try:
-            return self.algorithm.infer(member.net, x, {name: tensor for name, tensor in own.items() if name not in before})
-        finally:
-            for name, tensor in before.items():
-                weights[name].copy_(tensor)
+        layers = [name for name in own if name in weights]
+        rest = {name: tensor for name, tensor in own.items() if name not in layers}
+        if not layers:
+            return self.algorithm.infer(member.net, x, rest)
+        with _LAYERS:
+            before = {name: weights[name].clone() for name in layers}
+            for name in layers:
+                weights[name].copy_(own[name])
+            try:
+                return self.algorithm.infer(member.net, x, rest)
+            finally:
+                for name, tensor in before.items():
+                    weights[name].copy_(tensor)
 
     def _expected(self) -> str:
         return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
@@ -194,6 +202,7 @@ class _Parts(Iterable[Tensors]):
                 yield {f"{prefix}{name}.{client}": tensor for name, tensor in tensors.items()}
 
 
+@isolate
 def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> SavedModel:
     """Read ``model-<arm>.safetensors`` of a run folder, on the CPU.
 

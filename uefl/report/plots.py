@@ -40,7 +40,9 @@ def write_plots(run: Run) -> list[Picture]:
     folder = run.path / "plots"
     folder.mkdir(exist_ok=True)
     pictures = []
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # not the caller's style
+        matplotlib.rcParams.update(RC)
         for name, alt, caption, drawing in (*drawings(run), *quality.draw(run), *samples.draw(run)):
             drawing.savefig(folder / name)
             pictures.append(Picture(name, alt, caption))

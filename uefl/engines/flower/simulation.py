@@ -33,9 +33,13 @@ from flwr.superlink.grid import InMemoryGrid
 
 from .address import Unreachable
 
-# Ray reads them when it is imported, which start_vce does; the last one spares a warning
-os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # spares a warning
+}
+"""read by Ray when it is imported, which start_vce does, and when it starts"""
 
 
 class Placed:
@@ -75,6 +79,7 @@ def simulated(
     Raises:
         Unreachable: the simulation ended by itself.
     """
+    os.environ |= _ENVIRONMENT  # a run restores the environment of its caller, so each sets it
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what fails comes as a reply, or ends the simulation
     states = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
     state, run = states.state(), Run.create_empty(generate_rand_int_from_bytes(RUN_ID_NUM_BYTES))

@@ -1,0 +1,225 @@
+"""A run computes the same bits in whatever contexts and settings its caller is, and leaves them as they were."""
+
+import hashlib
+import os
+import random
+import threading
+import warnings
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import uefl
+from uefl.isolation import _ATTRIBUTES
+
+from .test_api import clients, network
+
+KEYS = {"threads": 1, "precision": "fp32", "passes": 2, "rounds": [2], "local_epochs": 1, "batch_size": 16, "lr": 1e-2}
+
+
+def small(out, **keys):
+    """A run with dropout, draws and steps, of a network given in Python."""
+    return uefl.train(out=out, **{"clients": clients(), "model": network, "arms": {"fedavg": {}}, **KEYS, **keys})
+
+
+def result(out):
+    """What the run computed: the model, and the metrics."""
+    return {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in ("model-fedavg.safetensors", "metrics.jsonl")}
+
+
+def setting(change, restore):
+    """A context manager that changes a global setting."""
+
+    @contextmanager
+    def changed():
+        change()
+        try:
+            yield
+        finally:
+            restore()
+
+    return changed
+
+
+def attribute(owner, name, value):
+    before = getattr(owner, name)
+    return setting(lambda: setattr(owner, name, value), lambda: setattr(owner, name, before))
+
+
+CALLERS = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default dtype": setting(lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
+    "default device": setting(lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
+    "device context": lambda: torch.device("meta"),
+    "deterministic": setting(lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)),
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
+    "matmul precision": setting(
+        lambda: torch.set_float32_matmul_precision("medium"), lambda: torch.set_float32_matmul_precision("highest")
+    ),
+    "no oneDNN": attribute(torch.backends.mkldnn, "enabled", False),
+    "cudnn": attribute(torch.backends.cudnn, "benchmark", True),
+    "flush denormal": setting(lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)),
+    "threads": setting(lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
+    "NumPy errors": lambda: np.errstate(all="raise"),
+    "seeds": setting(lambda: (torch.manual_seed(5), random.seed(5), np.random.seed(5)), lambda: None),  # noqa: NPY002
+}
+
+
+def process():
+    """All of the process and of this thread that a run could change."""
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "anomalies": torch.is_anomaly_enabled(),
+        "settings": [getattr(owner, name) for owner, name, _ in _ATTRIBUTES],
+        "matmul": torch.get_float32_matmul_precision(),
+        "denormal": sum([5e-324]) * 1.0,
+        "threads": torch.get_num_threads(),
+        "errors": np.geterr(),
+        "filters": list(warnings.filters),
+        "environment": dict(os.environ),
+        "torch": torch.get_rng_state().tolist() if torch.get_default_device().type == "cpu" else None,
+        "numpy": str(np.random.get_state()),  # noqa: NPY002
+        "python": random.getstate(),
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The result of the run in no context."""
+    torch.set_num_threads(1)
+    small(out := tmp_path_factory.mktemp("alone") / "run")
+    return result(out)
+
+
+def check(tmp_path, alone, *callers):
+    given = clients()
+    with ExitStack() as stack:
+        for caller in callers:
+            stack.enter_context(CALLERS[caller]())
+        before = process()
+        run = small(tmp_path / "run", clients=given)
+        after = process()
+        model = run.model("fedavg")
+        predicted = model.predict(given["arrays"][1][0])
+        assert process() == after == before
+    assert result(tmp_path / "run") == alone
+    assert torch.equal(predicted, model.predict(given["arrays"][1][0]))
+    assert predicted.dtype == torch.float32
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_caller(tmp_path, alone, caller):
+    check(tmp_path, alone, caller)
+
+
+def test_caller_of_many_contexts(tmp_path, alone):
+    check(tmp_path, alone, *CALLERS)
+
+
+def test_resumed_in_a_context(tmp_path, alone):
+    """The second half of a run whose caller differs from that of the first half."""
+
+    class Stop(Exception):
+        pass
+
+    class Stopping(uefl.api.Logged):
+        def round(self, arm, round, records):
+            raise Stop
+
+    with pytest.raises(Stop):
+        small(tmp_path / "run", observer=Stopping())
+    before = process()
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        uefl.resume(tmp_path / "run", clients=clients(), model=network)
+    assert process() == before
+    assert result(tmp_path / "run") == alone
+
+
+def test_failed_run_restores_the_process(tmp_path):
+    before = process()
+    with pytest.raises(uefl.UserError):
+        small(tmp_path / "run", threads=2, model=lambda: nn.Linear(1, 1))
+    assert process() == before
+
+
+@pytest.mark.filterwarnings("default:a round is over")
+def test_warnings_as_errors(tmp_path, alone):
+    """A warning is no reason to end a run, and the filters are those of the caller afterwards."""
+
+    class Warned(uefl.api.Logged):
+        def round(self, arm, round, records):
+            warnings.warn("a round is over", DeprecationWarning, stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        before = list(warnings.filters)
+        small(tmp_path / "run", observer=Warned())
+        assert list(warnings.filters) == before
+    assert result(tmp_path / "run") == alone
+
+
+def test_two_threads(tmp_path, alone):
+    """Both draw from torch's global generator; each has the bits that it has alone."""
+    failed = []
+
+    def work(out):
+        try:
+            small(out)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(tmp_path / name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert result(tmp_path / "a") == result(tmp_path / "b") == alone
+
+
+def test_run_within_a_run(tmp_path, alone):
+    """An observer may start another run; the outer one goes on as if it had not."""
+
+    class Nested(uefl.api.Logged):
+        def round(self, arm, round, records):
+            if round == 0:
+                small(tmp_path / "inner", seed=3)
+
+    small(tmp_path / "run", observer=Nested())
+    assert result(tmp_path / "run") == alone
+
+
+def test_frozen_network_is_refused(tmp_path):
+    with pytest.raises(uefl.UserError, match="requires_grad"):
+        small(tmp_path / "run", model=network().requires_grad_(False))
+    assert not (tmp_path / "run").exists()
+
+
+def test_predictions_of_several_clients_in_threads(tmp_path):
+    """Layers of a client are put into the network for a call; calls for other clients at that time do not see them."""
+    arms = {"fedbn": {"algorithm": "fedper"}}
+    run = uefl.train("demo", out=tmp_path / "run", clients=clients(), arms=arms, **KEYS | {"width": 4, "hidden": 8})
+    model, images = run.model(), clients()["arrays"][1][0]
+    alone = {client: model.predict(images, client) for client in model.clients}
+    wrong = []
+
+    def work(client):
+        wrong.extend(client for _ in range(8) if not torch.equal(model.predict(images, client), alone[client]))
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in model.clients for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({tuple(each.flatten().tolist()) for each in alone.values()}) > 1
+    assert not wrong

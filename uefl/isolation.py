@@ -1,0 +1,145 @@
+"""The state of the process and of the calling thread that a run computes in: the same for every caller, and restored at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import backends
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_ONE_RUN = threading.RLock()  # runs draw from torch's global generator: two at once would take each other's numbers
+_DENORMAL = 5e-324
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Compute as a new process does, whatever contexts the calling thread is in; they are as before afterwards.
+
+    Gradients are recorded. Autocast, inference mode and anomaly detection are off. Tensors are made on the CPU. NumPy's handling of
+    floating-point errors is its default.
+    """
+    with ExitStack() as stack:
+        for context in (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+            torch.device("cpu"),
+            torch.autograd.set_detect_anomaly(False),
+            np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"),
+        ):
+            stack.enter_context(context)
+        yield
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Give a run the process to itself: its results do not depend on the caller's settings, and leave them as they were.
+
+    Runs of several threads take turns. Within, torch's contexts are those of :func:`plain_torch`. Its global settings (default dtype,
+    deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers) are those of a new process. A warning that the
+    caller's filters make an error is shown instead. Afterwards these settings, the number of threads, the states of the global random
+    generators of torch, NumPy and Python, the warning filters and the environment are as before.
+    """
+    if not _ONE_RUN.acquire(blocking=False):
+        logging.getLogger("uefl").info("a run of another thread of this process goes on; this one begins after it")
+        _ONE_RUN.acquire()
+    try:
+        with _restored(), warnings.catch_warnings(), plain_torch():
+            shown = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
+            warnings.filters[:] = shown  # type: ignore[index]
+            yield
+    finally:
+        _ONE_RUN.release()
+
+
+def isolate(function: Function) -> Function:
+    """Run a whole function as within :func:`isolated`."""
+
+    @wraps(function)
+    def alone(*args: Any, **keys: Any) -> Any:
+        with isolated():
+            return function(*args, **keys)
+
+    return alone  # type: ignore[return-value]
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in _ATTRIBUTES]
+    dtype, mode, threads = torch.get_default_dtype(), torch.get_deterministic_debug_mode(), torch.get_num_threads()
+    matmul, always = _matmul_precision(), torch.is_warn_always_enabled()
+    environment, python, legacy = dict(os.environ), random.getstate(), np.random.get_state()  # noqa: NPY002
+    flushes = _DENORMAL * 1.0 == 0
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        try:
+            torch.set_default_dtype(torch.float32)
+            torch.set_deterministic_debug_mode(0)
+            torch.set_warn_always(False)
+            torch.set_flush_denormal(False)
+            if matmul is not None:
+                torch.set_float32_matmul_precision("highest")
+            for owner, name, value in _ATTRIBUTES:
+                setattr(owner, name, value)
+            yield
+        finally:
+            for owner, name, value in before:
+                setattr(owner, name, value)
+            if matmul is not None:
+                torch.set_float32_matmul_precision(matmul)
+            torch.set_flush_denormal(flushes)
+            torch.set_warn_always(always)
+            torch.set_deterministic_debug_mode(mode)
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
+            _restore_environment(environment)
+
+
+_cudnn: Any = backends.cudnn  # its parts have no types
+_mkldnn: Any = backends.mkldnn
+_ATTRIBUTES: list[tuple[Any, str, Any]] = [
+    (_cudnn, "enabled", True),
+    (_cudnn, "benchmark", False),
+    (_cudnn, "deterministic", False),
+    (_mkldnn, "enabled", True),
+    (_mkldnn, "deterministic", False),
+    (backends, "fp32_precision", "none"),
+    (backends.cuda.matmul, "fp32_precision", "none"),
+    (_cudnn, "fp32_precision", "none"),
+    (_cudnn.conv, "fp32_precision", "tf32"),
+    (_cudnn.rnn, "fp32_precision", "tf32"),
+    (_mkldnn, "fp32_precision", "none"),
+    (_mkldnn.matmul, "fp32_precision", "none"),
+    (_mkldnn.conv, "fp32_precision", "none"),
+    (_mkldnn.rnn, "fp32_precision", "none"),
+]
+"""Settings of torch, and their values in a new process."""
+
+
+def _matmul_precision() -> str | None:
+    """Return the precision by its older name; None where the caller has set it by the newer names, which the older getter refuses."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+def _restore_environment(environment: dict[str, str]) -> None:
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
