@@ -177,3 +177,10 @@ def test_the_drawings_are_those_of_their_source(tmp_path, monkeypatch):
         name = f"{drawing.__name__.replace('_', '-')}.svg"
         drawing().save(tmp_path / name)
         assert (tmp_path / name).read_bytes() == (ROOT / "docs" / "images" / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=lambda page: page.stem)
+def test_a_tutorial_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec("".join(blocks(page, "python")), {"__name__": "tutorial"})
