@@ -69,12 +69,25 @@ def peers(rows: list[Row]) -> list[Row]:
 # --- the roofline -------------------------------------------------------------------------------------------------------
 
 
-def roofline(rows: list[Row]) -> Figure:
-    """Operations per second over operations per byte: ours, the fastest peer, and the machine's limits."""
+def placed(row: Row) -> bool:
+    """Whether a row has a place on the roofline: of shapes too small to measure, rates were rounded to 0."""
+    return number(row, "gflop_s") > 0 and number(row, "gb_s") > 0
+
+
+def intensity(row: Row) -> float:
+    """Operations per byte that must move."""
+    return number(row, "gflop_s") / number(row, "gb_s")
+
+
+def roofline(rows: list[Row]) -> Figure | None:
+    """Operations per second over operations per byte: ours, the fastest peer, and the machine's limits; None without any of ours."""
     table = by_op(rows)
     limits = [row for found in table.pop("limits", {}).values() for row in found]
-    columns = [(f"{op} {shape}", found) for op, shapes in table.items() for shape, found in shapes.items() if mains(found)]
-    where = [number(mains(found)[0], "gflop_s") / number(mains(found)[0], "gb_s") for _, found in columns]
+    named = [(f"{op} {shape}", found) for op, shapes in table.items() for shape, found in shapes.items()]
+    columns = [(name, found) for name, found in named if any(map(placed, mains(found)))]
+    if not columns:
+        return None
+    where = [intensity(next(filter(placed, mains(found)))) for _, found in columns]
 
     figure, axes = plt.subplots(figsize=(13, 7))
     axes.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="GFLOP/s")
@@ -82,7 +95,7 @@ def roofline(rows: list[Row]) -> Figure:
         _column(axes, where[i], found)
         crowd = [other for other in where if abs(other / where[i] - 1) < 0.06]  # numbers of close columns go to the sides
         side = 0 if len(crowd) == 1 else 1 if where[i] == max(crowd) else -1
-        top = max(number(row, "gflop_s") for row in (*mains(found), *peers(found)[:1]))
+        top = max(number(row, "gflop_s") for row in shown(found))
         shift, anchor = {0: (0, 8), 1: (6, 0), -1: (-6, 0)}[side], {0: "center", 1: "left", -1: "right"}[side]
         axes.annotate(str(i + 1), (where[i], top), shift, textcoords="offset points", ha=anchor, va="center", fontsize=8, bbox=BOX)
     _ceilings(axes, limits)
@@ -96,12 +109,17 @@ def roofline(rows: list[Row]) -> Figure:
     return figure
 
 
+def shown(found: list[Row]) -> list[Row]:
+    """Ours in every variant, and the fastest peer."""
+    return [row for row in (*mains(found), *peers(found)[:1]) if placed(row)]
+
+
 def _column(axes: Axes, x: float, found: list[Row]) -> None:
     """One shape: ours in every variant and the fastest peer, on one vertical line."""
-    shown = [*mains(found), *peers(found)[:1]]
-    heights = [number(row, "gflop_s") for row in shown]
+    rows = shown(found)
+    heights = [number(row, "gflop_s") for row in rows]
     axes.plot([x, x], [min(heights), max(heights)], color="#D0D0D0", linewidth=1, zorder=1)
-    for row, height in zip(shown, heights, strict=True):
+    for row, height in zip(rows, heights, strict=True):
         if ours(row["provider"]):
             axes.plot(x, height, MARKERS.get(row["variant"], "^"), color=colour(row), zorder=3, label=label(row))
         else:
@@ -131,10 +149,12 @@ def _ceilings(axes: Axes, limits: list[Row]) -> None:
 # --- the ratios ---------------------------------------------------------------------------------------------------------
 
 
-def ratios(op: str, shapes: dict[str, list[Row]]) -> Figure:
-    """A panel per peer and ruler, a group of bars per shape: its time over ours."""
+def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
+    """A panel per peer and ruler, a group of bars per shape: its time over ours; None where there is nothing to compare."""
     others = list(dict.fromkeys(row["provider"] for found in shapes.values() for row in found if not ours(row["provider"])))
     variants = list(dict.fromkeys(row["variant"] for found in shapes.values() for row in mains(found)))
+    if not others or not variants:
+        return None
     width, thickness = max(1.55 * len(others) + 2.2, 6.0), 0.8 / len(variants)
     height = 0.42 * len(shapes) * max(1, len(variants) / 2) + 1.5
     figure, panels = plt.subplots(1, len(others), sharex=True, sharey=True, squeeze=False, figsize=(width, height))
@@ -170,12 +190,13 @@ def ratios(op: str, shapes: dict[str, list[Row]]) -> Figure:
 def draw(path: Path, threads: str | None) -> list[Path]:
     """Draw everything in one file of results; the pictures' paths."""
     rows = results.load(path)
-    threads = threads or max((row["threads"] for row in rows), key=int)
+    threads = threads or max((row["threads"] for row in rows), key=int, default="")
     rows = [row for row in rows if row["threads"] == threads]
-    figures = {"roofline": roofline(rows)}
-    figures |= {op: ratios(op, shapes) for op, shapes in by_op(rows).items() if any(mains(found) for found in shapes.values())}
+    figures = {"roofline": roofline(rows), **{op: ratios(shapes) for op, shapes in by_op(rows).items()}}
     drawn = []
     for name, figure in figures.items():
+        if figure is None:
+            continue
         title = f"{name}: {rows[0]['machine']}, {threads} thread{'s' if threads != '1' else ''}"
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
         drawn.append(path.with_name(f"{path.stem}-{name}.png"))

@@ -281,6 +281,20 @@ def test_peer_that_fails_is_named_and_the_run_goes_on(monkeypatch, capsys):
     assert re.search(r"^vq_assign .* matmul ", printed, re.M)
 
 
+def test_pictures_of_a_part_of_the_results(tmp_path, capsys):
+    """Rates that were rounded to 0, no peer, no limits; then nothing at all."""
+    columns = ("machine", "threads", "op", "shape", "provider", "variant", "median_ms", "error", "gb_s", "gflop_s")
+    row = dict.fromkeys(columns, "1") | {"machine": "M", "op": "vq", "provider": "uefl", "variant": ""}
+    measured, tiny = row | {"shape": "9x9"}, row | {"shape": "1x1", "gb_s": "0.0", "gflop_s": "0"}
+    for name, rows in {"measured": [measured, tiny], "tiny": [tiny, tiny | {"provider": "eager"}], "nothing": []}.items():
+        with open(tmp_path / f"{name}.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        roofline.main([str(tmp_path / f"{name}.csv")])
+    assert {path.name for path in tmp_path.glob("*.png")} == {"measured-roofline.png", "tiny-vq.png"}
+
+
 @pytest.mark.slow
 def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
@@ -288,7 +302,7 @@ def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
     (saved,) = tmp_path.glob("*.csv")
     roofline.main([])
     assert {path.name for path in tmp_path.glob("*.png")} == {f"{saved.stem}-roofline.png", f"{saved.stem}-vq.png"}
-    figure = roofline.ratios("vq", roofline.by_op(results.load(saved))["vq"])
+    figure = roofline.ratios(roofline.by_op(results.load(saved))["vq"])
     assert sorted(panel.get_title() for panel in figure.axes) == ["eager", "ruler: matmul"]
     table = results.summary(results.load(saved)).splitlines()
     assert len(table) == 3

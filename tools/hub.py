@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 

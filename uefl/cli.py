@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,14 +74,14 @@ app = typer.Typer(
 )
 
 
-class _Engine(str, Enum):
+class _Engine(StrEnum):
     local = "local"
     distributed = "distributed"
     flower = "flower"
     ray = "ray"
 
 
-class _Device(str, Enum):
+class _Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
@@ -292,7 +292,7 @@ def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_de
         _console().print(Table(_GROUPS[group], ["name", "what it runs"], rows, numeric=False).rich())
 
 
-class _Scale(str, Enum):
+class _Scale(StrEnum):
     cpu = "cpu"
     paper = "paper"
 

@@ -1,126 +1,35 @@
-"""What is installed here, which kernels are compiled, and which backend each op takes, and why."""
+"""``uefl doctor`` in the tables of the command line."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import os
-import platform
 from typing import TYPE_CHECKING, Any
+
+from uefl_kernels import doctor
 
 from .errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-ENVIRONMENT = ("UEFL_BACKEND", "UEFL_DATA", "UEFL_CPU", "UEFL_CUDA_SEARCH")
-
 
 def collect() -> dict[str, Any]:
-    """Everything the doctor knows, as plain values.
-
-    Keys: ``versions``, ``compiled`` (``loaded`` and ``reason``), ``cpu`` (``variant``, ``features``, ``reason``),
-    ``cuda`` (one entry per device), ``ops`` (op, device, backend and why), ``environment``.
+    """Return what :func:`uefl_kernels.doctor.collect` finds.
 
     Raises:
         UserError: UEFL_BACKEND names no backend, or UEFL_CPU no instruction set that this processor has.
     """
     try:
-        library = importlib.import_module("uefl_kernels._library")
+        return doctor.collect()
     except ValueError as error:
         raise UserError(str(error)) from None
-    import torch
-
-    reason = library.load_error()
-    cpu = _cpu()
-    devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
-    return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in ("uefl", "torch", "triton", "numpy")}},
-        "compiled": {"loaded": reason is None, "reason": reason},
-        "cpu": cpu,
-        "cuda": [
-            {"name": torch.cuda.get_device_name(d), "capability": list(torch.cuda.get_device_capability(d))}
-            for d in devices
-            if d.type == "cuda"
-        ],
-        "ops": [{"op": op, "device": str(d), **_choice(op, d, cpu)} for op in library.ops() for d in devices],
-        "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
-    }
 
 
 def tables(found: dict[str, Any]) -> list[RichTable]:
-    """What ``collect`` found, for the terminal."""
+    """Lay out what ``collect`` found, for the terminal."""
     from .report.tables import Table
 
-    compiled, cpu = found["compiled"], found["cpu"]
-    features = [name for name, present in (cpu["features"] or {}).items() if present]
-    facts = [
-        *([name, version] for name, version in found["versions"].items()),
-        ["compiled ops", "loaded" if compiled["loaded"] else f"absent: {compiled['reason']}"],
-        ["CPU kernels", cpu["variant"] or f"unknown: {cpu['reason']}"],
-        ["CPU features", " ".join(features) or "unknown"],
-        *([f"CUDA device {i}", f"{d['name']}, sm_{d['capability'][0]}{d['capability'][1]}"] for i, d in enumerate(found["cuda"])),
-        *([] if found["cuda"] else [["CUDA devices", "none"]]),
-        *([name, value or "not set"] for name, value in found["environment"].items()),
-    ]
     choices = [[c["op"], c["device"], c["backend"], c["why"]] for c in found["ops"]]
     return [
-        Table("this machine", ["what", "found"], facts, numeric=False).rich(),
+        Table("this machine", ["what", "found"], list(map(list, doctor.facts(found))), numeric=False).rich(),
         Table("ops", ["op", "device", "backend", "why"], choices, numeric=False).rich(),
     ]
-
-
-def _version(name: str) -> str:
-    if name == "uefl":
-        from uefl_kernels import __version__
-
-        return __version__
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _cpu() -> dict[str, Any]:
-    """What the NumPy front end says about the processor; it may be absent, and it refuses a UEFL_CPU that cannot run here."""
-    try:
-        host = importlib.import_module("uefl_kernels._host")
-        return {"variant": str(host.variant()), "features": dict(host.cpu_features()), "reason": None}
-    except ModuleNotFoundError:
-        reason = "the module _host is not built"
-    except ImportError as error:
-        reason = str(error).splitlines()[0]
-    except (RuntimeError, ValueError) as error:
-        raise UserError(str(error).splitlines()[0]) from None
-    return {"variant": None, "features": None, "reason": reason}
-
-
-def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
-    """The backend of an op on a device: what the dispatcher would do, without running anything."""
-    import torch
-
-    from uefl_kernels import _library as library
-
-    forced = os.environ.get("UEFL_BACKEND") or "auto"
-    if forced != "auto":
-        try:
-            library.resolve(op, torch.empty(0, device=device))
-        except RuntimeError as error:
-            return {"backend": "error", "why": str(error)}
-        return {"backend": forced, "why": f"UEFL_BACKEND={forced}"}
-    if device.type == "cpu":
-        if library.has_kernel("uefl", op, "CPU"):
-            return {"backend": "cpu", "why": f"compiled, {cpu['variant'] or 'variant unknown'}"}
-        absent = library.load_error()
-        return {"backend": "reference", "why": f"compiled kernels: {absent}" if absent else "made of PyTorch and of the other ops"}
-    if not library.has_kernel("uefl_cuda", op, "CUDA"):
-        missing = "no CUDA C++ kernel, or built without nvcc"
-    elif library.cuda_architecture_built(device):
-        return {"backend": "cuda", "why": "CUDA C++ kernels are built for this architecture"}
-    else:
-        missing = "the CUDA C++ kernels were not built for this GPU"
-    if not library.has_kernel("uefl_triton", op, "CUDA"):
-        return {"backend": "reference", "why": f"{missing}; no Triton kernel"}
-    if library.triton_available():
-        return {"backend": "triton", "why": missing}
-    return {"backend": "reference", "why": f"{missing}, and Triton is not installed"}

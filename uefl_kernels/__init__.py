@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import doctor as doctor
     from . import metrics as metrics
     from . import nn as nn
     from ._api import *  # noqa: F403
 
 
-_SUBMODULES = ("metrics", "nn", "numpy")  # that need no import of their own
+_SUBMODULES = ("doctor", "metrics", "nn", "numpy")  # that need no import of their own
 
 
 def __getattr__(name: str) -> Any:

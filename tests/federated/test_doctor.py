@@ -1,14 +1,20 @@
+import ast
+import re
 import sys
+import tomllib
 import types
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from tests import fresh
-from uefl import doctor
 from uefl.cli import app
 from uefl_kernels import _library as library
+from uefl_kernels import doctor
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +69,9 @@ def test_without_compiled_kernels_the_reference_runs_and_says_why(monkeypatch, h
     kernels(monkeypatch)
     monkeypatch.setattr(library, "_load_error", "not built, for this test")
     found = doctor.collect()
-    assert found["compiled"] == {"loaded": False, "reason": "not built, for this test"}
-    assert choices("cpu")["vq"] == ("reference", "compiled kernels: not built, for this test")
+    assert found["compiled"] == {"loaded": False, "reason": "not built, for this test", "advice": doctor.COMPILE}
+    assert choices("cpu")["vq"] == ("reference", "compiled kernels are absent")
+    assert f"absent: not built, for this test; {doctor.COMPILE}" in doctor.text(found)
 
 
 def test_what_the_doctor_says_of_this_machine_is_what_the_dispatcher_holds():
@@ -128,3 +135,43 @@ def test_command_prints_both_tables(host, gpu, monkeypatch):
     for text in ("torch", "avx2", "A GPU, sm_90", "vq_assign", "cuda:0", "UEFL_BACKEND"):
         assert text in result.output
     assert "avx512f" not in result.output
+
+
+_WITHOUT_PANDAS = "import sys; sys.modules['pandas'] = None; "
+
+
+def test_the_package_without_its_extra_names_the_command_that_installs_it():
+    result = fresh.python(f"{_WITHOUT_PANDAS}import uefl")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("ImportError: the federated layer needs pandas; ")
+    assert "pip install '.[federated]'" in result.stderr
+
+
+def test_the_command_without_the_extra_has_the_doctor_alone():
+    code = f"{_WITHOUT_PANDAS}sys.argv[0] = 'uefl'; from uefl_kernels.__main__ import main; main()"
+    result = fresh.python(code, "presets")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "pip install '.[federated]'" in result.stderr
+    result = fresh.python(code, "doctor", UEFL_BACKEND="", UEFL_CPU="")
+    assert (result.returncode, result.stderr) == (0, "")
+    for word in ("torch", "vq_assign", "UEFL_BACKEND", "pip install '.[federated]'"):
+        assert word in result.stdout
+    result = fresh.python(code, "doctor", UEFL_BACKEND="none")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+
+
+def test_the_extra_names_every_package_that_the_federated_layer_imports():
+    """Packages of other extras apart."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    federated = {re.split("[<>=]", line)[0] for line in project["optional-dependencies"]["federated"]}
+    of_extras = {"flwr", "httpx", "cryptography", "ray", "opacus", "tensorboard", "google", "grpc"}
+    distributions = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w"}
+    distributions |= {"annotated_types": "pydantic", "scipy": "scikit-learn"}  # which bring them
+    imported = set()
+    for path in (ROOT / "uefl").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported |= {name.partition(".")[0] for name in names}
+    imported -= {*sys.stdlib_module_names, "uefl", "uefl_kernels", "torch", "numpy", *of_extras}
+    assert {distributions.get(name, name) for name in imported} == federated

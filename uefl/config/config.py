@@ -7,7 +7,7 @@ without torch.
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -20,11 +20,6 @@ from ..errors import UserError, nearest
 from ..fields import S, parse, shown, unknown
 from .keys import fields, homes
 from .sections import Model, Run, Training
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     from ..data.settings import Data
@@ -239,4 +234,4 @@ def _unused(section: str, values: BaseModel, key: str, why: str) -> None:
         )
 
 
-__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml", "tomllib"]
+__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml"]

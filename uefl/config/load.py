@@ -8,18 +8,17 @@ replaced whole where it names another scheme; so it is by ``--set data.partition
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import shown, unknown
-from .config import SECTIONS, Config, from_table, tomllib
+from .config import SECTIONS, Config, from_table
 from .keys import all_keys, homes, named, places, whole_keys
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable  # Python 3.10 has it elsewhere
 
 _GROUPS = ("start", "codebooks", "sets", "own")
 """folders of presets, in the order in which they are listed"""

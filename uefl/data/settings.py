@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SerializeAsAny, model_validator
-from typing_extensions import Self
 
 from .partitions.base import Scheme, from_table
 from .sources.base import SOURCES

@@ -22,6 +22,7 @@ The suites of the papers are no part of the package: they lie in ``reproduction/
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .. import config
 from ..config import Config
-from ..config.config import NAME, tomllib
+from ..config.config import NAME
 from ..config.keys import named
 from ..config.load import merged
 from ..errors import UserError, nearest

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, PositiveInt, model_validator
-from typing_extensions import Self
 
 from ...errors import UserError
 from .base import Deal, Scheme, partition

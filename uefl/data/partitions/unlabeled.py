@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
-from typing_extensions import Self
 
 from ...errors import UserError
 from ..priors import draw_priors, normalized, shares, shares_of_all

@@ -1,0 +1,33 @@
+"""The command ``uefl``: that of the federated layer, or ``uefl doctor`` alone where only the kernels are installed."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+
+def main() -> None:
+    """Run the command line; without the packages of the federated layer one line says how to install them."""
+    try:
+        import_module("uefl")
+    except ImportError as error:
+        sys.exit(_kernels_alone(str(error)))
+    import_module("uefl.cli").main()
+
+
+def _kernels_alone(missing: str) -> int:
+    if sys.argv[1:] != ["doctor"]:
+        print(f"error: {missing}", file=sys.stderr)
+        return 2
+    from . import doctor
+
+    try:
+        print(doctor.text(doctor.collect()), f"{'federated layer':<22} absent: {missing}", sep="\n")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    main()

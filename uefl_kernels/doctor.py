@@ -1,0 +1,125 @@
+"""Report what is installed, which kernels are compiled, and which backend each op takes, and why.
+
+``uefl doctor`` prints it, also where only the kernels are installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+from ._version import __version__
+
+ENVIRONMENT = ("UEFL_BACKEND", "UEFL_DATA", "UEFL_CPU", "UEFL_CUDA_SEARCH")
+
+COMPILE = "install g++ 12 or newer (Debian, Ubuntu: apt-get install g++), then `pip install .` again in the sources"
+"""How to get the compiled kernels."""
+
+
+def collect() -> dict[str, Any]:
+    """Return everything the doctor knows, as plain values.
+
+    Keys: ``versions``, ``compiled`` (``loaded``, ``reason`` and ``advice``), ``cpu`` (``variant``, ``features``, ``reason``),
+    ``cuda`` (one entry per device), ``ops`` (op, device, backend and why), ``environment``.
+
+    Raises:
+        ValueError: UEFL_BACKEND names no backend, or UEFL_CPU no instruction set that this processor has.
+    """
+    library = importlib.import_module(f"{__package__}._library")
+    import torch
+
+    reason = library.load_error()
+    cpu = _cpu()
+    devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "uefl": __version__,
+            **{name: _version(name) for name in ("torch", "triton", "numpy")},
+        },
+        "compiled": {"loaded": reason is None, "reason": reason, "advice": None if reason is None else COMPILE},
+        "cpu": cpu,
+        "cuda": [
+            {"name": torch.cuda.get_device_name(d), "capability": list(torch.cuda.get_device_capability(d))}
+            for d in devices
+            if d.type == "cuda"
+        ],
+        "ops": [{"op": op, "device": str(d), **_choice(op, d, cpu)} for op in library.ops() for d in devices],
+        "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
+    }
+
+
+def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what ``collect`` found of the machine, as lines of a table with two columns."""
+    compiled, cpu = found["compiled"], found["cpu"]
+    features = [name for name, present in (cpu["features"] or {}).items() if present]
+    return [
+        *found["versions"].items(),
+        ("compiled ops", "loaded" if compiled["loaded"] else f"absent: {compiled['reason']}; {compiled['advice']}"),
+        ("CPU kernels", cpu["variant"] or f"unknown: {cpu['reason']}"),
+        ("CPU features", " ".join(features) or "unknown"),
+        *((f"CUDA device {i}", f"{d['name']}, sm_{d['capability'][0]}{d['capability'][1]}") for i, d in enumerate(found["cuda"])),
+        *(() if found["cuda"] else (("CUDA devices", "none"),)),
+        *((name, value or "not set") for name, value in found["environment"].items()),
+    ]
+
+
+def text(found: dict[str, Any]) -> str:
+    """Return what ``collect`` found, in plain lines."""
+    choices = [(c["op"], f"{c['device']}: {c['backend']} ({c['why']})") for c in found["ops"]]
+    return "\n".join(f"{name:<22} {value}" for name, value in [*facts(found), *choices])
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu() -> dict[str, Any]:
+    """Ask the NumPy front end for the processor; it may be absent, and it refuses a UEFL_CPU that cannot run here."""
+    try:
+        host = importlib.import_module("uefl_kernels._host")
+        return {"variant": str(host.variant()), "features": dict(host.cpu_features()), "reason": None}
+    except ModuleNotFoundError:
+        reason = "the module _host is not built"
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    return {"variant": None, "features": None, "reason": reason}
+
+
+def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
+    """Find the backend of an op on a device: what the dispatcher would do, without running anything."""
+    import torch
+
+    from . import _library as library
+
+    forced = os.environ.get("UEFL_BACKEND") or "auto"
+    if forced != "auto":
+        try:
+            library.resolve(op, torch.empty(0, device=device))
+        except RuntimeError as error:
+            return {"backend": "error", "why": str(error)}
+        return {"backend": forced, "why": f"UEFL_BACKEND={forced}"}
+    if device.type == "cpu":
+        if library.has_kernel("uefl", op, "CPU"):
+            return {"backend": "cpu", "why": f"compiled, {cpu['variant'] or 'variant unknown'}"}
+        absent = library.load_error()
+        return {"backend": "reference", "why": "compiled kernels are absent" if absent else "made of PyTorch and of the other ops"}
+    if not library.has_kernel("uefl_cuda", op, "CUDA"):
+        missing = "no CUDA C++ kernel, or built without nvcc"
+    elif library.cuda_architecture_built(device):
+        return {"backend": "cuda", "why": "CUDA C++ kernels are built for this architecture"}
+    else:
+        missing = "the CUDA C++ kernels were not built for this GPU"
+    if not library.has_kernel("uefl_triton", op, "CUDA"):
+        return {"backend": "reference", "why": f"{missing}; no Triton kernel"}
+    if library.triton_available():
+        return {"backend": "triton", "why": missing}
+    return {"backend": "reference", "why": f"{missing}, and Triton is not installed"}
