@@ -1,1 +1,1 @@
-"""Measurements of the kernels beside their peers: ``python -m benchmarks.run``."""
+"""Measure the kernels and their peers: ``python -m benchmarks.run``."""

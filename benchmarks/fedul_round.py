@@ -1,11 +1,11 @@
-"""A FedUL round beside the published loop: the same sets, network, penalty and batches, both on the same threads, in turns.
+"""Compare a FedUL round with the published loop: same sets, network, penalty, batches and threads, in turns.
 
 python -m benchmarks.fedul_round [PRESET] [--threads 1] [--turns 3] [--workers 3] [--held avx2] [--save] [--set key=value]...
 
-Without arguments it is a whole round of the paper's setting, 5 clients x 75 steps and 10,000 test images: on a quiet core of a
-Sapphire Rapids machine some six minutes a turn, of which the first is not counted; a line follows every turn. ``--set clients=2 --set
-train_per_client=2560 --set test_per_client=533`` is 2 clients x 20 steps, with as many test images to each training image. On a
-machine with other jobs, compare the seconds of CPU, of all processes, on one thread.
+Without arguments the program runs a whole round of the paper's setting: 5 clients x 75 steps and 10,000 test images. A turn takes about
+six minutes on a quiet Sapphire Rapids core. The first turn is not counted, and each turn prints a line. ``--set clients=2 --set
+train_per_client=2560 --set test_per_client=533`` runs 2 clients x 20 steps with the same ratio of test to training images. On a machine
+with other jobs, compare the CPU seconds of all processes on one thread.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Published:
-    """The published loop, written from its description (it has no licence): images through Pillow in loader workers, float32, the
-    penalty through autograd over every tensor, an optimizer made anew, the average by entries of state dicts that are copied back.
+    """Run the published loop, written from its description because it has no license.
+
+    It reads images with Pillow in loader workers, computes in float32, sends the penalty through autograd for every tensor, creates a new
+    optimizer each round, and averages state dicts entry by entry.
 
     Args:
-        workers: of each client's loader; 3 as published.
-        bf16: what it lacks, for comparison: bfloat16 where ours has it.
+        workers: number of workers of each client's loader; 3 as published.
+        bf16: compute in bfloat16 where ours does. The published loop does not.
     """
 
     def __init__(self, cfg: Config, federation: Federation, *, workers: int, bf16: bool) -> None:

@@ -1,4 +1,4 @@
-"""A machine that has more held to the instructions of one that has less, for everyone who takes part in a comparison."""
+"""Restrict every provider of a comparison to an older instruction set."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-# Ours, torch's MKL, ATen and oneDNN, the OpenBLAS of NumPy, SciPy and faiss, and faiss itself, whose second name is that of 1.13 and newer.
-# superkmeans takes what it finds.
+# Our kernels; MKL, ATen and oneDNN of torch; OpenBLAS of NumPy, SciPy and faiss; faiss (the second name is for 1.13 and newer).
+# superkmeans has no such setting and uses everything.
 HELD = {
-    "avx512": {  # without VNNI; what it does for float32 is the same
+    "avx512": {  # without VNNI, which float32 does not use
         "UEFL_CPU": "avx512",
         "MKL_ENABLE_INSTRUCTIONS": "AVX512",
         "ATEN_CPU_CAPABILITY": "avx512",
@@ -28,10 +28,10 @@ HELD = {
         "FAISS_OPT_LEVEL": "avx2",
         "FAISS_SIMD_LEVEL": "AVX2",
     },
-    "portable": {  # ours has SSE2; the least that oneDNN and OpenBLAS can be held to is SSE4
+    "portable": {  # our kernels use SSE2; oneDNN and OpenBLAS cannot go below SSE4
         "UEFL_CPU": "portable",
         "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-        "MKL_CBWR": "COMPATIBLE",  # SSE2; an AMD CPU does not hear the other one
+        "MKL_CBWR": "COMPATIBLE",  # SSE2; MKL ignores the other variable on AMD CPUs
         "ATEN_CPU_CAPABILITY": "default",
         "ONEDNN_MAX_CPU_ISA": "SSE41",
         "OPENBLAS_CORETYPE": "Nehalem",
@@ -42,7 +42,7 @@ HELD = {
 
 
 def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> None:
-    """``--held`` and ``--save``, of every program that measures; ``what`` it saves goes into a folder, this one where none is named."""
+    """Add ``--held`` and ``--save`` to a parser. ``folder`` is the default folder for ``what`` the program saves."""
     default = os.path.relpath(folder, Path(__file__).parents[1])
     parser.add_argument("--held", choices=list(HELD), help="hold everyone to these instructions; saved as a machine of its own")
     parser.add_argument(
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> Non
 
 
 def hold(to: str | None, module: str, arguments: list[str] | None) -> None:
-    """Begin ``python -m module`` anew in this process, held to ``to``, unless it already is: libraries read it when they are loaded."""
+    """Restart ``python -m module`` in this process with the limits of ``to``, because libraries read them when they are loaded."""
     if to is not None and not HELD[to].items() <= os.environ.items():
         os.environ.update(HELD[to])
         os.execv(sys.executable, [sys.executable, "-m", module, *(sys.argv[1:] if arguments is None else arguments)])

@@ -1,7 +1,7 @@
-"""How a case is measured: every provider checked and weighed once, then all of them timed in turns.
+"""Measure a case: check each provider and its memory once, then time all providers in turns.
 
-Turns, because other work on the machine then hits all providers alike; the median over the rounds is reported, and the spread
-beside it. Variants of our CPU kernels that a process can choose only once run in a process of their own and take their turns too.
+Turns make other work on the machine hit all providers equally. The report has the median over the rounds and the spread. A process can
+choose the variant of our CPU kernels only once, so other variants run in processes of their own and take turns too.
 """
 
 from __future__ import annotations
@@ -63,16 +63,20 @@ class Bench:
         return str(_host.variant())
 
     def open(self, op: str, case: Case) -> None:
-        """Make the inputs and the truth of a case; nobody takes part yet."""
+        """Create the inputs and the true answer of a case, without providers."""
         self._op = REGISTRY[op]
         self._calls: dict[str, Callable[[], Any]] = {}
         self._inputs = self._op.inputs(case, self._device)
         self._error = self._op.gate.against(self._inputs)
 
     def enter(self, provider: str) -> dict[str, Any]:
-        """Prepare the provider, weigh and check its first answer; its row so far. Raises Skip or ImportError when it cannot."""
+        """Prepare a provider, check its first answer and its memory, and return the start of its row.
+
+        Raises:
+            Skip, ImportError: the provider cannot run this case here.
+        """
         prepare = self._op.providers[provider]
-        prepare(self._op.inputs(self._op.smoke, self._device))()  # loads what is loaded once, so that it does not weigh
+        prepare(self._op.inputs(self._op.smoke, self._device))()  # load libraries before memory is measured
         call = self._calls[provider] = prepare(self._inputs)
         answer, peak = weigh(call, self._device)
         own = (self._op.gate.own or {}).get(provider)
@@ -80,7 +84,7 @@ class Bench:
         return {"error": None if answer is None else error(answer), "peak_mb": None if peak is None else peak / 1e6}
 
     def time(self, provider: str, number: int) -> tuple[float, float]:
-        """Seconds, and seconds of CPU time of all threads, of ``number`` calls in a row."""
+        """Return the wall time and the CPU time of ``number`` calls in a row, in seconds."""
         call = self._calls[provider]
         cpu, begun = time.process_time(), time.perf_counter()
         for _ in range(number):
@@ -91,10 +95,10 @@ class Bench:
 
 
 def weigh(call: Callable[[], Any], device: str) -> tuple[Any, int | None]:
-    """The answer, and by how many bytes memory grew at its peak, outputs included; None where that cannot be seen.
+    """Return the answer and the growth of memory at its peak in bytes, outputs included; None if the system does not tell it.
 
-    On the CPU it is the peak of the resident memory, which Linux resets on demand. The allocator hands back beforehand what it
-    keeps, or memory freed by an earlier call would count as none. Pages are counted when touched, whoever allocated them.
+    On the CPU it is the peak of the resident memory, which Linux resets on demand. The allocator first returns the memory that it keeps,
+    because reusing it would not count. Pages count when they are touched.
     """
     gc.collect()
     if device == "cuda":
@@ -120,7 +124,7 @@ def _resident(field: str) -> int:
 
 
 class _Process(BaseManager):
-    """A process whose ``Bench`` is used from here."""
+    """Run a ``Bench`` in another process."""
 
 
 _Process.register("Bench", Bench)

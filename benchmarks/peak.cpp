@@ -1,5 +1,5 @@
-// The most that one core's arithmetic units deliver, out of registers: the ceilings of the roofline on a CPU.
-// ops/limits.py compiles it for the machine at hand, or for what a run is held to, and runs it on as many threads as everything else.
+// Measure the peak rate of one core's arithmetic units from registers: the ceilings of the roofline on a CPU.
+// ops/limits.py compiles this file for the machine, or for the instruction set of --held, and runs it on all threads of the run.
 #include <cstdint>
 
 #include "cpu/simd.h"

@@ -11,7 +11,7 @@ benchmarks.run --op NAME --smoke`` runs it. Say ::
 
     def inputs(case: Head, device: str) -> tuple[Tensor, ...]: ...        # seeded: the same numbers in every process
 
-    def eager(inputs) -> Call:                                            # a provider: prepare once, return what is timed
+    def eager(inputs) -> Call:                                            # a provider: prepare once, return the timed call
         x, weight = inputs
         return lambda: torch.softmax(x @ weight, 1)                       # returns the answer, or None: only a ruler
 
@@ -24,11 +24,11 @@ benchmarks.run --op NAME --smoke`` runs it. Say ::
                          gate=Gate("max error", limit=1e-5, against=against),
                          bytes=lambda case: ..., flops=lambda case: ...)} # the least that any method must move and compute
 
-A provider whose library is absent raises ImportError, one that does not fit the device, the case or the memory raises ``Skip``:
-both are named in the report with the reason. A provider must run on ``torch.get_num_threads()`` threads: the runner sets torch
-and every OpenMP and BLAS pool that it can find, a library with a setting of its own is told by its provider. Peers get their
-best settings, with a word on why in their docstring; what a caller does once (building an index, turning a tensor into an array)
-belongs to the preparation, what he does at every call belongs to the call.
+A provider raises ImportError if its library is absent, and ``Skip`` if it does not fit the device, the case or the memory. The report
+names both with the reason. A provider must run on ``torch.get_num_threads()`` threads. The runner sets torch and every OpenMP and BLAS
+pool that it finds; a provider sets the threads of a library with its own setting. Peers get their best settings, with the reason in their
+docstring. Work that a caller does once (building an index, converting a tensor to an array) belongs to the preparation. Work of every call
+belongs to the call.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ C = TypeVar("C", bound=Case)
 
 
 def form(kind: type[Case]) -> str:
-    """How the name of a case is written: "NxDIMxK[xSEGMENTS][xDTYPE]"."""
+    """Return the form of a case's name, such as "NxDIMxK[xSEGMENTS][xDTYPE]"."""
     names = ((field.name.upper(), field.default is MISSING) for field in fields(kind))
     return "".join(f"x{name}" if needed else f"[x{name}]" for name, needed in names)[1:]
 
@@ -86,17 +86,17 @@ def case_of(kind: type[C], name: str) -> C:
         case = kind(**values)
         if case.name == name:
             return case
-    raise ValueError(f"expected {form(kind)}, what is at its default left out")
+    raise ValueError(f"expected {form(kind)}, without sizes at their default")
 
 
 @dataclass(frozen=True)
 class Gate:
-    """How far an answer is from the truth. ``limit`` is the most that ours may be off; the peers' figure is reported."""
+    """The error of an answer. ``limit`` is the largest error that ours may have; the error of peers is only reported."""
 
     figure: str
     limit: float
     against: Callable[[Inputs], Callable[[Any], float]]
-    own: Mapping[str, Callable[[Inputs], Callable[[Any], float]]] | None = None  # of providers that have a truth of their own
+    own: Mapping[str, Callable[[Inputs], Callable[[Any], float]]] | None = None  # for providers with a true answer of their own
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,15 @@ class Op(Generic[C]):
     bytes: Callable[[C], int]
     flops: Callable[[C], int]
     loose: tuple[str, ...] = ()  # providers of ours that promise no exact answer: reported, never a failure
-    covers: tuple[str, ...] = ()  # other ops of uefl_kernels whose kernels this row measures
+    covers: tuple[str, ...] = ()  # other ops of uefl_kernels with kernels in this row
     cuda_cases: tuple[C, ...] | None = None  # on a GPU, where they are not the same
 
     def passes(self, provider: str, error: float | None) -> bool:
-        """Whether one of ours that promises an exact answer has given it; no NaN passes. A peer always does."""
+        """Return whether a provider of ours gave the exact answer that it promises. A NaN fails, and a peer always passes."""
         return not ours(provider) or provider in self.loose or (error is not None and error <= self.gate.limit)
 
     def cases_on(self, device: str) -> tuple[C, ...]:
-        """What is measured on that type of device."""
+        """Return the cases of a device type."""
         return self.cases if device == "cpu" or self.cuda_cases is None else self.cuda_cases
 
 

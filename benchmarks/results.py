@@ -1,7 +1,7 @@
-"""Rows of results: where they come from, how they are shown, and ``results/<machine>.csv``, which keeps the newest of each.
+"""Load, show and save rows of results. ``results/<machine>.csv`` keeps the newest row of each kind.
 
-``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours beside the fastest peer and the rulers; without a file, the page
-docs/measured.md with all that is saved.
+``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours, the fastest peer and the rulers. Without a file it prints the
+page docs/measured.md with all saved results.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ WIDTHS = (25, 20, 24, 10, 10, 7, 7, 8, 8, 7, 8, 6)  # of the second at least: a 
 
 
 def about(device: str, threads: int, held: str | None = None) -> dict[str, Any]:
-    """What the numbers depend on besides the code; a machine that is held to fewer instructions counts as one of its own."""
+    """Return the conditions of a measurement. A machine with a restricted instruction set counts as another machine."""
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
 
-    # A copy of the sources has no history, and its machine maybe no git: there UEFL_COMMIT can say what it is a copy of.
+    # A copy of the sources has no history, and its machine maybe no git: there UEFL_COMMIT names the commit.
     commit, changed = os.environ.get("UEFL_COMMIT", ""), 0
     if not commit and shutil.which("git"):
         commit = git("describe", "--always").stdout.strip()
-        changed = commit and git("diff", "--quiet", "HEAD", "--", ":/", ":(exclude)*.csv").returncode  # what was measured, not the results
+        changed = commit and git("diff", "--quiet", "HEAD", "--", ":/", ":(exclude)*.csv").returncode  # the code, not the results
     return {
         "threads": threads,
         "machine": (torch.cuda.get_device_name() if device == "cuda" else _cpu_name()) + (f", held to {held}" if held else ""),
@@ -61,7 +61,7 @@ def _cpu_name() -> str:
 class Table:
     """Prints the rows of one case after another, under one header per op.
 
-    The ratio is the provider's time over that of ours ("uefl", in the best variant): above 1, ours is faster.
+    The ratio is the provider's time divided by the time of "uefl" in its best variant. Above 1, ours is faster.
     """
 
     def __init__(self, shapes: list[str]) -> None:
@@ -154,7 +154,7 @@ def summary(rows: list[dict[str, str]]) -> str:
 
 
 def page(folder: Path) -> str:
-    """docs/measured.md: what was measured, machine by machine, and what GPUs should take."""
+    """Return docs/measured.md: results by machine, and the expected times of GPUs."""
     from . import gpu_model  # which needs the results itself
 
     parts = [
@@ -184,7 +184,7 @@ def page(folder: Path) -> str:
 
 
 def rounds_page(files: list[Path]) -> str:
-    """What rounds took, machine by machine, as the last part of the page."""
+    """Return the part of the page with the times of federated rounds by machine."""
     parts = [
         "## Federated rounds",
         "`python -m benchmarks.uefl_round --save` and `fedul_round` write them: seconds of a round, medians of turns, and how many times\n"

@@ -1,7 +1,7 @@
 """Draw saved results: ``python -m benchmarks.roofline [results/<machine>.csv] [--threads N]``, or ``make bench-plot``.
 
-Beside the .csv, ``<machine>-roofline.png``: every shape against what the machine can do at most, and ``<machine>-<op>.png``: how
-many times faster ours is than each peer.
+The program writes two kinds of pictures into the folder of the .csv. ``<machine>-roofline.png`` compares every shape with the limits of the
+machine. ``<machine>-<op>.png`` shows how many times faster ours is than each peer.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def peers(rows: list[Row]) -> list[Row]:
 
 
 def placed(row: Row) -> bool:
-    """Whether a row has a place on the roofline: of shapes too small to measure, rates were rounded to 0."""
+    """Return whether a row can be drawn. The rates of shapes that are too small to measure are rounded to 0."""
     return number(row, "gflop_s") > 0 and number(row, "gb_s") > 0
 
 
@@ -127,7 +127,7 @@ def _column(axes: Axes, x: float, found: list[Row]) -> None:
 
 
 def _ceilings(axes: Axes, limits: list[Row]) -> None:
-    """Slopes for what memory delivers, lines from there to the right for what the arithmetic does."""
+    """Draw the bandwidth of memory as slopes and the peak of the arithmetic as horizontal lines."""
     moved = [row for row in limits if row["shape"] in ("copy", "read")]
     done = [row for row in limits if row not in moved]
     bandwidth = max((number(row, "gb_s") for row in moved), default=float("inf"))

@@ -1,4 +1,4 @@
-"""Loops of federated rounds in turns, on the same data, threads and instructions, and a table of what a round of each takes."""
+"""Time loops of federated rounds in turns, on the same data, threads and instruction set, and print a table."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Ours:
 
 
 def parser(description: str | None, preset: str) -> argparse.ArgumentParser:
-    """What every comparison of rounds is asked."""
+    """Return the parser with the options of every comparison of rounds."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("preset", nargs="?", default=preset)
     made.add_argument("--threads", type=int, default=1)
@@ -89,7 +89,10 @@ def compare(loops: Mapping[str, Loop], title: str, args: argparse.Namespace) -> 
 
 
 def medians(timed: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
-    """Of every loop, over the turns; ratios are taken turn by turn, to the first loop, with the range of that of the CPU."""
+    """Return the medians of each loop over the turns.
+
+    Ratios are relative to the first loop and are taken turn by turn. The CPU ratio has its range.
+    """
     ours, *_ = timed.values()
     rows: list[dict[str, Any]] = []
     for name, values in timed.items():
@@ -124,6 +127,6 @@ def _time(loop: Loop) -> Turn:
 
 
 def _cpu() -> float:
-    """Seconds of CPU of this process and of those that it began and that have ended."""
+    """Return the CPU seconds of this process and of its finished children."""
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in usage)

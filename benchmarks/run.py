@@ -1,4 +1,4 @@
-"""Measure the ops beside their peers: ``python -m benchmarks.run --help``; benchmarks/README.md says what a row means.
+"""Measure the ops and their peers: ``python -m benchmarks.run --help``. benchmarks/README.md explains the rows.
 
 Correctness comes first: every provider's answer is compared with the float64 definition, and an answer of ours that is further off
 than the op's gate allows makes the exit code 1; a shape at which ours fails makes it 2. Nothing here asserts a time.
@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
             providers = [p for p in wanted if p not in options.without]
             try:
                 found = measure(name, case, providers, 0 if options.smoke else options.seconds, benches, skipped)
-            except Exception as error:  # of ours: a shape that it refuses, or a defect, which leaves the other shapes to be measured
+            except Exception as error:  # ours refuses the shape or has a defect; go on with the others
                 print(f"{name} {case.name}: {type(error).__name__}: {error}", flush=True)
                 failed = True
                 continue

@@ -81,7 +81,7 @@ def instances(stem: str, architecture: str, kernel: str) -> dict[str, list[str]]
 
 
 def operations(lines: list[str]) -> list[str]:
-    """What the instructions do, without predicates, operands and labels: ``LDG.E.128``."""
+    """Return the operation of each instruction, such as ``LDG.E.128``, without predicates, operands and labels."""
     return [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in lines if not line.startswith(".L_")]
 
 
@@ -97,7 +97,7 @@ def innermost_loop(lines: list[str], pattern: str) -> list[str]:
 
 
 def comparison(lines: list[str]) -> list[str]:
-    """Of search_wgmma what follows the products: 64 scores of a thread, and then little until lanes first exchange what they found."""
+    """Return the instructions of search_wgmma between the products and the first exchange of lanes: 64 scores of a thread."""
     last = max(i for i, line in enumerate(lines) if "HGMMA" in line)
     end = next(i for i in range(last, len(lines)) if re.search(r"\bSHFL|\bBRA\.DIV", lines[i]))
     return operations(lines[last + 1 : end])

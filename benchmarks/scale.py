@@ -1,9 +1,9 @@
-"""What more clients cost a run: peak memory, bytes and seconds of a round, as their number grows and as many as before take part.
+"""Measure how peak memory, bytes and seconds of a round grow with the number of clients, at a fixed number of participants.
 
     python -m benchmarks.scale                                   # 100, 1,000 and 10,000 clients, FedAvg and FedPer
     python -m benchmarks.scale --clients 100000 --arms fedper --asked 200
 
-Each row is a run of the preset ``many-clients`` in a process of its own, whole: data, rounds, checkpoints, the saved model and the report.
+Each row is a run of the preset ``many-clients`` in a process of its own, with data, rounds, checkpoints, the saved model and the report.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""A UEFL round beside the published loop: the same silos, network, codebook and batches, both on the same threads, in turns.
+"""Compare a UEFL round with the published loop: same clients, network, codebook, batches and threads, in turns.
 
 python -m benchmarks.uefl_round [PRESET] [--threads 1] [--turns 3] [--bf16] [--held avx2] [--save] [--set key=value]...
                                 [--device cuda] [--processes 2,4]
 
-Without arguments it is a whole round of the paper's setting, 9 silos x 20 epochs of 2,000 images at width 128, which takes a CPU many
-hours. ``--set width=16 --set clients=3 --set angles=[0,-50,120] --set train_per_client=500 --set test_per_client=125`` is some seven
-hundred times less work. The arms of the preset are ours; the default one has ``uefl-published``, which does what the published loop
-does, with its mistakes. ``demo --set arms=uefl --set precision=fp32`` is a round of the demo by UEFL as we have it. Rounds are those of
-the first iteration, before any codebook is extended; the first turn is not counted.
+Without arguments the program runs a whole round of the paper's setting: 9 clients x 20 epochs of 2,000 images at width 128, which takes
+many hours on a CPU. ``--set width=16 --set clients=3 --set angles=[0,-50,120] --set train_per_client=500 --set test_per_client=125`` is
+about 700 times less work. The arms of the preset are ours. The default preset has ``uefl-published``, which repeats the published loop
+with its mistakes. ``demo --set arms=uefl --set precision=fp32`` is a round of the demo with our UEFL. All rounds belong to the first
+iteration, before any codebook is extended. The first turn is not counted.
 
-The published loop measures the test images after every local epoch, and 20 times after the round with dropout off, which gives the same
-20 times. The row ``published, once`` is without these repetitions. On a machine with other jobs, compare the seconds of CPU on one thread.
+The published loop measures the test images after every local epoch. After the round it measures them 20 times with dropout off and gets
+the same numbers 20 times. The row ``published, once`` leaves these repetitions out. On a machine with other jobs, compare the CPU
+seconds on one thread.
 
-With ``--device cuda`` all is on a GPU, and each of our arms has a row more, with its steps in CUDA graphs. ``--processes 2,4`` adds rows in
-which so many processes have the clients, several at a time; on a GPU they share it, and their steps are in CUDA graphs. The seconds of CPU
-in such a row are those of the server alone.
+With ``--device cuda`` everything runs on a GPU, and each of our arms has one more row, with its steps in CUDA graphs. ``--processes 2,4``
+adds rows with 2 and 4 processes that share the clients. On a GPU they share the GPU and use CUDA graphs. The CPU seconds in such a row
+cover only the server.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _TEST_BATCH = 100
 
 
 class Answer(NamedTuple):
-    """What the network says of B images."""
+    """The output of the network for B images."""
 
     logits: torch.Tensor
     loss: torch.Tensor
@@ -97,12 +98,14 @@ class PublishedNet(nn.Module):
 
 
 class Published:
-    """The published loop, written from its description (it has no licence): a copy of the model for every silo, an optimizer made anew, the
-    average by entries of state dicts; every silo keeps its codebook. Batches are cut from one tensor, which is no slower than a loader.
+    """Run the published loop, written from its description because it has no license.
+
+    It copies the model for every client, creates a new optimizer each round, and averages state dicts entry by entry. Each client keeps its
+    codebook. Batches are slices of one tensor, which is no slower than a loader.
 
     Args:
-        once: without the repetitions of measuring.
-        bf16: what it lacks, for comparison: bfloat16.
+        once: leave out the repeated measurements.
+        bf16: compute in bfloat16. The published loop does not.
     """
 
     def __init__(self, cfg: Config, name: str, federation: Federation, *, once: bool, bf16: bool, device: str = "cpu") -> None:
@@ -151,7 +154,7 @@ class Published:
         self.server.load_state_dict(total, strict=False)
 
     def measure(self) -> None:
-        """Accuracy, entropy and perplexity of every silo, so many times."""
+        """Measure accuracy, entropy and perplexity of every client, ``passes`` times."""
         for _ in range(self.passes):
             for k in range(len(self.test_data)):
                 self._measure(self._of_silo(k), k)

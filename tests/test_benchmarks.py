@@ -196,8 +196,8 @@ def test_shape_of_ones_own_by_another_variant_in_a_process_of_its_own(tmp_path, 
 @pytest.mark.parametrize(
     ("op", "shape", "message"),
     [
-        ("vq_assign", "70x12", "expected NxDIMxK[xSEGMENTS][xDTYPE], what is at its default left out; there are 200000x64x256,"),
-        ("vq_assign", "70x12x5x1", "expected NxDIMxK[xSEGMENTS][xDTYPE], what is at its default left out"),
+        ("vq_assign", "70x12", "expected NxDIMxK[xSEGMENTS][xDTYPE], without sizes at their default; there are 200000x64x256,"),
+        ("vq_assign", "70x12x5x1", "expected NxDIMxK[xSEGMENTS][xDTYPE], without sizes at their default"),
         ("vq_assign", "70x12x5x6x7", "expected NxDIMxK"),
         ("vq_assign", "70x12x5xint8", "dtype 'int8' is not known, expected one of float32, bfloat16"),
         ("vq_assign", "70x12x5x7", "dim 12 cannot be cut into 7 segments"),

@@ -25,7 +25,7 @@ class Clusters(Case):
 
 
 def features(case: Clusters, device: str) -> tuple[torch.Tensor, int]:
-    """What an encoder with a ReLU at its end gives: 40 loose groups, cut off at zero."""
+    """Return rows like those of an encoder that ends in a ReLU: 40 loose groups, clipped at zero."""
     generator = torch.Generator().manual_seed(0)
     means = 0.6 * torch.randn(40, case.d, generator=generator)
     x = means[torch.randint(40, (case.n,), generator=generator)] + torch.randn(case.n, case.d, generator=generator)
@@ -33,7 +33,7 @@ def features(case: Clusters, device: str) -> tuple[torch.Tensor, int]:
 
 
 def gaussian(case: Clusters, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Begins with the rows that fastkmeans draws with seed 0: it cannot be given any."""
+    """Return Gaussian rows and initial centers: the rows that fastkmeans draws with seed 0, because it takes no others."""
     x = torch.randn(case.n, case.d, generator=torch.Generator().manual_seed(0))
     first = torch.randperm(case.n, generator=torch.Generator().manual_seed(0))[: case.k]
     return x.to(device), x[first].to(device)
@@ -45,7 +45,7 @@ def inertia(x: torch.Tensor, centres: torch.Tensor) -> float:
 
 
 def against_other_seeds(inputs: Inputs) -> Callable[[torch.Tensor], float]:
-    """How far the inertia is above the mean of ours over five seeds; seeds alone make it differ by some percent."""
+    """Return the relative difference of the inertia to the mean of ours over five seeds. Seeds differ by some percent."""
     x, k = inputs
     mean = sum(float(kmeans(x, k, seed=seed).inertia) for seed in range(5)) / 5
     return lambda centres: inertia(x, centres) / mean - 1
@@ -115,7 +115,7 @@ def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
 
 
 def lloyd_fastkmeans(inputs: Inputs) -> Call:
-    """In blocks whose distances fill 4 MB instead of its 51,200 rows. It draws the rows that it begins with: those of ``gaussian``."""
+    """Use blocks with 4 MB of distances instead of 51,200 rows. The initial centers that it draws are those of ``gaussian``."""
     from fastkmeans import FastKMeans
 
     x, centres = inputs
@@ -184,7 +184,7 @@ CASES = (Clusters(2000, 512, 64), Clusters(16000, 128, 128), Clusters(18000, 512
 
 
 def _bytes(case: Clusters) -> int:
-    """x once: what a fit with one iteration cannot avoid."""
+    """Count one reading of x, which every fit needs."""
     return 4 * case.n * case.d
 
 

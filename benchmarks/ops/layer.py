@@ -94,8 +94,9 @@ def vector_quantize_pytorch(name: str, compiler: Callable[[Any], Any] = lambda l
 def gradient_error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
     """Relative error of the gradient of the first step; a row with a wrong codeword has a wrong gradient.
 
-    Plus that of the commitment loss, it is the gradient given, or turned by the rotation that takes x to its codeword (Fifty et al.
-    2024, eq. 4); of several quantisers it is the sum over them, each with what the ones before it left, in float32, as its x.
+    The gradient is the sum of two terms: the gradient of the commitment loss, and the incoming gradient, possibly rotated by the rotation
+    from x to its codeword (Fifty et al. 2024, eq. 4). With several quantizers the terms are summed over all of them. The x of each one is
+    the float32 residual of the quantizers before it.
     """
     estimator, x, grad, codebooks = inputs
     right = torch.zeros_like(x, dtype=torch.float64)
@@ -134,7 +135,7 @@ OPS = {
         providers={"uefl": train_step(VectorQuantize), PEER: vector_quantize_pytorch("VectorQuantize")},
         covers=("vq_backward",),
     ),
-    "layer_compiled": row(  # by torch.compile with its default backend; the peer's with the breaks that it has
+    "layer_compiled": row(  # torch.compile with the default backend; the peer has graph breaks
         cases=(Step(64, 1024, 256, 1024), Step(1024, 9, 512, 64)),
         smoke=Step(2, 3, 16, 5),
         providers={

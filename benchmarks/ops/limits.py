@@ -1,4 +1,4 @@
-"""What this machine can do: torch's own copy, sum and matrix products, and the arithmetic units alone. The roofline's rulers."""
+"""Measure the limits of the machine for the roofline: torch's copy, sum and matrix products, and the arithmetic units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from ..registry import Call, Case, Gate, Op, Skip, needs
 PEAK = Path(__file__).parent.with_name("peak.cpp")
 SOURCES = PEAK.parents[1] / "csrc"  # the vectors of our kernels
 AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma")
-FLAGS: dict[str, tuple[str, ...]] = {"avx512": AVX512, "avx2": ("-mavx2", "-mfma"), "portable": ()}  # of what a run is held to
+FLAGS: dict[str, tuple[str, ...]] = {
+    "avx512": AVX512,
+    "avx2": ("-mavx2", "-mfma"),
+    "portable": (),
+}  # compiler flags for each value of --held
 
 Inputs = tuple[str, torch.Tensor, torch.Tensor]
 

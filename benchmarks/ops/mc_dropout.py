@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout of a classifier's head (``mc_dropout_mlp``), and of a whole classifier (``MCDropout``), beside the loops; and
+"""Monte Carlo dropout of a classifier's head (``mc_dropout_mlp``) and of a whole classifier (``MCDropout``), compared with loops; and
 the product before a head's first dropout (``linear``).
 
 No two providers draw the same masks, so the gate compares ours with the definition in float64 on the same seed, and each peer's
@@ -169,7 +169,7 @@ def around(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
 
 
 def against_reference(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Callable[[MCStats], float]:
-    """Largest deviation of the mean probabilities from those of the definition on the same features."""
+    """Return the largest error of the mean probabilities against the float64 definition on the same features."""
     with backend("reference"):
         truth = around(inputs)().mean_probs
     return lambda found: float((found.mean_probs.double() - truth.double()).abs().max())

@@ -1,4 +1,4 @@
-"""Learning from sets: the transition loss, the set probabilities, the published loss and that of proportions, forward and backward."""
+"""Losses for learning from sets, forward and backward: transition, set probabilities, published loss, set proportions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def inputs(case: Batch, device: str) -> Inputs:
 
 
 def step(loss: Callable[..., torch.Tensor], compiled: bool = False) -> Callable[[Inputs], Call]:
-    """The mean of a loss and the gradient of the logits: what a training step does."""
+    """Compute the mean loss and the gradient of the logits, as a training step does."""
 
     def prepare(given: Inputs) -> Call:
         function = torch.compile(loss, fullgraph=True) if compiled else loss

@@ -1,7 +1,7 @@
-"""Nearest codewords: the search alone (``vq_assign``) and the whole forward of a VQ layer (``vq``).
+"""Nearest codewords: the search (``vq_assign``) and the whole forward pass of a VQ layer (``vq``).
 
-The peers' settings were chosen by measurement on a Sapphire Rapids core (benchmarks/NOTES.md): ``min(1).indices`` is faster than
-``argmin(1)``, blocks that stay in the cache faster than the whole product, ``KMeans.predict`` than ``pairwise_distances_argmin``.
+The peers' settings were chosen by measurement on a Sapphire Rapids core: ``min(1).indices`` is faster than ``argmin(1)``, blocks that
+stay in the cache are faster than the whole product, and ``KMeans.predict`` is faster than ``pairwise_distances_argmin``.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def matmul(inputs: Inputs) -> Call:
 
 
 def block_rows(codebook: torch.Tensor) -> int:
-    """Rows whose products with all codewords fill half of the second-level cache of every core, but enough for a fast product."""
+    """Return the rows of a block: its scores fill half of the second-level cache of every core, with a minimum for a fast product."""
     return torch.get_num_threads() * max(256, (1 << 18) // len(codebook))
 
 
@@ -137,7 +137,7 @@ def cdist(inputs: Inputs) -> Call:
 
 
 def addmm(inputs: Inputs) -> Call:
-    """|c|^2 / 2 - x c: the fastest that we know to write with torch alone; in blocks on the CPU, at once on a GPU."""
+    """|c|^2 / 2 - x c: the fastest composition of torch that we know; in blocks on the CPU, at once on a GPU."""
     x, codebook = inputs
 
     def call() -> torch.Tensor:
@@ -189,7 +189,7 @@ def superkmeans(inputs: Inputs) -> Call:
 
 
 def fastkmeans(inputs: Inputs) -> Call:
-    """``predict``, in blocks whose distances fill 4 MB instead of its 51,200 rows. Its interface takes arrays of the CPU only."""
+    """Call ``predict`` in blocks with 4 MB of distances instead of 51,200 rows. Its interface takes CPU arrays only."""
     from fastkmeans import FastKMeans
 
     x, codebook = inputs
@@ -212,7 +212,7 @@ def flash_kmeans(inputs: Inputs) -> Call:
 
 
 def eager_vq(inputs: Inputs) -> Call:
-    """Around the fastest search of torch that we know, ``addmm``; benchmarks/NOTES.md has ``cdist`` beside it."""
+    """Compose the layer of torch ops around ``addmm``, the fastest search of torch that we know."""
     x, codebook = inputs
     search = addmm(inputs)
 
