@@ -229,6 +229,10 @@ def silo(
     delta: Annotated[float, typer.Option(help="Privacy: what this silo's own epsilon is told for.")] = 1e-5,
     max_epsilon: Annotated[float, typer.Option(help="Privacy: send no update that spends more, over all runs; 0: no bound.")] = 0.0,
     spent: Annotated[Path | None, typer.Option(help="Privacy: file that counts the updates; default: beside the data.")] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Answer runs of these algorithms alone.", show_default="all that are installed")
+    ] = None,
+    state: Annotated[Path | None, typer.Option(metavar="DIR", help="What this silo keeps of its own; default: DATA.silo.")] = None,
     simulate: Annotated[str | None, typer.Option(hidden=True)] = None,
     data_root: Annotated[Path | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,

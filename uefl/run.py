@@ -229,7 +229,9 @@ class _Run:
         self.metrics = Metrics(out)
         self.clients = Clients((*federation.silos, *federation.unseen), device)
         names = tuple(sorted(silo.name for silo in federation.silos))
-        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names, network)
+        examples = {silo.name: silo.sizes.train for silo in federation.silos}
+        about = (federation.classes, federation.image_shape, names, network, examples)
+        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about)
         self.made_with = {
             "config": hashlib.sha256(cfg.with_run(threads=0).to_toml().encode()).hexdigest(),
             "data": federation.digest,

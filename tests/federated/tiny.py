@@ -73,7 +73,8 @@ def federation(
 
 def context(cfg: Config, fed: Federation) -> Context:
     names = tuple(sorted(silo.name for silo in fed.silos))
-    return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.image_shape, names)
+    examples = {silo.name: silo.sizes.train for silo in fed.silos}
+    return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.image_shape, names, None, examples)
 
 
 def workspace(cfg: Config, fed: Federation | None = None, algorithm: Algorithm | None = None, device: str = "cpu") -> Workspace:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,8 @@ class Context:
     """names of the clients that are trained on, sorted"""
     network: Callable[[], nn.Module] | None = None
     """see :attr:`ModelSpec.given`"""
+    examples: Mapping[str, int] = field(default_factory=dict)
+    """training images of each client, as its silo reported them; empty in the process of a silo, which knows its own only"""
 
     @property
     def spec(self) -> ModelSpec:

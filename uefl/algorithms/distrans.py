@@ -16,7 +16,6 @@ from torch import nn
 from ..client.work import Batch, Work
 from ..errors import UserError
 from ..models.net import Head, Net, usual
-from ..seeds import derive
 from . import base
 from .base import Algorithm, ModelSpec, register
 
@@ -85,11 +84,10 @@ class DisTrans(Algorithm):
         return name == "offset" and self.parameters.offsets == "local"
 
     def before_round(self, work: Work) -> None:
-        """The first time, draw the offset: pixels U(0, 1), normalised as the images are."""
+        """Draw the offset, the first time: pixels U(0, 1), normalised as the images are. Others could subtract one that they knew."""
         offset = _offset(work)
         if not offset.any():
-            generator = torch.Generator().manual_seed(derive(work.seed, "offset", work.client))
-            pixels = torch.rand(1, *offset.shape, generator=generator).to(offset.device)
+            pixels = work.own_draws(offset.numel(), "offset", work.seed).view(1, *offset.shape).to(offset)
             offset.copy_(work.workspace.normalize(255 * pixels)[0])
         work.memory["start"] = offset.clone()
         offset.requires_grad_()

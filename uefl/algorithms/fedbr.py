@@ -21,6 +21,7 @@ from ..aggregation import Mean, WeightedMean
 from ..client.work import Batch, Work
 from ..data.federation import Federation
 from ..engines.base import Expected, Message, expected_like
+from ..errors import UserError
 from ..models.flat import FlatModule
 from ..models.net import usual
 from ..models.parts import FrozenStatistics
@@ -29,6 +30,7 @@ from . import base
 from .base import Algorithm, State, register
 
 _MIXED = 10  # images in a mean
+_SHARE = 50  # images of a client for each mean that it makes: the means are far fewer than would determine an image
 
 
 @register("fedbr")
@@ -40,7 +42,9 @@ class FedBR(Algorithm):
 
         contrast: float = Field(0.5, ge=0, description="mu, weight of the contrast between features of pseudo-images and of the client's")
         uniform: float = Field(1.0, ge=0, description="lambda, weight of the cross-entropy of pseudo-images with a uniform prediction")
-        pseudo: int = Field(32, ge=2, le=10_000, description="pseudo-images; as many of each batch are contrasted with them")
+        pseudo: int = Field(
+            32, ge=2, le=10_000, description="pseudo-images, fewer where clients have few images: each makes one for 50 of its own"
+        )
         pull: float = Field(2.0, ge=0, description="tau 1, times the similarity to the model that was sent, on pseudo-images")
         push: float = Field(2.0, ge=0, description="tau 2, times the similarity between pseudo-images and the client's own")
         projection: Literal["paper", "code"] = Field(
@@ -52,6 +56,8 @@ class FedBR(Algorithm):
         """Refuse a network without the usual head, whose hidden units are the features."""
         usual(net, f"arm {arm!r}: the features of fedbr need")
         super().check(federation, arm, net)
+        if self._on and not any(most_means(silo.sizes.train) for silo in federation.silos):
+            raise UserError(f"arm {arm!r}: fedbr needs a client with {2 * _MIXED} training images or more, to make means of ten")
 
     @property
     def _on(self) -> bool:
@@ -67,11 +73,14 @@ class FedBR(Algorithm):
         return state
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Once, before the first round: every pseudo-image is made by a client that is drawn for it."""
+        """Ask for the pseudo-images once, before the first round; which client makes which is drawn among those that it may make."""
         if not self._on or "pseudo" in state.tensors:
             return
         clients = self.context.clients
-        counts = torch.bincount(torch.randint(len(clients), (self.parameters.pseudo,)), minlength=len(clients)).tolist()
+        places = torch.tensor([most_means(self.context.examples[client]) for client in clients])
+        owners = torch.arange(len(clients)).repeat_interleave(places)
+        chosen = owners[torch.randperm(len(owners))[: self.parameters.pseudo]]
+        counts = torch.bincount(chosen, minlength=len(clients)).tolist()
         messages = {}
         for client, count in zip(clients, counts, strict=True):
             if count:
@@ -98,10 +107,19 @@ class FedBR(Algorithm):
     # --- the client's half -----------------------------------------------------------------------------------------
 
     def answer(self, work: Work) -> dict[str, torch.Tensor]:
-        """Make pseudo-images, means of ten images each, without their labels."""
+        """Make pseudo-images, means of ten images each, without their labels.
+
+        No image is in two means, which images a mean has nobody else can draw again, and the same images make the same means whoever asks.
+
+        Raises:
+            UserError: the server asks for more than the client may make.
+        """
         images = work.train.images
-        count = int(work.message.options["pseudo"])
-        chosen = torch.stack([torch.randperm(len(images), generator=work.generator)[:_MIXED] for _ in range(count)])
+        count, most = int(work.message.options["pseudo"]), most_means(len(images))
+        if not 0 < count <= most:
+            raise UserError(f"the server asks for {count} means of images; a client with {len(images)} makes at most {most}")
+        order = work.own_draws(len(images), "pseudo", of=images).argsort()
+        chosen = order[: _MIXED * count].view(count, _MIXED)
         return {"pseudo": images[chosen.to(images.device)].float().mean(1)}
 
     def before_round(self, work: Work) -> None:
@@ -121,7 +139,7 @@ class FedBR(Algorithm):
         """First a step of the projection head up the contrast; then the three terms, in which it is constant."""
         if not self._on:
             return super().loss(work, batch)
-        p, pairs = self.parameters, min(len(batch.labels), self.parameters.pseudo)
+        p, pairs = self.parameters, min(len(batch.labels), len(work.memory["pseudo"]))
         pseudo, said = self.of_pseudo(work)
         with work.amp():
             own, logits = _both(work.net, batch.images)
@@ -169,6 +187,11 @@ class FedBR(Algorithm):
         n = head.fc2.in_features
         hidden, outputs = (256, 128) if self.parameters.projection == "paper" else (2 * n, n)
         return nn.Sequential(nn.Linear(n, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+def most_means(images: int) -> int:
+    """How many pseudo-images a client with so many training images makes at most: one for 50, and none of fewer than 20."""
+    return -(-images // _SHARE) if images >= 2 * _MIXED else 0
 
 
 def contrast(pseudo: torch.Tensor, own: torch.Tensor, received: torch.Tensor, *, pull: float, push: float) -> torch.Tensor:

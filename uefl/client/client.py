@@ -19,6 +19,7 @@ other; the tensors of each go back under its number. A member's model is loaded 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import statistics
@@ -87,12 +88,14 @@ class Clients:
     def __init__(self, silos: tuple[Silo, ...], device: torch.device) -> None:
         self.key = secrets.token_bytes(32)
         """of the noise of clients that add it themselves"""
+        self.secrets: Mapping[str, bytes] = {}
+        """by name, the secrets of clients that have one of their own; see :class:`Client`"""
         self._silos = {silo.name: silo for silo in silos}
         self.data = Images(lambda name: self._silos[name].load(), device)
 
     def handlers(self, workspace: Workspace) -> Mapping[str, Callable[[Message], Reply]]:
         """The work of every client in one arm, by name."""
-        return Lazy(self._silos, lambda name: Client(name, partial(self.data, name), workspace, self.key))
+        return Lazy(self._silos, lambda name: Client(name, partial(self.data, name), workspace, self.key, self.secrets.get(name)))
 
 
 class Client:
@@ -103,10 +106,15 @@ class Client:
         data: returns its data, on the device.
         workspace: the resident network.
         key: the secret that noise is made from, where the client itself adds it.
+        secret: makes the draws that protect the client's data. None: it is made from the seed of the run, so that an experiment repeats.
+            That is for processes that have the images of all clients, and so nobody to keep them from.
     """
 
-    def __init__(self, name: str, data: Callable[[], LabeledData | SetData], workspace: Workspace, key: bytes) -> None:
+    def __init__(
+        self, name: str, data: Callable[[], LabeledData | SetData], workspace: Workspace, key: bytes, secret: bytes | None = None
+    ) -> None:
         self.name, self._data, self._workspace, self._key = name, data, workspace, key
+        self._secret = secret or simulated(workspace.context.run.seed, name)
 
     def __call__(self, message: Message) -> Reply:
         """Do the work; see the module's docstring."""
@@ -215,7 +223,7 @@ class Client:
         place = ("ask", str(message.options["ask"])) if "ask" in message.options else ()
         generator = torch.Generator().manual_seed(derive(seed, "own", *place, round, self.name))
         private = {name: t for name, t in message.private.items() if not name.startswith("net.")}
-        return Work(self.name, self._data(), self._workspace, message, seed, round, generator, private)
+        return Work(self.name, self._data(), self._workspace, message, seed, round, generator, self._secret, private)
 
     def _algorithm(self, work: Work) -> Algorithm:
         """The algorithm, with the seed of the member of an ensemble."""
@@ -223,6 +231,11 @@ class Client:
 
     def _seed(self, work: Work, *purpose: str) -> None:
         seed_torch(derive(work.seed, *purpose, work.round, self.name))
+
+
+def simulated(seed: int, name: str) -> bytes:
+    """The secret of a client of an experiment, made from the seed of the run."""
+    return hashlib.sha256(f"{seed}/secret/{name}".encode()).digest()
 
 
 def on_device(data: LabeledData | SetData, device: torch.device) -> LabeledData | SetData:

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..data.federation import LabeledData, SetData, Split
 from ..engines.base import Message
+from ..privacy import uniform
 
 if TYPE_CHECKING:
     from ..config import Training
@@ -96,7 +97,10 @@ class Work:
     round: int
     """rounds of the run that have been trained before this one"""
     generator: torch.Generator
-    """on the CPU, for draws of the algorithm's own: they change neither the order of the batches nor the dropout"""
+    """on the CPU, for draws of the algorithm's own: they change neither the order of the batches nor the dropout. Its seed is known to the
+    server and to all clients: a draw that protects data is one of :meth:`own_draws`"""
+    secret: bytes
+    """the key of this client"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     """tensors of ``client_state``; the client finds them here again in its next turn, with the changes that it made"""
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -191,6 +195,22 @@ class Work:
     def model(self) -> dict[str, torch.Tensor]:
         """``values`` and ``buffers`` as they are now, without the private parts of the network."""
         return self.workspace.shared()
+
+    def own_draws(self, count: int, *place: str | int, of: torch.Tensor | None = None) -> torch.Tensor:
+        """Draw uniform numbers that only the owner of the client's secret can make again: for draws that protect its data.
+
+        They do not depend on the round, and on nothing that the server chooses but the arguments: who asks again learns nothing new.
+
+        Args:
+            count: how many.
+            place: what they are for.
+            of: uint8; other data are other draws.
+
+        Returns:
+            ``[count]`` float64 in (0, 1), on the CPU.
+        """
+        data = b"" if of is None else of.cpu().contiguous().numpy().tobytes()
+        return torch.from_numpy(uniform(self.secret, data, count, "own", self.client, *place))
 
     def batch(self, positions: torch.Tensor) -> Batch:
         """Training images at these positions ``[b]``, augmented and normalised."""

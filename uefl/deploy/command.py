@@ -42,6 +42,8 @@ def silo(
     delta: float,
     max_epsilon: float,
     spent: Path | None,
+    algorithms: str | None,
+    state: Path | None,
     data_root: Path | None,
     parent: int | None,
 ) -> None:
@@ -60,6 +62,8 @@ def silo(
         noise_multiplier: the least noise that this silo works with, as of :class:`.floor.Floor`; None: what the server says.
         delta, max_epsilon: as of :class:`.floor.Floor`.
         spent: the file that counts its updates; None: beside the folder.
+        algorithms: names of those that this silo answers, with commas; None: all that are installed.
+        state: the folder for what the silo keeps of its own; None: beside the data.
         data_root: where torchvision's data sets lie.
         parent: a process with which this one ends.
 
@@ -73,6 +77,7 @@ def silo(
     from ..engines.flower.codec import on_records
     from ..engines.flower.node import read_key, serve
     from ..run import chosen_device
+    from .kept import Kept
     from .silo import SiloProgram
     from .sources import Dealt, Source, own
 
@@ -89,21 +94,35 @@ def silo(
     if (data is None) == (simulate is None):
         raise UserError("--data: name the folder of this silo's images")
     where = chosen_device(device)
+    answered = None if algorithms is None else _answered(algorithms)
     source: Source
+    kept = None
     if simulate is not None:
         source = Dealt(simulate, data_root)
     else:
         assert data is not None
         source = own(data, name)
+        kept = Kept(state or data.resolve().with_name(f"{data.resolve().name}.silo"))
     floor = _floor(noise_multiplier, delta, max_epsilon, spent, data)
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
         if floor is not None:
             print(f"silo {source.name} insists on its own noise: {floor.describe()}", flush=True)
         with nullcontext() if floor is None else floor.held():
-            serve(address, on_records(SiloProgram(source, where, floor)), None if key is None else read_key(key), patience=wait)
+            program = SiloProgram(source, where, floor, answered, kept)
+            serve(address, on_records(program), None if key is None else read_key(key), patience=wait)
     except (Unreachable, ValueError) as error:
         raise UserError(str(error)) from None
+
+
+def _answered(names: str) -> frozenset[str]:
+    """The algorithms of ``--algorithms``."""
+    from ..algorithms.base import find
+
+    found = frozenset(name.strip() for name in names.split(","))
+    for name in sorted(found):
+        find(name, "--algorithms: ")
+    return found
 
 
 def _floor(noise_multiplier: float | None, delta: float, max_epsilon: float, spent: Path | None, data: Path | None) -> Floor | None:

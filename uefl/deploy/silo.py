@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -30,13 +30,20 @@ from ..errors import UserError
 from ..seeds import make_repeatable
 from ..server.checks import printable
 from .floor import Floor, Spent, TooLittle
+from .kept import Kept
 from .setting import Setting, understood, version
 from .sources import Source
+
+
+class NotAnswered(UserError):
+    """An arm has an algorithm that this silo does not answer."""
+
 
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (torch.OutOfMemoryError, faults.MEMORY),
     (MemoryError, faults.MEMORY),
     (RuntimeError, faults.COMPUTATION),
+    (NotAnswered, faults.ALGORITHM),
     (TooLittle, faults.PRIVACY),
     (Spent, faults.BUDGET),
     (UserError, faults.DATA),
@@ -53,13 +60,23 @@ class SiloProgram:
         source: the data of the clients that this process stands for.
         device: where the work is done.
         floor: the least privacy that it works with; None: what the server says.
+        algorithms: names of those that it answers; None: all that are installed.
+        kept: what it keeps of its own; None: it stands for a client of an experiment, whose images other processes have too.
     """
 
-    def __init__(self, source: Source, device: torch.device, floor: Floor | None = None) -> None:
-        self._source, self._device, self._floor = source, device, floor
+    def __init__(
+        self,
+        source: Source,
+        device: torch.device,
+        floor: Floor | None = None,
+        algorithms: Collection[str] | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        self._source, self._device, self._floor, self._algorithms = source, device, floor, algorithms
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
-        self._key = secrets.token_bytes(32)
+        self._secret = None if kept is None else kept.secret
+        self._key = self._secret or secrets.token_bytes(32)
         self._images: Images
         self._arm: tuple[str, str, Workspace] | None = None
         """the setting, the name of the arm, and its network"""
@@ -97,6 +114,8 @@ class SiloProgram:
         cfg = from_toml(header["config"])
         if self._floor is not None:
             self._floor.check_run(cfg.run)
+        for arm in cfg.arms.values():
+            self._check_algorithm(arm.algorithm)
         federation = self._source.federation(cfg)
         for note in (note for note in federation.notes if note not in of_clients(1)):  # it builds its own part alone
             self._log.warning("note: %s", note)
@@ -150,12 +169,13 @@ class SiloProgram:
                 read = partial(self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.image_shape[0])
                 self._images = Images(read, self._device)
             self._arm = place, header["arm"], workspace
-        return Client(header["client"], partial(self._images, header["client"]), self._arm[2], self._key)
+        return Client(header["client"], partial(self._images, header["client"]), self._arm[2], self._key, self._secret)
 
     def _workspace(self, setting: Setting, name: str) -> Workspace:
         cfg = setting.cfg()
         make_repeatable(setting.threads or self._threads, self._device)
         arm = cfg.arms[name]
+        self._check_algorithm(arm.algorithm)
         context = setting.context()
         # every weight comes with a message: the server names no file that is opened here
         context = replace(context, model=context.model.model_copy(update={"pretrained": False}))
@@ -165,6 +185,10 @@ class SiloProgram:
             self._floor.check_run(cfg.run)
             self._floor.check_arm(cfg, name, workspace)
         return workspace
+
+    def _check_algorithm(self, name: str) -> None:
+        if self._algorithms is not None and name not in self._algorithms:
+            raise NotAnswered(f"the run has the algorithm {name!r}; this silo answers {', '.join(sorted(self._algorithms))} alone")
 
 
 def _fault(client: str, code: str) -> Packet:

@@ -9,6 +9,7 @@ VERSION = "version"
 PROGRAM = "program"
 PRIVACY = "privacy"
 BUDGET = "budget"
+ALGORITHM = "algorithm"
 
 LINE = "cannot answer: "
 """begins the line in a client's log about what may well go wrong; all else is there with its traceback"""
@@ -23,6 +24,7 @@ _WORDS = {
     PROGRAM: "its program failed",
     PRIVACY: "it insists on more privacy than the run gives",
     BUDGET: "one more update would spend more than its own bound on epsilon",
+    ALGORITHM: "it does not answer this algorithm",
 }
 
 

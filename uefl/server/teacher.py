@@ -106,4 +106,4 @@ class Teacher:
 
     def _work(self, tensors: dict[str, torch.Tensor], seed: int, round: int) -> Work:
         generator = torch.Generator().manual_seed(derive(seed, "own", round, SERVER))
-        return Work(SERVER, self._data, self._workspace, Message(tensors), seed, round, generator)
+        return Work(SERVER, self._data, self._workspace, Message(tensors), seed, round, generator, b"")

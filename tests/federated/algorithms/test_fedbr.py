@@ -5,11 +5,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.federated.interrupted import killed_and_resumed, run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, finish, first_turn, settings, state, values
-from uefl.algorithms.fedbr import FedBR, contrast
+from tests.federated.tiny import again, arm, federation, finish, first_turn, settings, state, values
+from uefl.algorithms.fedbr import FedBR, contrast, most_means
 from uefl.errors import RunError, UserError
 
 OFF = {"contrast": 0.0, "uniform": 0.0}
+MANY = federation((148, 148, 148))
+"""of which each client makes at most three pseudo-images"""
 
 
 @pytest.mark.parametrize("keys", [{"optimizer": "sgd"}, {"optimizer": "adam"}], ids=str)
@@ -52,7 +54,7 @@ def watched(monkeypatch, name):
 def test_the_loss_is_that_of_the_formula():
     """Of a model that has moved since it was sent; each weight and each similarity has a number of its own."""
     keys = {"contrast": 0.3, "uniform": 0.2, "pull": 3.0, "push": 0.5, "projection_lr": 1e-30, "dropout": 0.0}
-    work = first_turn(settings("fedbr", pseudo=8, **keys))
+    work = first_turn(settings("fedbr", pseudo=8, **keys), MANY)
     received = work.memory["received"] = work.memory["received"] + torch.randn(8, 16, generator=torch.Generator().manual_seed(7))
     batch = work.batch(torch.arange(12))
     found = work.workspace.algorithm.loss(work, batch)
@@ -93,10 +95,10 @@ def test_the_network_does_not_move_the_projection_head():
 
 def test_at_the_first_step_pseudo_images_have_the_features_of_the_model_that_was_sent(monkeypatch):
     calls = watched(monkeypatch, "ascend")
-    arm(settings("fedbr", local_epochs=1))[0].turn()
+    arm(settings("fedbr", local_epochs=1), MANY)[0].turn()
     pseudo, own, received = calls[0][2][0]
     assert torch.equal(pseudo, received)
-    assert pseudo.shape == own.shape == (16, 16)  # as many as the batch has, of 16 features
+    assert pseudo.shape == own.shape == (9, 16)  # as many as the clients make together, of 16 features
     pseudo, _, received = calls[2][2][0]
     assert not torch.equal(pseudo, received)
 
@@ -111,7 +113,7 @@ def test_pseudo_images_leave_the_running_statistics_alone():
 
 def test_running_statistics_say_nothing_of_pseudo_images():
     """Else the network could tell them by these, be unsure where they are in use, and so predict nothing when it is measured."""
-    work = first_turn(settings("fedbr", pseudo=8))
+    work = first_turn(settings("fedbr", pseudo=8), MANY)
     found = []
     for scale in (1.0, 50.0):
         work.workspace.flat.buffers.fill_(scale)
@@ -121,7 +123,7 @@ def test_running_statistics_say_nothing_of_pseudo_images():
 
 
 def test_pseudo_images_are_means_of_ten_images_of_one_client_and_the_same_for_all():
-    one = arm(settings("fedbr", pseudo=12))[0]
+    one = arm(settings("fedbr", pseudo=6), MANY)[0]
     sent = {}
     for name, original in one.engine._clients.items():
 
@@ -133,11 +135,24 @@ def test_pseudo_images_are_means_of_ten_images_of_one_client_and_the_same_for_al
         one.engine._clients[name] = spy
     finish(one)
     first = sent["silo-0"][0]
-    assert first.shape == (12, 1, 8, 8)
+    assert first.shape == (6, 1, 8, 8)
     assert all(torch.equal(each, first) for several in sent.values() for each in several)
     assert torch.allclose(first * 10, (first * 10).round(), atol=1e-3)
     assert all(not torch.allclose(first * n, (first * n).round(), atol=1e-3) for n in range(1, 10))
-    assert first.flatten(1).unique(dim=0).shape[0] == 12
+    assert first.flatten(1).unique(dim=0).shape[0] == 6
+
+
+@pytest.mark.parametrize(("images", "most"), [(1, 0), (19, 0), (20, 1), (50, 1), (51, 2), (1000, 20)])
+def test_a_client_makes_few_means(images, most):
+    assert most_means(images) == most
+    assert 10 * most <= max(images / 2, 20)
+
+
+def test_clients_with_too_few_images_are_refused():
+    fed = federation((12, 12, 12))
+    _, room, _ = arm(settings("fedbr"), fed)
+    with pytest.raises(UserError, match="20 training images"):
+        room.algorithm.check(fed, "arm", room.net)
 
 
 def test_a_client_that_makes_none_ends_the_run():

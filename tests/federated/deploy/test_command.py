@@ -39,6 +39,7 @@ def said(*arguments):
         ),
         ((*JOIN, "--silos", "2", "--root-certificates", "key.pem"), "key.pem holds no certificate; expected PEM"),
         (("silo", *AWAY, "--insecure", "--data", "empty"), "expected FOLDER/CLASS/image.png"),
+        (("silo", *AWAY, "--insecure", "--data", "empty", "--algorithms", "fedavg,fedavgg"), "--algorithms: no algorithm 'fedavgg'"),
         (("silo", *AWAY), "give this silo's private key with --key"),
         (("silo", *AWAY, "--insecure"), "name the folder of this silo's images"),
         (("silo", *AWAY, "--insecure", "--key", "x"), "keys need TLS"),

@@ -1,0 +1,131 @@
+"""What protects the data of a client is drawn from its own secret: whoever knows the run's seed, and all messages, cannot draw it again."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.federated.deploy.given import Given
+from tests.federated.engines.conformance import messages
+from tests.federated.tiny import arm, federation, finish, settings, state
+from uefl.algorithms.base import registry
+from uefl.algorithms.fedbr import FedBR
+from uefl.deploy.kept import Kept
+from uefl.deploy.setting import Setting, greeting, task
+from uefl.deploy.silo import SiloProgram
+from uefl.engines.codec import Packet, packed_message, reply_of
+from uefl.seeds import derive
+
+SECRETS = {f"silo-{i}": bytes([i]) * 32 for i in range(3)}
+
+
+class Programs:
+    """An engine over the program of one silo for each client, which has the client's secret in a folder of its own."""
+
+    def __init__(self, cfg, fed, folder):
+        self._head = task(Setting.of(cfg, fed, torch.get_num_threads()), "arm")
+        self._all = {}
+        for name, secret in SECRETS.items():
+            (folder / name).mkdir(parents=True)
+            (folder / name / "secret").write_bytes(secret)
+            self._all[name] = SiloProgram(Given(name, fed), torch.device("cpu"), kept=Kept(folder / name))
+
+    def clients(self):
+        return sorted(self._all)
+
+    def round(self, messages, deadline=None):
+        for name in sorted(messages):
+            yield reply_of(self._all[name](packed_message(messages[name], self._head | {"client": name})))
+
+
+def with_secrets(engine):
+    """The local engine, with these secrets."""
+    for name, secret in SECRETS.items():
+        engine._clients[name]._secret = secret
+    return engine
+
+
+def test_pseudo_images_do_not_give_the_images_away(monkeypatch):
+    """The attack on FedBR: the server, or another silo, draws the matrix of the means again from the seed, and solves for the images."""
+    fed, asked, original = federation((48, 48, 48)), {}, FedBR.answer
+
+    def watched(self, work):
+        made = original(self, work)
+        asked[work.client] = made["pseudo"].flatten(1)
+        return made
+
+    monkeypatch.setattr(FedBR, "answer", watched)
+    arm(settings("fedbr", pseudo=600), fed)[0].turn()
+    assert asked
+    for silo in fed.silos:
+        images, means = silo.load().train.images.flatten(1).float(), asked[silo.name]
+        generator = torch.Generator().manual_seed(derive(0, "own", "ask", "0/0/1", 0, silo.name))
+        matrix = torch.zeros(len(means), len(images))
+        for row in matrix:
+            row[torch.randperm(len(images), generator=generator)[:10]] = 0.1
+        solved = torch.linalg.lstsq(matrix.double(), means.double(), driver="gelsd").solution.round()
+        found = [(solved == image).all(1).any().item() for image in images]
+        assert not any(found), f"{sum(found)} of {len(images)} images of {silo.name}"
+        assert 10 * len(means) < len(images)
+
+
+def test_who_asks_again_gets_the_same_means():
+    """However often, and as whatever round, member or exchange it is asked: so that means do not add up."""
+    fed, found = federation((148, 148, 148)), []
+    for seed in (0, 7):
+        one = arm(settings("fedbr", pseudo=9, seed=seed), fed, with_secrets)[0]
+        one.turn()
+        found.append(state(one).tensors["pseudo"])
+    assert torch.equal(*found)
+    other = arm(settings("fedbr", pseudo=9), fed)[0]
+    other.turn()
+    assert not any(torch.equal(mine, theirs) for mine in other.states[0].tensors["pseudo"] for theirs in found[0])
+
+
+def test_the_offset_of_distrans_is_not_drawn_from_the_seed(tmp_path):
+    cfg, fed = settings("distrans", offset_lr=0.0), federation()
+    offsets = [finish_and_read(arm(cfg, fed, engine)[0]) for engine in (with_secrets, lambda engine: engine)]
+    assert not torch.equal(*offsets)
+
+
+def finish_and_read(one):
+    one.turn()
+    return one.private[0]["silo-0"]["net.buffers"]
+
+
+def test_silos_with_secrets_of_their_own_train_as_the_local_engine_with_these(tmp_path):
+    for name, keys in {"fedbr": {"pseudo": 6}, "distrans": {}}.items():
+        cfg, fed = settings(name, **keys), federation((148, 148, 148))
+        local = arm(cfg, fed, with_secrets)[0]
+        remote = arm(cfg, fed, lambda _, cfg=cfg, fed=fed, name=name: Programs(cfg, fed, tmp_path / name))[0]
+        assert repr(finish(remote)) == repr(finish(local))
+        for key, tensor in local.state()[0].items():
+            assert torch.equal(remote.state()[0][key], tensor), (name, key)
+
+
+def test_a_secret_is_made_once_and_is_its_owner_s_alone(tmp_path):
+    made = Kept(tmp_path / "ulm.silo").secret
+    assert len(made) == 32
+    assert Kept(tmp_path / "ulm.silo").secret == made != Kept(tmp_path / "bonn.silo").secret
+    assert (tmp_path / "ulm.silo").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "ulm.silo" / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_the_page_says_of_every_algorithm_what_it_reveals():
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    table = page.split("| algorithm | what its messages reveal |")[1].split("\n\n")[0]
+    named = {name for row in table.splitlines() for name in re.findall(r"`([a-z-]+)`", row.split("|")[1] if row else "")}
+    own = {name for name, kind in registry().items() if kind.__module__.startswith("uefl.")}
+    assert own - named == set()
+
+
+@pytest.mark.parametrize("answered", [("fedavg", "fedprox"), ("fedbr",), None])
+def test_a_silo_answers_the_algorithms_that_its_owner_names(answered, caplog):
+    cfg, fed = settings("fedbr"), federation()
+    program = SiloProgram(Given("silo-0", fed), torch.device("cpu"), algorithms=answered)
+    message = packed_message(messages(cfg)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"})
+    for packet in (message, Packet(greeting(cfg), {})):
+        error = program(packet).header["error"]
+        assert (error == "algorithm") == (answered == ("fedavg", "fedprox"))
+    assert ("'fedbr'" in caplog.text) == (error == "algorithm")
