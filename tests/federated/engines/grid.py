@@ -12,15 +12,15 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
 from flwr.supercore.task_identity import TaskIdentity
 
-from uefl.engines.flower.limits import TRIES, limited
+from uefl.engines.flower.limits import TRIES, _allowed, bounded, check_size
 
 
 def sent(content: RecordDict) -> RecordDict:
     """What arrives at the other end, part by part as over Flower's Grid."""
     parts = {name: one.deflate() for name, one in get_all_nested_objects(content).items()}
-    return inflate_object_from_contents(
-        content.object_id, pull_objects(list(parts), limited(parts.__getitem__), max_tries_per_object=TRIES)
-    )
+    pulled = pull_objects(list(parts), bounded(parts.__getitem__, _allowed.get()), max_tries_per_object=TRIES)
+    check_size(content.object_id, pulled, _allowed.get())
+    return inflate_object_from_contents(content.object_id, pulled)
 
 
 class MemoryGrid(Grid):

@@ -1,5 +1,6 @@
 """The Grid of a run at a SuperLink: what a silo may put into a reply, and that its bytes are counted."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -7,21 +8,28 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Error
+from flwr.app import Array, ArrayRecord, Error, RecordDict
 from flwr.app import Message as Sent
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_head_values_from_object_content,
+    get_object_id,
+    get_object_tree,
+)
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 from flwr.supercore.task_identity import TaskIdentity
 
 from uefl.engines import bounds
 from uefl.engines.base import Message, Reply
-from uefl.engines.flower.codec import pack, pack_reply
+from uefl.engines.codec import Unreadable
+from uefl.engines.flower.codec import pack, pack_reply, unpack
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.grid import CheckedGrid
+from uefl.engines.flower.limits import TooLarge, brought
 from uefl.engines.flower.members import Members
 
 
@@ -127,6 +135,95 @@ def test_a_malformed_answer_to_a_greeting_is_a_stranger(reply):
     members.look()
     assert members.nodes == {"silo-1": (8, "1")}
     assert members.refused == {7: "it does not answer as a silo of uefl does"}
+
+
+def swollen(array):
+    """A reply in which one array of a megabyte is ``array`` of it: parts that are few on the wire and many in memory."""
+
+    def reply(asked, content):
+        content["update"] = ArrayRecord({"values": Array("uint8", (2**20,), "uefl.raw", bytes(2**20))})
+        head, tree, parts = honest(asked, content)
+        return head, *array(head.metadata.message_id, tree, parts)
+
+    return reply
+
+
+def repeated(kind, change):
+    """Parts with those of one kind changed, and all names that follow from it."""
+
+    def made(root, tree, parts):
+        names, new = {}, {}
+
+        def again(node):
+            children = [again(child) for child in node.children]
+            part = parts[node.object_id]
+            of, old, _ = get_object_head_values_from_object_content(part)
+            body = part[part.index(b"\0") + 1 :]
+            if of == kind:
+                body = change(body)
+            for before, after in names.items():
+                body = body.replace(before.encode(), after.encode())
+            head = f"{of} {','.join(names[name] for name in old)} {len(body)}"
+            whole = head.encode() + b"\0" + body
+            names[node.object_id] = get_object_id(whole)
+            new[names[node.object_id]] = whole
+            return ObjectTree(object_id=names[node.object_id], children=children)
+
+        return again(tree), new
+
+    return made
+
+
+def many_chunks(body):
+    about = json.loads(body)
+    return json.dumps(about | {"arraychunk_ids": about["arraychunk_ids"] * 300}).encode()
+
+
+def many_names(body):
+    (name,) = json.loads(body).values()
+    return json.dumps({f"{i}": name for i in range(300)}).encode()
+
+
+BOMBS = {"one part named many times": repeated("Array", many_chunks), "one array under many names": repeated("ArrayRecord", many_names)}
+bombs = pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+
+
+@bombs
+def test_a_reply_that_swells_in_memory_is_not_made(bomb, monkeypatch):
+    """The attack on the bound of a reply: a megabyte on the wire, 300 in memory."""
+    made, original = [], Array.inflate.__func__
+    monkeypatch.setattr(Array, "inflate", classmethod(lambda cls, *rest: made.append(original(cls, *rest)) or made[-1]))
+    first, second = round_of(swollen(bomb))
+    assert "bytes that a reply may have" in first
+    assert second is None
+    assert sum(len(array.data) for array in made) < 2**21
+
+
+@bombs
+def test_so_is_a_report(bomb):
+    one = grid(swollen(bomb), lambda node: pack({"client": f"silo-{node - 7}"}))
+    members = Members(one, {"ask": "report"}, lambda report: None)
+    members.look()
+    assert members.nodes == {"silo-1": (8, "1")}
+    assert set(members.refused) == {7}
+
+
+@bombs
+def test_so_is_a_message_to_a_silo(bomb, monkeypatch):
+    monkeypatch.setattr(bounds, "MESSAGE", 2**25)
+    message = Sent(RecordDict({"a": ArrayRecord({"values": Array("uint8", (2**20,), "uefl.raw", bytes(2**20))})}), 7, "train")
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    tree, parts = bomb(None, get_object_tree(message), parts)
+    with pytest.raises(TooLarge):
+        brought(tree, parts.__getitem__, lambda name: None, bounds.MESSAGE)
+
+
+def test_a_name_that_is_repeated_copies_nothing():
+    content = pack({}, update={"a": torch.zeros(3)})
+    header = json.loads(content.config_records["header"]["json"])
+    content.config_records["header"]["json"] = json.dumps(header | {"tensors": {"update": ["a", "a"]}})
+    with pytest.raises(Unreadable):
+        unpack(content)
 
 
 def test_the_bytes_of_a_reply_are_counted(monkeypatch):

@@ -44,9 +44,7 @@ def unpack(records: RecordDict) -> Packet:
             raise ValueError(f"a header of {len(text)} characters")
         header = json.loads(text)
         order = header.pop("tensors")
-        parts = {
-            part: {name: _tensor(records.array_records[part][name]) for name in names} if names else {} for part, names in order.items()
-        }
+        parts = {part: _tensors(records, part, names) for part, names in order.items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:  # the last of JSON that is nested without end
         raise Unreadable(f"{type(error).__name__}: {error}") from None
     return Packet(header, parts)
@@ -93,6 +91,13 @@ def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDi
 
 def _array(tensor: torch.Tensor) -> Array:
     return Array(NAMES[tensor.dtype], tuple(tensor.shape), _STORED, raw(tensor).numpy().tobytes())
+
+
+def _tensors(records: RecordDict, part: str, names: list[str]) -> dict[str, torch.Tensor]:
+    found = records.array_records[part] if names else {}
+    if len(names) != len(found):  # a tensor that is named again and again would be copied as often
+        raise ValueError(f"{len(names)} names of {len(found)} tensors")
+    return {name: _tensor(found[name]) for name in names}
 
 
 def _tensor(array: Array) -> torch.Tensor:

@@ -13,10 +13,10 @@ from flwr.proto.message_pb2 import Message as Head
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_confirm_message_received_fn_protobuf, make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.superlink.grid import HttpGrid
 
-from .limits import TRIES, limited
+from .limits import brought
 
 UNREADABLE = "its parts make no message"
 """stands in the reason of Flower's error"""
@@ -33,10 +33,10 @@ class CheckedGrid(HttpGrid):  # type: ignore[misc]
 
     def _reply(self, head: Head, tree: ObjectTree) -> Message:
         client, run = self._runtime_client, head.metadata.run_id
-        pull = limited(make_pull_object_fn_protobuf(client.PullObject, self.node, run))
+        pull = make_pull_object_fn_protobuf(client.PullObject, self.node, run)
         confirm = make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, self.node, run)
         try:
-            message = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message, max_tries_per_object=TRIES)
+            message = brought(tree, pull, confirm)
             if message.metadata.reply_to_message_id != head.metadata.reply_to_message_id:
                 raise ValueError("it answers another message")
         except httpx.HTTPError:  # of the SuperLink

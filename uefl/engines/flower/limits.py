@@ -3,13 +3,24 @@ memory with, is an exception here."""
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from typing import Any
 
 import httpx
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.app import Array, ArrayRecord, Message
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import (
+    InflatableObject,
+    get_object_body,
+    get_object_head_values_from_object_content,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
 from flwr.supercore.retry import RetryInvoker
 
 from .. import bounds
@@ -35,6 +46,7 @@ def stop_at_refusal(invoker: RetryInvoker) -> None:
 LARGE = "it has more bytes than it may have"
 """stands in the reason of Flower's error"""
 _PART = 1000  # bytes that a part counts for beside its content, so that many small ones are bounded too
+_ABOUT_ARRAY = 2**16  # bytes of what an array says of itself: the numbers of its parts, of which 4 GiB have 820, and its shape
 _allowed: ContextVar[int] = ContextVar("allowed", default=bounds.MESSAGE)
 
 
@@ -44,7 +56,10 @@ class TooLarge(ObjectPullError):  # type: ignore[misc]
 
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
-    """No message that the Grid brings in this context has more bytes; one that has is an error, with :data:`LARGE` in its reason."""
+    """Bound the bytes of each message that the Grid brings in this context, as it travels and in memory.
+
+    A message that has more is an error, with :data:`LARGE` in its reason.
+    """
     token = _allowed.set(size)
     try:
         yield
@@ -52,9 +67,62 @@ def at_most(size: int) -> Iterator[None]:
         _allowed.reset(token)
 
 
-def limited(pull: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """:func:`bounded` to as many bytes as :func:`at_most` says."""
-    return bounded(pull, _allowed.get())
+def brought(tree: ObjectTree, pull: Callable[[str], bytes], confirm: Callable[[str], None], most: int | None = None) -> Message:
+    """Bring the parts of a message, and make the message of them.
+
+    Flower names a part by its content, so one part may stand in a message many times. What the message will take in memory is therefore
+    summed from the parts before anything is made of them.
+
+    Args:
+        tree: names of the parts.
+        pull: brings one of them.
+        confirm: is told the name of the message once all of them are here.
+        most: bytes that the message may have, as it travels and in memory; None: as many as :func:`at_most` says.
+
+    Raises:
+        TooLarge: it has more.
+        TypeError: the parts make no message.
+    """
+    allowed = _allowed.get() if most is None else most
+    contents = pull_objects([one.object_id for one in iterate_object_tree(tree)], bounded(pull, allowed), max_tries_per_object=TRIES)
+    confirm(tree.object_id)
+    check_size(tree.object_id, contents, allowed)
+    message = inflate_object_from_contents(tree.object_id, contents)
+    if not isinstance(message, Message):
+        raise TypeError(f"expected a message, got {type(message).__name__}")
+    return message
+
+
+def check_size(root: str, contents: Mapping[str, bytes], most: int) -> None:
+    """Refuse an object that takes more memory than it may, or has a part that says more of itself than any needs to.
+
+    Args:
+        root: name of the object.
+        contents: of it and of all its parts, by name.
+        most: bytes.
+
+    Raises:
+        TooLarge: it has more bytes, counting each part as often as it is named.
+    """
+
+    @cache
+    def size(name: str) -> int:
+        kind, children, _ = get_object_head_values_from_object_content(contents[name])
+        own = len(contents[name])
+        if kind == Array.__qualname__:
+            if own > _ABOUT_ARRAY:
+                raise TooLarge(name, LARGE)
+            children = [children[i] for i in _body(contents[name], Array)["arraychunk_ids"]]
+        elif kind == ArrayRecord.__qualname__ and own <= most:
+            children = list(_body(contents[name], ArrayRecord).values())
+        return own + sum(map(size, children))
+
+    if size(root) > most:
+        raise TooLarge(root, LARGE)
+
+
+def _body(content: bytes, kind: type[InflatableObject]) -> Any:
+    return json.loads(get_object_body(content, kind))
 
 
 def bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:

@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, RecordDict
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, push_objects
 from flwr.supernode import fleet_http_connection as fleet
 
 from .. import bounds
 from .address import Address, Unreachable
-from .limits import TRIES, TooLarge, bounded, stop_at_refusal
+from .limits import TooLarge, brought, stop_at_refusal
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 _LOG = logging.getLogger("uefl")
@@ -126,11 +126,8 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
         pause = _SHORT
         (head, tree), run = received, received[0].metadata.run_id
         try:
-            some = bounded(partial(pull, run), bounds.MESSAGE)
             try:
-                message = pull_and_inflate_object_from_tree(
-                    tree, some, partial(confirm, run), return_type=Message, max_tries_per_object=TRIES
-                )
+                message = brought(tree, partial(pull, run), partial(confirm, run), bounds.MESSAGE)
                 content = message.content
             except TooLarge:
                 _LOG.warning("a message is refused: it has more than %d bytes", bounds.MESSAGE)
