@@ -36,7 +36,7 @@ from uefl_kernels import metrics
 from ..data.federation import LabeledData, SetData, Silo, Split
 from ..engines.base import Message, Reply, number, split
 from ..lazy import Lazy
-from ..privacy import Privacy
+from ..privacy import Privacy, uniform
 from ..seeds import derive, seed_torch
 from ..uncertainty import Prediction, ensemble
 from . import evaluation
@@ -223,7 +223,7 @@ class Client:
         place = ("ask", str(message.options["ask"])) if "ask" in message.options else ()
         generator = torch.Generator().manual_seed(derive(seed, "own", *place, round, self.name))
         private = {name: t for name, t in message.private.items() if not name.startswith("net.")}
-        return Work(self.name, self._data(), self._workspace, message, seed, round, generator, self._secret, private)
+        return Work(self.name, self._data(), self._workspace, message, seed, round, generator, partial(uniform, self._secret), private)
 
     def _algorithm(self, work: Work) -> Algorithm:
         """The algorithm, with the seed of the member of an ensemble."""

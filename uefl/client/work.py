@@ -13,7 +13,6 @@ from torch import nn
 
 from ..data.federation import LabeledData, SetData, Split
 from ..engines.base import Message
-from ..privacy import uniform
 
 if TYPE_CHECKING:
     from ..config import Training
@@ -99,8 +98,8 @@ class Work:
     generator: torch.Generator
     """on the CPU, for draws of the algorithm's own: they change neither the order of the batches nor the dropout. Its seed is known to the
     server and to all clients: a draw that protects data is one of :meth:`own_draws`"""
-    secret: bytes
-    """the key of this client"""
+    uniform: Callable[..., Any]
+    """:func:`uefl.privacy.uniform` with the secret of this client"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     """tensors of ``client_state``; the client finds them here again in its next turn, with the changes that it made"""
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -210,7 +209,7 @@ class Work:
             ``[count]`` float64 in (0, 1), on the CPU.
         """
         data = b"" if of is None else of.cpu().contiguous().numpy().tobytes()
-        return torch.from_numpy(uniform(self.secret, data, count, "own", self.client, *place))
+        return torch.from_numpy(self.uniform(data, count, "own", self.client, *place))
 
     def batch(self, positions: torch.Tensor) -> Batch:
         """Training images at these positions ``[b]``, augmented and normalised."""

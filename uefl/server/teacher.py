@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ from ..client.training import fit, moments_of
 from ..client.work import Batch, Work
 from ..data.federation import LabeledData, ServerData, Split
 from ..engines.base import Message
+from ..privacy import uniform
 from ..seeds import derive
 
 if TYPE_CHECKING:
@@ -106,4 +108,4 @@ class Teacher:
 
     def _work(self, tensors: dict[str, torch.Tensor], seed: int, round: int) -> Work:
         generator = torch.Generator().manual_seed(derive(seed, "own", round, SERVER))
-        return Work(SERVER, self._data, self._workspace, Message(tensors), seed, round, generator, b"")
+        return Work(SERVER, self._data, self._workspace, Message(tensors), seed, round, generator, partial(uniform, b""))
