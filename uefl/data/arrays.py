@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from ..errors import UserError
 from ..isolation import isolate
 from . import labeled
 from .federation import Federation, Split
-from .images import as_bytes, copied, pixels_of
+from .images import copied
 from .partitions.base import Deal, Share
+from .pixels import as_bytes, as_images, as_label, as_labels, is_array, kinds_of, pixels_of
 from .settings import Data
 from .table import Table, numbers
 
@@ -33,9 +35,10 @@ def from_arrays(
 ) -> Federation:
     """Make a federation of labeled images that are in memory already, or that Datasets yield.
 
-    Images are arrays or tensors ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3, of uint8, or of floats in [0, 1],
-    which are rounded to 8 bits. Labels are integers ``[N]`` counting from 0. A Dataset yields pairs of an image (a tensor or array of one
-    image, or a PIL image) and an integer; it is read once, here, so that random changes in it are drawn once.
+    Images are arrays or tensors ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3: of uint8; of uint16, of which the
+    upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8 bits. Labels are ``[N]`` integers counting from 0, as an array,
+    a tensor, a Series or a list. A Dataset yields pairs of an image (a tensor or array of one image, or a PIL image) and an integer. It is
+    read once, here, so that random changes in it are drawn once.
 
     Args:
         clients: by name, the training and the test part; None instead of a test part: it is taken out of the training part.
@@ -53,16 +56,15 @@ def from_arrays(
     pixels: list[torch.Tensor] = []
     labels: list[torch.Tensor] = []
     names: list[str] = []
-    rounded: list[str] = []
+    kinds: Counter[str] = Counter()
 
     def take(part: Part, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows of a part, which is appended to the others."""
-        images, integers, was_float = _read(part, where)
+        images, integers = _read(part, where, kinds)
         rows = np.arange(len(pixels), len(pixels) + len(images))
         pixels.extend(images)
         labels.append(integers)
         names.extend(f"{where}/{i}" for i in range(len(images)))
-        rounded.extend([where] * was_float)
         return rows
 
     shares = []
@@ -82,77 +84,50 @@ def from_arrays(
     outside = everything[(everything < 0) | (everything >= len(known))]
     if len(outside):
         raise UserError(f"label {outside[0]} is outside [0, {len(known)}); expected integers counting from 0, one per class")
-    images = copied(pixels, tuple(names))
-    notes = [f"images of {rounded[0]} are floats in [0, 1], rounded to 8 bits{' (and others)' * (len(rounded) > 1)}"] if rounded else []
+    images = copied(pixels, tuple(names), kinds)
     rows = np.arange(len(everything))
-    table = Table("arrays", images, everything, known, rows, None, parts={"images": len(rows)}, notes=tuple(notes))
+    table = Table("arrays", images, everything, known, rows, None, parts={"images": len(rows)})
     return labeled.federate(table, Deal(tuple(shares), tuple(apart)), data, seed, partition={"scheme": "given"})
 
 
-def _read(part: Part, where: str) -> tuple[list[torch.Tensor], torch.Tensor, bool]:
-    """Images ``[C, H, W]`` uint8, labels ``[N]`` int64, and whether the images were floats."""
+def _read(part: Part, where: str, kinds: Counter[str]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Images ``[C, H, W]`` uint8 and labels ``[N]`` int64; kinds of change are counted."""
     if isinstance(part, Split):
         part = part.images, part.labels
-    if isinstance(part, (tuple, list)) and len(part) == 2 and all(map(_is_array, part)):
-        images, was_float = as_bytes(part[0], where)
-        if images.ndim == 3:
-            images = images[:, None]
-        elif images.ndim == 4:
-            first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
-            if first == last:
-                raise UserError(f"{where}: cannot tell the channels of images {list(images.shape)}; expected [N, C, H, W] with C = 1 or 3")
-            images = images if first else images.movedim(3, 1)
-        else:
-            raise UserError(f"{where}: expected images [N, H, W], [N, C, H, W] or [N, H, W, C], got {list(images.shape)}")
-        return list(images.contiguous()), _labels(part[1], len(images), where), was_float
+    if isinstance(part, (tuple, list)) and len(part) == 2 and is_array(part[0]):
+        images, kind = as_images(part[0], where)
+        kinds.update({kind: len(images)} if kind else {})
+        return list(images), as_labels(part[1], len(images), where)
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, (str, dict)):
         raise UserError(f"{where}: expected a pair of images and labels, or a torch Dataset with a length; got {type(part).__name__}")
-    pixels, integers, was_float = [], [], False
+    if len(part) == 0:
+        raise UserError(f"{where} has no image")
+    pixels, labels = [], []
     for i in range(len(part)):
         item = part[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(f"{where}: item {i} is {type(item).__name__}; expected a pair of an image and an integer")
-        image, changed = _one(item[0], f"{where}: image {i}")
-        pixels.append(image)
-        integers.append(item[1])
-        was_float |= changed
-    try:
-        found = torch.tensor([int(label) for label in integers])
-    except (TypeError, ValueError):
-        raise UserError(f"{where}: expected an integer label with every image") from None
-    return pixels, _labels(found, len(pixels), where), was_float
+        pixels.append(_one(item[0], f"{where}: image {i}", kinds))
+        labels.append(as_label(item[1], f"{where}: item {i}"))
+    return pixels, as_labels(labels, len(pixels), where)
 
 
-def _one(image: Any, where: str) -> tuple[torch.Tensor, bool]:
-    """One image of a Dataset."""
+def _one(image: Any, where: str, kinds: Counter[str]) -> torch.Tensor:
+    """One image of a Dataset, ``[C, H, W]`` uint8."""
     if isinstance(image, Image.Image):
-        return pixels_of(image), False
-    if not _is_array(image):
+        try:
+            kinds.update(kinds_of(image))
+            return pixels_of(image)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise UserError(f"{where} cannot be read ({error})") from None
+    if not is_array(image):
         raise UserError(f"{where} is {type(image).__name__}; expected a tensor, an array or a PIL image")
-    pixels, was_float = as_bytes(image, where)
+    pixels, kind = as_bytes(image, where)
+    kinds.update([kind] if kind else [])
     if pixels.ndim == 2:
         pixels = pixels[None]
     if pixels.ndim == 3 and pixels.shape[0] not in (1, 3) and pixels.shape[2] in (1, 3):
         pixels = pixels.movedim(2, 0)
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3) or 0 in pixels.shape:
         raise UserError(f"{where}: expected [C, H, W] with C = 1 or 3, got {list(pixels.shape)}")
-    return pixels.contiguous(), was_float
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, np.ndarray))
-
-
-def _labels(labels: Any, count: int, where: str) -> torch.Tensor:
-    try:
-        tensor = torch.as_tensor(labels).detach().cpu()
-    except (TypeError, ValueError, RuntimeError):  # texts, objects, rows of different lengths
-        got = getattr(labels, "dtype", type(labels).__name__)
-        raise UserError(f"{where}: expected labels as {count} integers, got {got}") from None
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.shape != (count,):
-        raise UserError(f"{where}: expected labels as {count} integers, got {tensor.dtype} {list(tensor.shape)}")
-    if count == 0:
-        raise UserError(f"{where} has no image")
-    if int(tensor.min()) < 0:
-        raise UserError(f"{where}: expected labels of 0 or more, got {int(tensor.min())}")
-    return tensor.long()
+    return pixels.contiguous()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +17,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import UserError
+from . import pixels
 from .rotate import resize
 
 Rows = npt.NDArray[np.int64]
@@ -54,6 +58,8 @@ class Images:
     """where the images lie, for messages"""
     inside: str = ""
     """file below the source that holds all of them, where a source has several"""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """images by the kind of change that reading makes in their values; see :mod:`uefl.data.pixels`"""
 
     def name(self, row: int) -> str:
         """Return the name of an image for a message."""
@@ -72,41 +78,42 @@ class Images:
             raise UserError(f"{pair}; set image_size to resize all images to one square")
 
 
-def in_memory(pixels: torch.Tensor, place: str = "", files: tuple[str, ...] = ()) -> Images:
+def in_memory(values: torch.Tensor, place: str = "", files: tuple[str, ...] = (), kinds: Mapping[str, int] | None = None) -> Images:
     """Images that are in memory.
 
     Args:
-        pixels: a torch tensor ``[N, C, H, W]`` uint8.
+        values: a torch tensor ``[N, C, H, W]`` uint8.
         place: where they lie, for messages.
         files: names in the manifest; empty: images are known by their position.
+        kinds: images by the kind of change that was made in their values.
 
     Raises:
-        TypeError: ``pixels`` is something else.
+        TypeError: ``values`` is something else.
     """
-    if not isinstance(pixels, torch.Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 4:
-        got = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, (torch.Tensor, np.ndarray)) else type(pixels).__name__
-        kind = "a NumPy array of " if isinstance(pixels, np.ndarray) else ""
+    if not isinstance(values, torch.Tensor) or values.dtype != torch.uint8 or values.ndim != 4:
+        got = f"{values.dtype} {list(values.shape)}" if isinstance(values, (torch.Tensor, np.ndarray)) else type(values).__name__
+        kind = "a NumPy array of " if isinstance(values, np.ndarray) else ""
         raise TypeError(f"{place or 'images'}: expected pixels as a torch tensor [N, C, H, W] of uint8; got {kind}{got}")
 
     def read(rows: Rows, size: int) -> torch.Tensor:
-        chosen = pixels[torch.from_numpy(rows)]
+        chosen = values[torch.from_numpy(rows)]
         if not size:
             return chosen
-        return resize(chosen, size) if len(chosen) else chosen.new_zeros(0, pixels.shape[1], size, size)
+        return resize(chosen, size) if len(chosen) else chosen.new_zeros(0, values.shape[1], size, size)
 
     def content(rows: Rows) -> Iterator[bytes]:
         for row in rows:
-            yield pixels[row].numpy().tobytes()
+            yield values[row].numpy().tobytes()
 
-    return Images(len(pixels), pixels.shape[1], np.array([pixels.shape[2:]]), read, content, files, place)
+    return Images(len(values), values.shape[1], np.array([values.shape[2:]]), read, content, files, place, kinds=kinds or {})
 
 
-def copied(pixels: Sequence[torch.Tensor], files: tuple[str, ...]) -> Images:
+def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mapping[str, int]) -> Images:
     """Images ``[C, H, W]`` uint8 that may differ in size and channels; they are copied, so that later changes do not reach them."""
-    channels = max(len(image) for image in pixels)
-    even = [image.expand(channels, -1, -1) for image in pixels]
+    channels = max(len(image) for image in values)
+    even = [image.expand(channels, -1, -1) for image in values]
     if len({image.shape for image in even}) == 1:
-        return in_memory(torch.stack(even), files=files)
+        return in_memory(torch.stack(even), files=files, kinds=kinds)
     kept = [image.clone() for image in even]
 
     def read(rows: Rows, size: int) -> torch.Tensor:
@@ -118,7 +125,7 @@ def copied(pixels: Sequence[torch.Tensor], files: tuple[str, ...]) -> Images:
         for row in rows:
             yield kept[row].numpy().tobytes()
 
-    return Images(len(kept), channels, np.array([image.shape[1:] for image in kept]), read, content, files)
+    return Images(len(kept), channels, np.array([image.shape[1:] for image in kept]), read, content, files, kinds=kinds)
 
 
 class File(NamedTuple):
@@ -138,88 +145,111 @@ def on_disk(root: Path, paths: Sequence[Path]) -> Images:
 
 
 def from_files(place: str, files: Sequence[File]) -> Images:
-    """Image files of 8 bits; only their headers are read now. They are RGB if one of them is in colour; transparency is dropped.
+    """Image files; only their headers are read now. They are RGB if one of them is in color. See :mod:`uefl.data.pixels`.
 
     Args:
         place: the folder or archive that they lie in, for messages.
         files: one or more.
 
     Raises:
-        UserError: a file that is no image, or has more than 8 bits per value. A file that is damaged is found when it is read.
+        DamagedImages: files that are no images, or have values of no known range. A file with a good header that is damaged behind it is
+            found when it is read, or here, where another file has no good header.
     """
     names = tuple(file.name for file in files)
-    shapes, colour = np.empty((len(files), 2), np.int64), False
+    shapes, color, kinds, damaged = np.empty((len(files), 2), np.int64), False, Counter[str](), DamagedImages()
     for i, file in enumerate(files):
-        mode, shapes[i] = _header(place, file)
-        colour |= mode not in _GREY
-    channels = 3 if colour else 1
+        with damaged.noted(place, file), file.open() as opened, _opened(opened) as image:
+            shapes[i] = pixels.upright_size(image)
+            color |= not pixels.is_grey(image)
+            kinds.update(pixels.kinds_of(image))
+    if damaged.found:  # all damaged files are named at once
+        for file in files:
+            if not damaged.names(place, file):
+                with damaged.noted(place, file):
+                    _decode(file, 0)
+    damaged.check()
+    channels = 3 if color else 1
 
     def read(rows: Rows, size: int) -> torch.Tensor:
         if not len(rows):
             return torch.zeros(0, channels, *((size, size) if size else shapes[0].tolist()), dtype=torch.uint8)
-        return torch.stack([_decode(place, files[row], size).expand(channels, -1, -1) for row in rows])
+        damaged, decoded = DamagedImages(), []
+        for row in rows:
+            with damaged.noted(place, files[row]):
+                decoded.append(_decode(files[row], size).expand(channels, -1, -1))
+        damaged.check()
+        return torch.stack(decoded)
 
     def content(rows: Rows) -> Iterator[bytes]:
         for row in rows:
             with files[row].open() as file:
                 yield file.read()
 
-    return Images(len(files), channels, shapes, read, content, names, place)
+    return Images(len(files), channels, shapes, read, content, names, place, kinds=kinds)
 
 
-_GREY = ("1", "L", "LA")
+class DamagedImages(UserError):
+    """Image files that cannot be read; the message names all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, str] = {}
+        """by path, why it cannot be read"""
+
+    def __str__(self) -> str:
+        """Name the files."""
+        count, shown = len(self.found), list(self.found.items())[:_MOST_NAMED]
+        listed = "; ".join(f"{path} ({reason})" for path, reason in shown)
+        more = f"; and {count - len(shown)} more" if count > len(shown) else ""
+        return (
+            f"cannot read image {listed}; repair or remove it"
+            if count == 1
+            else f"cannot read {count} images: {listed}{more}; repair or remove them"
+        )
+
+    @contextmanager
+    def noted(self, place: str, file: File) -> Iterator[None]:
+        """Note a file that cannot be read, and go on."""
+        try:
+            yield
+        except _UNREADABLE as error:
+            reason = "of no known format" if isinstance(error, UnidentifiedImageError) else getattr(error, "strerror", None) or str(error)
+            self.found[str(Path(place) / file.name)] = reason
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Note the files that a whole read could not read, and go on."""
+        try:
+            yield
+        except DamagedImages as error:
+            self.found |= error.found
+
+    def names(self, place: str, file: File) -> bool:
+        """Whether a file is among them."""
+        return str(Path(place) / file.name) in self.found
+
+    def check(self) -> None:
+        """Raise where there is one."""
+        if self.found:
+            raise self
 
 
-def _header(place: str, file: File) -> tuple[str, tuple[int, int]]:
-    """Mode, and (height, width)."""
-    try:
-        with file.open() as opened, Image.open(opened) as image:
-            if image.mode[0] in "IF":
-                raise UserError(f"{Path(place) / file.name} has more than 8 bits per value; save it as an 8-bit image")
-            return image.mode, (image.height, image.width)
-    except _UNREADABLE as error:
-        raise _unreadable(place, file, error) from None
+@contextmanager
+def _opened(file: BinaryIO) -> Iterator[Image.Image]:
+    """Pillow's view of a file, without its warning of large images, which names no file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = Image.open(file)
+    with image:
+        yield image
 
 
-def _decode(place: str, file: File, size: int) -> torch.Tensor:
+def _decode(file: File, size: int) -> torch.Tensor:
     """One image ``[C, H, W]`` uint8, C = 1 or 3."""
-    try:
-        with file.open() as opened, Image.open(io.BytesIO(opened.read())) as image:
-            pixels = pixels_of(image)
-    except _UNREADABLE as error:
-        raise _unreadable(place, file, error) from None
-    return resize(pixels, size) if size else pixels
+    with file.open() as opened, _opened(io.BytesIO(opened.read())) as image:
+        decoded = pixels.pixels_of(image)
+    return resize(decoded, size) if size else decoded
 
 
-def pixels_of(image: Image.Image) -> torch.Tensor:
-    """The pixels ``[C, H, W]`` uint8 of an image that Pillow has opened, C = 1 or 3."""
-    array = np.array(image.convert("L" if image.mode in _GREY else "RGB"))
-    return torch.from_numpy(array)[None] if array.ndim == 2 else torch.from_numpy(array).movedim(2, 0)
-
-
-def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, bool]:
-    """Images of the user's own as uint8 on the CPU, in the shape that they have, and whether they were floats.
-
-    Args:
-        images: an array or a tensor of uint8, or of floats in [0, 1], which are rounded to 8 bits.
-        where: begins the message.
-
-    Raises:
-        UserError: another type, or floats outside of [0, 1].
-    """
-    tensor = torch.as_tensor(images).detach().cpu()
-    if tensor.dtype == torch.uint8:
-        return tensor, False
-    if not tensor.is_floating_point():
-        raise UserError(f"{where}: expected images of uint8, or of floats in [0, 1]; got {tensor.dtype}")
-    if tensor.numel() and not (tensor.min() >= 0 and tensor.max() <= 1):  # false for NaN too
-        raise UserError(f"{where}: floats must lie in [0, 1], found {tensor.min():g} to {tensor.max():g}; do not normalise them, uefl does")
-    return (tensor * 255).round().to(torch.uint8), True
-
-
+_MOST_NAMED = 100  # damaged files in a message
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-
-
-def _unreadable(place: str, file: File, error: Exception) -> UserError:
-    reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
-    return UserError(f"cannot read image {Path(place) / file.name} ({reason}); repair or remove it")

@@ -12,7 +12,7 @@ from ..errors import UserError
 from . import manifest as record
 from . import notes
 from .federation import Federation, LabeledData, Silo, Sizes, Split
-from .images import Rows
+from .images import DamagedImages, Rows
 from .partitions.base import Deal, Share
 from .prepare import PixelCounts, Preparation
 from .table import Table
@@ -54,16 +54,18 @@ def federate(table: Table, deal: Deal, data: Data, seed: int, *, partition: dict
     unseen_images = sum(len(share.test) for share in deal.unseen if share.test is not None)
     prepare.check_memory(sum(len(client.share.train) + len(client.test) for client in clients) + unseen_images)
 
-    content, pixels = record.Content(), PixelCounts(prepare.channels)
+    content, pixels, damaged = record.Content(), PixelCounts(prepare.channels), DamagedImages()
     silos, entries = [], {}
     for client in clients:
         load = partial(_load, table, prepare, client)
-        found = load()
-        pixels.add(found.train.images)
-        if client.held is not None:
-            pixels.add(found.holdout.images)
-        silos.append(Silo(client.share.name, Sizes.of(found), load))
-        entries[client.share.name] = _entry(table, client, content)
+        with damaged.gathered():
+            found = load()
+            pixels.add(found.train.images)
+            if client.held is not None:
+                pixels.add(found.holdout.images)
+            silos.append(Silo(client.share.name, Sizes.of(found), load))
+            entries[client.share.name] = _entry(table, client, content)
+    damaged.check()
     unseen, unseen_entries = [], {}
     for share in deal.unseen:
         assert share.test is not None
@@ -92,6 +94,7 @@ def federate(table: Table, deal: Deal, data: Data, seed: int, *, partition: dict
         *table.notes,
         *notes.of_clients(len(clients)),
         *notes.of_classes([silo.name for silo in silos], table.classes, train, test),
+        *notes.of_kinds([table.images]),
         *notes.of_resizing([table.images], data.image_size),
         *notes.of_twins(content.twins()),
     )

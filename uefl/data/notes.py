@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
+from . import pixels
 from .images import Images
 
 Counts = npt.NDArray[np.int64]
@@ -50,6 +52,15 @@ def of_resizing(sources: Iterable[Images], image_size: int) -> list[str]:
     if not count:
         return []
     return [f"{count} of {total} images are not square: image_size = {image_size} distorts them, most of all {example}"]
+
+
+def of_kinds(sources: Iterable[Images]) -> list[str]:
+    """Return one note for each kind of change that reading makes in the values of images, with the number of these images."""
+    kinds, total = Counter[str](), 0
+    for images in sources:
+        kinds.update(images.kinds)
+        total += images.count
+    return pixels.notes(kinds, total)
 
 
 def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test: Counts) -> list[str]:

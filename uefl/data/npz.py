@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from ..errors import UserError
-from .images import in_memory
+from .images import Images, in_memory
+from .pixels import as_images, as_labels
 from .table import Table, numbers, two_parts
 
 Arrays = dict[str, npt.NDArray[np.generic]]
@@ -45,41 +47,33 @@ def held(path: Path) -> str:
         return ", ".join(sorted(name.removesuffix(".npy") for name in file.namelist())) or "nothing"
 
 
-def pixels(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) -> torch.Tensor:
-    """Images ``[N, C, H, W]`` uint8 from an array ``[N, H, W]`` or ``[N, H, W, C]``.
+def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) -> Images:
+    """Images from one array, by the rules of :func:`uefl.data.pixels.as_images`.
 
     Raises:
         UserError: it is of another type or shape, or empty.
     """
-    images = arrays[x]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
-        raise UserError(f"{path}: expected {x} as uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3, got {images.dtype} {images.shape}")
-    if 0 in images.shape:
-        raise UserError(f"{path}: {x} is empty: {images.shape}")
-    tensor = torch.from_numpy(np.ascontiguousarray(images))
-    return tensor[:, None] if tensor.ndim == 3 else tensor.movedim(3, 1).contiguous()
+    values, kind = as_images(arrays[x], f"{path}: {x}")
+    return in_memory(values, str(path), kinds={kind: len(values)} if kind else {})
 
 
-def pairs(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str, y: str) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
-    """Images as :func:`pixels`, and an integer ``[N]`` int64 for each.
+def labels(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], y: str, count: int) -> npt.NDArray[np.int64]:
+    """An integer ``[count]`` int64 for each image.
 
     Raises:
-        UserError: they are of another type, shape or number.
+        UserError: they are of another type, shape or number, or negative.
     """
-    images, labels = pixels(path, arrays, x), arrays[y]
-    if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
-        raise UserError(f"{path}: expected {y} as {len(images)} integers, one per image of {x}; got {labels.dtype} {labels.shape}")
-    return images, labels.astype(np.int64)
+    return as_labels(arrays[y], count, f"{path}: {y}").numpy()
 
 
-def count_classes(path: Path, name: str, labels: npt.NDArray[np.int64]) -> int:
+def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
     """Number of classes; as many different labels as there are must be 0, 1, 2, ..., which finds stray ones and counting from 1.
 
     Raises:
         UserError: they are not.
     """
-    classes = len(np.unique(labels))
-    low, high = int(labels.min()), int(labels.max())
+    classes = len(np.unique(found))
+    low, high = int(found.min()), int(found.max())
     if low < 0 or high >= classes:
         stray = low if low < 0 else high
         raise UserError(f"{path}: {name} holds label {stray}; its {classes} different labels must be 0 to {classes - 1}, renumber them")
@@ -100,18 +94,21 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
     Raises:
         UserError: arrays of another type or length, shapes or labels that differ between the parts.
     """
-    x, y = pairs(path, arrays, "x_train", "y_train")
-    x_test, y_test = pairs(path, arrays, "x_test", "y_test")
+    (x, kind), (x_test, test_kind) = (as_images(arrays[name], f"{path}: {name}") for name in ("x_train", "x_test"))
+    y, y_test = labels(path, arrays, "y_train", len(x)), labels(path, arrays, "y_test", len(x_test))
     if x.shape[1:] != x_test.shape[1:]:
         raise UserError(f"{path}: images of x_train and x_test differ in shape: {arrays['x_train'].shape} and {arrays['x_test'].shape}")
     known = len(classes) or count_classes(path, "y_train", y)
-    for part, labels in (("y_train", y), ("y_test", y_test)):
-        strange = labels[(labels < 0) | (labels >= known)]
+    for part, found in (("y_train", y), ("y_test", y_test)):
+        strange = found[(found < 0) | (found >= known)]
         if len(strange):
             as_in = "" if classes else ", as in y_train"
             raise UserError(f"{path}: {part} holds label {strange.min()}; expected 0 to {known - 1}{as_in}")
     train, test = two_parts(len(x), len(x_test), shuffle=True)
-    images = in_memory(torch.cat([x, x_test]), str(path))
+    kinds = Counter[str]()
+    for changed, count in ((kind, len(x)), (test_kind, len(x_test))):
+        kinds.update({changed: count} if changed else {})
+    images = in_memory(torch.cat([x, x_test]), str(path), kinds=kinds)
     parts = {"train": len(x), "test": len(x_test)}
     return Table(name, images, np.concatenate([y, y_test]), classes or numbers(known), train, test, parts=parts)
 

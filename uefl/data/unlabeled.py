@@ -174,6 +174,7 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int, *
         *notes.of_clients(len(silos)),
         *priors_of.corrected,
         *doubts,
+        *notes.of_kinds(sources),
         *notes.of_resizing(sources, data.image_size),
         *notes.of_twins(content.twins()),
     )

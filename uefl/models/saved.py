@@ -20,7 +20,7 @@ from .. import checkpoint
 from ..algorithms.base import Algorithm, ModelSpec, find
 from ..config import Config, Model
 from ..data.federation import Federation
-from ..data.images import as_bytes
+from ..data.pixels import as_bytes
 from ..engines.base import member
 from ..errors import UserError
 from ..fields import parse
@@ -142,7 +142,7 @@ class SavedModel:
         """``[B, C, H, W]``, after checks: numbers on another scale would give a result, and a wrong one."""
         if not isinstance(images, (torch.Tensor, np.ndarray)):
             raise UserError(f"images: expected a tensor or a NumPy array, got {type(images).__name__}")
-        pixels, _ = as_bytes(np.ascontiguousarray(images) if isinstance(images, np.ndarray) else images, "images")
+        pixels, _ = as_bytes(images, "images")
         channels, height, width = self.image_shape
         if pixels.dim() == 3 and channels == 1:
             pixels = pixels[:, None]

@@ -58,7 +58,7 @@ def test_every_form_gives_the_same_federation(form):
         assert same(a.train, b.train)
         assert same(a.test, b.test)
     assert federation.digest == expected.digest
-    assert federation.notes == (("images of north/train are floats in [0, 1], rounded to 8 bits (and others)",) if "float" in form else ())
+    assert federation.notes == (("60 of 60 images are floats in [0, 1], rounded to 8 bits",) if "float" in form else ())
 
 
 def test_nothing_is_lost_and_the_test_part_is_kept():
@@ -121,11 +121,11 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": GOOD[0]}, r"client 'a': expected a pair \(train, test\), where test may be None; got ndarray"),
         (
             {"a": ((PIXELS[:20].astype(np.int64), LABELS[:20]), None)},
-            "expected images of uint8, or of floats in .*; got torch.int64",
+            "expected images of uint8, uint16, or floats in .*; got torch.int64",
         ),
         (
             {"a": ((PIXELS[:20] * 1.0, LABELS[:20]), None)},
-            r"floats must lie in \[0, 1\], found 0 to 255; do not normalise",
+            r"floats must lie in \[0, 1\], found 0 to 255; do not normalize",
         ),
         ({"a": ((np.full((20, 4, 4), np.nan), LABELS[:20]), None)}, r"must lie in \[0, 1\], found nan to nan"),
         ({"a": ((PIXELS[:20, :2], LABELS[:20]), None)}, r"a/train: cannot tell the channels of images \[20, 2, 6, 5\]"),
@@ -133,14 +133,15 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ((PIXELS[0], LABELS[:3]), None)}, "a silo needs two classes or more|holdout"),
         ({"a": ((PIXELS[0, 0], LABELS[:6]), None)}, r"expected images \[N, H, W\], .*, got \[6, 5\]"),
         ({"a": ((PIXELS[:20], LABELS[:19]), None)}, r"a/train: expected labels as 20 integers, got torch.int64 \[19\]"),
-        ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, "expected labels as 20 integers, got torch.float64"),
+        ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, "expected labels as 20 integers, got float64"),
         ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, "a/train: expected labels of 0 or more, got -1"),
         ({"a": ((PIXELS[:20], np.array(["cat", "dog"] * 10)), None)}, "a/train: expected labels as 20 integers, got <U3"),
-        ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train has no image"),
+        ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train: there is no image"),
+        ({"a": ([], None)}, "a/train has no image"),
         ({"a": ("images", None)}, "a/train: expected a pair of images and labels, or a torch Dataset with a length; got str"),
         ({"a": ([1, 2, 3], None)}, "a/train: item 0 is int; expected a pair of an image and an integer"),
         ({"a": ([("x", 1)], None)}, "a/train: image 0 is str; expected a tensor, an array or a PIL image"),
-        ({"a": ([(PIXELS[0], "cat")], None)}, "a/train: expected an integer label with every image"),
+        ({"a": ([(PIXELS[0], "cat")], None)}, "a/train: item 0: expected an integer label, got 'cat' of type str"),
         ({"a": ([(PIXELS[0, :2], 1)], None)}, r"a/train: image 0: expected \[C, H, W\] with C = 1 or 3, got \[2, 6, 5\]"),
         ({"a\nb": (GOOD, GOOD)}, r"silo 'a\\nb': expected printable characters"),
     ],

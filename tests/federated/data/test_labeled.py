@@ -282,7 +282,7 @@ def test_a_client_is_read_without_the_others(make_images, tmp_path):
     for path in (tmp_path / "silos" / "b").rglob("*.png"):
         path.unlink()
     assert len(federation.silos[0].load().train) == 6
-    with pytest.raises(UserError, match=r"cannot read image .*silos/b/"):
+    with pytest.raises(UserError, match=r"cannot read 7 images: .*silos/b/"):
         federation.silos[1].load()
 
 

@@ -133,7 +133,7 @@ def truncate(path):
     [
         (lambda root: truncate(root / "a/cat/3.png"), "cannot read image .*a/cat/3.png"),
         (lambda root: (root / "a/cat/labels.txt").write_text("no image"), "cannot read image .*labels.txt .of no known format."),
-        (lambda root: Image.new("I;16", (8, 6)).save(root / "a/cat/x.png"), "x.png has more than 8 bits per value"),
+        (lambda root: Image.new("F", (8, 6)).save(root / "a/cat/x.tiff"), "x.tiff .its values are floats"),
         (lambda root: (root / "a/0.png").write_bytes(b""), "a/0.png is not in a class folder; expected FOLDER/SILO/CLASS"),
         (lambda root: (root / "0.jpg").write_bytes(b""), "0.jpg is not in a class folder"),
         (lambda root: (root / "a/cat/more").mkdir(), "a/cat/more is a folder among the images of a class"),
@@ -141,7 +141,17 @@ def truncate(path):
         (lambda root: (root / "b/cat").mkdir(parents=True), "b holds no image"),
         (lambda root: [(root / f"b/{part}/cat").mkdir(parents=True) for part in ("train", "test")], "b/(train|test) holds no image"),
     ],
-    ids=["truncated", "not-an-image", "16-bit", "image-in-silo", "image-in-root", "nested", "no-class", "no-image", "no-image-in-split"],
+    ids=[
+        "truncated",
+        "not-an-image",
+        "float-pixels",
+        "image-in-silo",
+        "image-in-root",
+        "nested",
+        "no-class",
+        "no-image",
+        "no-image-in-split",
+    ],
 )
 def test_what_cannot_be_used_is_named_and_never_skipped(make_images, tmp_path, spoil, message):
     make_images("silos/a/cat")

@@ -207,8 +207,11 @@ def test_json_that_is_no_table(tmp_path, content, message):
         ({"images": np.zeros((4, 12, 12), np.uint8)}, "madrid.npz holds images; expected images and set"),
         ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(4)}, "client 'madrid': expected set as one name or integer per image"),
         ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(3, int)}, "client 'madrid': 3 entries in set for 4 images"),
-        ({"images": np.zeros((4, 12, 12)), "set": np.zeros(4, int)}, "madrid.npz: expected images as uint8"),
-        ({"images": np.uint8(0), "set": np.zeros(4, int)}, r"madrid.npz: expected images as uint8 .*, got uint8 \(\)"),
+        (
+            {"images": np.zeros((4, 12, 12), int), "set": np.zeros(4, int)},
+            "madrid.npz: images: expected images of uint8, uint16, or floats",
+        ),
+        ({"images": np.uint8(0), "set": np.zeros(4, int)}, r"madrid.npz: images: expected images \[N, H, W\], .* got \[\]"),
         (
             {"images": np.zeros((2, 12, 12), np.uint8), "set": np.array([b"a", b"K\xf6ln"])},
             "client 'madrid': a name in set is not UTF-8 text .*; save the names as str",

@@ -35,10 +35,13 @@ def gtsrb(root: Path | None) -> Table:
     train = [(path, int(of_class.name)) for of_class in of_classes for path in visible(of_class) if path.suffix == ".ppm"]
     table = root / "gtsrb" / "GT-final_test.csv"
     try:
-        with table.open(newline="") as file:
+        with table.open(newline="", encoding="utf-8-sig") as file:  # a spreadsheet may have added a byte order mark
             lines = csv.DictReader(file, delimiter=";", skipinitialspace=True)
+            lacking = {"Filename", "ClassId"} - set(lines.fieldnames or ())
+            if lacking:
+                raise ValueError(f"its first line has no column {min(lacking)}")
             test = [(folder / "Final_Test" / "Images" / line["Filename"], int(line["ClassId"])) for line in lines]
-    except (OSError, KeyError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, TypeError, csv.Error) as error:
         raise UserError(f"cannot read {table} ({error}): {_ADVICE}") from None
     if not train or not test:
         raise UserError(f"{folder} has {len(train)} training and {len(test)} test images: {_ADVICE}")

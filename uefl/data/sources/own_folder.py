@@ -20,7 +20,7 @@ def read(root: Path) -> Table:
 
     Every file in a class folder must be an image that Pillow reads; a file that is no image beside folders and a class folder without
     an image are passed over with a note, what is hidden without. So are classes noted that differ in case only. Images are RGB if any
-    of them is in colour, else greyscale; transparency is dropped.
+    of them is in color, else grey, by the rules of :mod:`uefl.data.pixels`.
 
     Args:
         root: the folder; its subfolders give the silos their names.

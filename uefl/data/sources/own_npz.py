@@ -8,14 +8,13 @@ import numpy as np
 
 from ...errors import UserError
 from .. import npz
-from ..images import in_memory
 from ..table import Table, numbers
 
 _OWN = ("images", "labels", "silo")
 
 
 def read(path: Path) -> Table:
-    """Images from an .npz: uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3, and integer labels ``[N]`` counting from 0.
+    """Images from an .npz, by the rules of :func:`uefl.data.pixels.as_images`, and integer labels ``[N]`` counting from 0.
 
     Either the user's own silos, as arrays ``images``, ``labels``, ``silo`` (``[N]``, names or integers) and optionally ``test``
     (``[N]`` bool); or a data set to be dealt, as ``x_train``, ``y_train``, ``x_test``, ``y_test``: see :func:`uefl.data.npz.pool`.
@@ -32,9 +31,10 @@ def read(path: Path) -> Table:
 
 
 def _silos(path: Path, arrays: npz.Arrays) -> Table:
-    pixels, labels = npz.pairs(path, arrays, "images", "labels")
+    images = npz.images(path, arrays, "images")
+    labels = npz.labels(path, arrays, "labels", images.count)
     classes = npz.count_classes(path, "labels", labels)
-    silo, test, count = arrays["silo"], arrays.get("test"), len(pixels)
+    silo, test, count = arrays["silo"], arrays.get("test"), images.count
     if silo.dtype.kind not in "iuSU" or silo.shape != (count,):
         raise UserError(f"{path}: expected silo as {count} names or integers, got {silo.dtype} {silo.shape}")
     if test is not None and (test.dtype != np.bool_ or test.shape != (count,)):
@@ -44,7 +44,7 @@ def _silos(path: Path, arrays: npz.Arrays) -> Table:
     for_test = np.zeros(count, bool) if test is None else test.astype(bool)
     return Table(
         str(path),
-        in_memory(pixels, str(path)),
+        images,
         labels,
         numbers(classes),
         np.flatnonzero(~for_test),

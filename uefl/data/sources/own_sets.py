@@ -3,7 +3,7 @@
 ::
 
     FOLDER/
-      clients/NAME/SET/*.png         or clients/NAME.npz with images [n, H, W(, C)] uint8 and set [n] (names or integers)
+      clients/NAME/SET/*.png         or clients/NAME.npz with images [n, H, W(, C)] and set [n] (names or integers)
       priors.csv                     or priors.json (see uefl.data.prior_table); not needed with priors = "estimated"
       test/CLASS/*.png               or test.npz with images and labels [n] (0, 1, ... in the order of the classes); without them
                                      no accuracy is measured
@@ -24,7 +24,7 @@ import torch
 from ...errors import InvalidPriors, UserError
 from .. import npz, prior_table
 from ..folder import labelled, look_alikes, passed_over, visible
-from ..images import Images, Rows, in_memory, on_disk
+from ..images import Images, Rows, on_disk
 from ..priors import Matrix
 from ..unlabeled import ClientSets, LabeledRows, Material
 
@@ -92,7 +92,7 @@ def _client(root: Path, path: Path) -> tuple[Images, Rows, list[str]]:
         arrays = npz.read(path, ("images", "set"))
         if set(arrays) != {"images", "set"}:
             raise UserError(f"{path} holds {npz.held(path)}; expected images and set")
-        images, ids = _read_again(root, path, npz.pixels(path, arrays, "images")), arrays["set"]
+        images, ids = _read_again(root, path, npz.images(path, arrays, "images")), arrays["set"]
         if ids.ndim != 1 or ids.dtype.kind not in "iuSU":
             raise InvalidPriors(f"client {path.stem!r}: expected set as one name or integer per image, got {ids.dtype} {list(ids.shape)}")
         if len(ids) != images.count:
@@ -107,11 +107,11 @@ def _client(root: Path, path: Path) -> tuple[Images, Rows, list[str]]:
     return images, np.array([order.index(name) for name in names])[inverse], order
 
 
-def _read_again(root: Path, path: Path, pixels: torch.Tensor) -> Images:
+def _read_again(root: Path, path: Path, first: Images) -> Images:
     """The images of an .npz that one client has for itself: they are read when they are asked for, and not kept."""
 
     def there() -> Images:
-        return in_memory(npz.pixels(path, npz.read(path, ("images",)), "images"), str(path))
+        return npz.images(path, npz.read(path, ("images",)), "images")
 
     def content(rows: Rows) -> Iterator[bytes]:
         return there().content(rows)
@@ -119,7 +119,7 @@ def _read_again(root: Path, path: Path, pixels: torch.Tensor) -> Images:
     def images(rows: Rows, size: int) -> torch.Tensor:
         return there().read(rows, size)
 
-    return replace(in_memory(pixels, str(path)), read=images, content=content, inside=str(path.relative_to(root)))
+    return replace(first, read=images, content=content, inside=str(path.relative_to(root)))
 
 
 def _rows(client: str, sets: list[str], table: prior_table.PriorTable) -> tuple[Matrix | None, tuple[str, ...]]:
@@ -157,11 +157,12 @@ def _labelled(root: Path, part: str, classes: tuple[str, ...], named_by: str) ->
     arrays = npz.read(path, ("images", "labels"))
     if set(arrays) != {"images", "labels"}:
         raise UserError(f"{path} holds {npz.held(path)}; expected images and labels")
-    pixels, labels = npz.pairs(path, arrays, "images", "labels")
+    images = npz.images(path, arrays, "images")
+    labels = npz.labels(path, arrays, "labels", images.count)
     names = classes or tuple(str(k) for k in range(int(labels.max()) + 1))
     if int(labels.min()) < 0 or int(labels.max()) >= len(names):
         raise UserError(f"{path}: labels must lie in [0, {len(names)}), the classes of the priors in their order")
-    return LabeledRows(replace(in_memory(pixels, str(path)), inside=path.name), np.arange(len(labels)), labels), names
+    return LabeledRows(replace(images, inside=path.name), np.arange(len(labels)), labels), names
 
 
 def _strays(root: Path, clients: list[Path], table: str) -> tuple[str, ...]:

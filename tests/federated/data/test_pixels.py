@@ -1,0 +1,280 @@
+"""Every way in reads images by the same rules: values, notes with their counts, refusals."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from uefl.data import from_arrays
+from uefl.data.pixels import as_bytes, as_labels, pixels_of
+from uefl.errors import UserError
+
+from .common import labeled, load
+
+RNG = np.random.default_rng(0)
+COLOR = RNG.integers(0, 256, (8, 6, 3), dtype=np.uint8)
+GREY = RNG.integers(0, 256, (8, 6), dtype=np.uint8)
+DEEP = RNG.integers(0, 2**16, (8, 6), dtype=np.uint16)
+ALPHA = np.where(np.arange(6) < 3, 0, 255).astype(np.uint8) * np.ones((8, 1), np.uint8)
+
+
+def on_white(color, alpha):
+    """In float64: what is transparent shows white."""
+    share = alpha[..., None] / 255.0
+    return np.round(share * color + (1 - share) * 255).astype(np.uint8)
+
+
+def rotated(image, orientation):
+    """An image that its EXIF data say to turn."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return image, {"exif": exif}
+
+
+def palette():
+    return Image.fromarray(COLOR).quantize(16)
+
+
+def transparent_palette():
+    image = palette()
+    return image, {"transparency": 0}
+
+
+# name: an image, or an image and how to save it; the suffix; the pixels [H, W(, 3)] that are right; the kind that is noted
+CASES = {
+    "grey": (Image.fromarray(GREY), "png", GREY, None),
+    "color": (Image.fromarray(COLOR), "png", COLOR, None),
+    "bits": (Image.fromarray(GREY > 127), "png", np.where(GREY > 127, 255, 0), None),
+    "palette": (palette(), "png", np.array(palette().convert("RGB")), None),
+    "RGBA": (Image.fromarray(np.dstack([COLOR, ALPHA])), "png", on_white(COLOR, ALPHA), "transparency"),
+    "LA": (
+        Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(ALPHA)]),
+        "png",
+        on_white(GREY[..., None], ALPHA)[..., 0],
+        "transparency",
+    ),
+    "palette-tRNS": (
+        transparent_palette(),
+        "png",
+        on_white(np.array(palette().convert("RGB")), np.where(np.array(palette()) == 0, 0, 255)),
+        "transparency",
+    ),
+    "16-bit": (Image.fromarray(DEEP), "png", DEEP >> 8, "16 bits"),
+    "16-bit-tiff": (Image.fromarray(DEEP), "tiff", DEEP >> 8, "16 bits"),
+    "16-bit-pgm": (Image.fromarray(DEEP), "pgm", DEEP >> 8, "16 bits"),
+    "CMYK": (Image.fromarray(COLOR).convert("CMYK"), "tiff", COLOR, "neither grey nor RGB"),
+    "upside-down": (rotated(Image.fromarray(COLOR), 3), "png", COLOR[::-1, ::-1], "EXIF"),
+    "mirrored": (rotated(Image.fromarray(COLOR), 2), "png", COLOR[:, ::-1], "EXIF"),
+    "on-its-side": (rotated(Image.fromarray(COLOR.swapaxes(0, 1)), 5), "png", COLOR, "EXIF"),
+    "pages": ((Image.fromarray(COLOR), {"save_all": True, "append_images": [Image.fromarray(GREY)]}), "tiff", COLOR, "several frames"),
+}
+
+
+def write(path, image):
+    image, how = image if isinstance(image, tuple) else (image, {})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **how)
+
+
+def folder(tmp_path, case):
+    """One client whose images are all of one case, and nearly all plain."""
+    image, suffix, _, _ = CASES[case]
+    for label in ("cat", "dog"):
+        for i in range(6):
+            write(tmp_path / f"silos/a/{label}/{i}.png", Image.fromarray(COLOR + i))
+    write(tmp_path / f"silos/a/cat/special.{suffix}", image)
+    return tmp_path / "silos"
+
+
+def everything(federation):
+    return torch.cat([split.images for silo in load(federation) for split in (silo.train, silo.holdout, silo.test)])
+
+
+def expected(pixels):
+    pixels = np.asarray(pixels, np.uint8)
+    return torch.from_numpy(pixels.copy()).expand(3, -1, -1) if pixels.ndim == 2 else torch.from_numpy(pixels.copy()).movedim(2, 0)
+
+
+def has(images, pixels):
+    return bool((images == expected(pixels)).flatten(1).all(1).any())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file(tmp_path, case):
+    _, _, pixels, kind = CASES[case]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Pillow's warnings name no file
+        federation = labeled(folder(tmp_path, case))
+    assert has(everything(federation), pixels)
+    notes = [note for note in federation.notes if "of 13 images" in note]
+    assert (len(notes) == 1 and notes[0].startswith("1 of 13 images") and kind in notes[0]) if kind else not notes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_dataset_of_pil_images_gives_what_the_files_give(tmp_path, case):
+    image, suffix, pixels, kind = CASES[case]
+    write(tmp_path / f"special.{suffix}", image)
+    plain = [(Image.fromarray(COLOR + i), i % 2) for i in range(12)]
+    federation = from_arrays({"a": ([*plain, (Image.open(tmp_path / f"special.{suffix}"), np.int64(1))], None)})
+    assert has(everything(federation), pixels)
+    notes = [note for note in federation.notes if "of 13 images" in note]
+    assert (len(notes) == 1 and notes[0].startswith("1 of 13 images") and kind in notes[0]) if kind else not notes
+
+
+IMAGES = RNG.integers(0, 256, (24, 8, 6, 3), dtype=np.uint8)
+LABELS = np.arange(24) % 3
+FORMS = {
+    "reversed channels": (IMAGES[..., ::-1].copy()[..., ::-1], None),
+    "reversed rows": (IMAGES[:, ::-1].copy()[:, ::-1], None),
+    "reversed": (IMAGES[::-1].copy()[::-1], None),
+    "Fortran order": (np.asfortranarray(IMAGES), None),
+    "read-only": (np.frombuffer(IMAGES.tobytes(), np.uint8).reshape(IMAGES.shape), None),
+    "big-endian floats": ((IMAGES / 255).astype(">f4"), "floats"),
+    "halves": ((IMAGES / 255).astype(np.float16), "floats"),
+    "long doubles": ((IMAGES / 255).astype(np.longdouble), "floats"),
+    "16 bits": (IMAGES.astype(np.uint16) * 257, "16 bits"),
+    "big-endian 16 bits": ((IMAGES.astype(np.uint16) * 256).astype(">u2"), "16 bits"),
+    "16-bit tensor": (torch.from_numpy(IMAGES.astype(np.int32) * 257).to(torch.uint16), "16 bits"),
+    "channels first": (np.moveaxis(IMAGES, 3, 1), None),
+    "nothing masked": (np.ma.masked_array(IMAGES, np.zeros(IMAGES.shape, bool)), None),
+    "needs a gradient": (torch.from_numpy(IMAGES / 255).requires_grad_(), "floats"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("way", ["arrays", "npz", "dataset"])
+def test_arrays_of_every_form(tmp_path, form, way):
+    images, kind = FORMS[form]
+    if way == "arrays":
+        federation = from_arrays({"a": ((images, LABELS), None)})
+    elif way == "dataset":
+        federation = from_arrays({"a": ([(image, int(label)) for image, label in zip(images, LABELS, strict=True)], None)})
+    else:
+        array = images.detach().numpy() if isinstance(images, torch.Tensor) else images
+        np.savez(tmp_path / "silos.npz", images=array, labels=LABELS, silo=np.zeros(24, int))
+        federation = labeled(tmp_path / "silos.npz")
+    read, right = everything(federation), torch.from_numpy(IMAGES).movedim(3, 1)
+    assert sorted(map(bytes, read.flatten(1).numpy())) == sorted(map(bytes, right.flatten(1).numpy()))
+    notes = [note for note in federation.notes if "of 24 images" in note]
+    assert (len(notes) == 1 and notes[0].startswith("24 of 24 images") and kind in notes[0]) if kind else not notes
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        LABELS[::-1],
+        LABELS.astype(">i8"),
+        LABELS.astype(np.uint8),
+        LABELS.tolist(),
+        tuple(LABELS.tolist()),
+        torch.from_numpy(LABELS),
+        torch.from_numpy(LABELS).to(torch.int16),
+        pytest.importorskip("pandas").Series(LABELS),
+    ],
+    ids=["reversed", "big-endian", "uint8", "list", "tuple", "tensor", "int16", "series"],
+)
+def test_labels_of_every_form(labels):
+    right = LABELS[::-1] if isinstance(labels, np.ndarray) and labels[0] == 2 else LABELS
+    assert as_labels(labels, 24, "a").tolist() == right.tolist()
+    federation = from_arrays({"a": ((IMAGES, labels), None)})
+    entry = federation.manifest["silos"]["a"]
+    assert sum(np.array(part["images_of_class"]) for part in entry.values()).tolist() == [8, 8, 8]
+
+
+NO_INTEGERS = [1.0, 1.5, True, np.float32(1), np.bool_(True), "1", None, [1], torch.tensor(1.0), torch.tensor(True), float("nan")]
+
+
+@pytest.mark.parametrize("label", NO_INTEGERS, ids=repr)
+def test_a_label_that_is_no_integer_is_refused(label):
+    pairs = [(image, k) for image, k in zip(IMAGES, LABELS.tolist(), strict=True)]
+    with pytest.raises(UserError, match="a/train: item 24: expected an integer label"):
+        from_arrays({"a": ([*pairs, (IMAGES[0], label)], None)})
+    with pytest.raises(UserError, match="a/train: label 23: expected an integer label"):
+        from_arrays({"a": ((IMAGES, [*LABELS[:-1].tolist(), label]), None)})
+
+
+@pytest.mark.parametrize(
+    "labels", [LABELS * 1.0, LABELS > 1, LABELS.astype(str), np.array(list("abc"))[LABELS], LABELS[:, None], LABELS.astype(object) / 2]
+)
+def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
+    with pytest.raises(UserError, match="a/train: expected labels as 24 integers"):
+        from_arrays({"a": ((IMAGES, labels), None)})
+    if np.asarray(labels).dtype.kind != "O":
+        np.savez(tmp_path / "silos.npz", images=IMAGES, labels=labels, silo=np.zeros(24, int))
+        with pytest.raises(UserError, match=r"silos.npz: labels: expected labels as 24 integers"):
+            labeled(tmp_path / "silos.npz")
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (IMAGES.astype(object), "expected images of uint8, uint16, or floats in .*; got object"),
+        (IMAGES > 9, "got bool"),
+        (IMAGES.astype(complex), "got complex128"),
+        (np.ma.masked_array(IMAGES, IMAGES > 250), "some values are masked"),
+        (torch.from_numpy(IMAGES) > 9, "got torch.bool"),
+    ],
+)
+def test_images_of_no_known_range_are_refused(images, message):
+    with pytest.raises(UserError, match=message):
+        as_bytes(images, "a")
+    with pytest.raises(UserError, match=message):
+        from_arrays({"a": ((images, LABELS), None)})
+
+
+def test_halves_are_rounded_as_their_value_says():
+    """In half precision the product would be rounded twice."""
+    halves = torch.linspace(0, 1, 999).bfloat16()
+    assert torch.equal(as_bytes(halves, "a")[0], (halves.double() * 255).round().byte())
+
+
+def test_hidden_colors_do_not_matter():
+    """Images whose visible pixels are alike are alike."""
+    hidden = np.dstack([np.where(ALPHA[..., None] > 0, COLOR, 240), ALPHA])
+    shown = [pixels_of(Image.fromarray(array.astype(np.uint8))) for array in (np.dstack([COLOR, ALPHA]), hidden)]
+    assert torch.equal(*shown)
+
+
+def test_all_damaged_files_are_named(tmp_path):
+    """Also those of other clients, whether the header or the pixels are damaged."""
+    root = tmp_path / "silos"
+    for silo in ("a", "b"):
+        for label in ("cat", "dog"):
+            for i in range(6):
+                write(root / silo / label / f"{i}.png", Image.fromarray(COLOR + i))
+    cut = [root / "a/cat/3.png", root / "b/dog/5.png"]
+    for path in cut:
+        path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError) as error:
+        labeled(root)
+    assert all(str(path) in str(error.value) for path in cut)
+    (root / "b/cat/0.png").write_text("no image")
+    (root / "b/cat/gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(UserError, match="cannot read 4 images") as error:
+        labeled(root)
+    assert all(str(path) in str(error.value) for path in [*cut, root / "b/cat/0.png", root / "b/cat/gone.png"])
+    assert "\n" not in str(error.value)
+
+
+def test_a_huge_image_is_noted_by_name_and_not_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 47)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federation = labeled(folder(tmp_path, "color"))
+    assert [note for note in federation.notes if note.startswith("13 of 13 images have more than")]
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_values_of_no_known_range_are_refused(tmp_path, mode):
+    write(tmp_path / "x.tiff", Image.new(mode, (6, 8)))
+    with pytest.raises(UserError, match=r"x\.tiff .its values are"):
+        labeled(_one_more(tmp_path))
+
+
+def _one_more(tmp_path):
+    for label in ("cat", "dog"):
+        write(tmp_path / f"silos/a/{label}/0.png", Image.fromarray(COLOR))
+    (tmp_path / "x.tiff").rename(tmp_path / "silos/a/cat/x.tiff")
+    return tmp_path / "silos"

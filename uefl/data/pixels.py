@@ -1,0 +1,226 @@
+"""One set of rules for the pixels of an image, whether it comes as a file, as an array or as a PIL image.
+
+All images become uint8 ``[C, H, W]`` with C = 1 (grey) or 3 (RGB). Whatever changes values on the way has a kind, and a run notes each
+kind with the number of its images.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from ..errors import UserError
+
+TRANSPARENT = "have transparency, which is put on white"
+TURNED = "are turned upright, as their EXIF orientation says"
+DEEP = "have 16 bits per value, of which the upper 8 are taken (65535 becomes 255)"
+FLOATS = "are floats in [0, 1], rounded to 8 bits"
+CONVERTED = "are neither grey nor RGB (such as CMYK), and are converted to RGB"
+FRAMES = "have several frames or pages, of which the first is taken"
+HUGE = "have more than 89 million pixels"
+
+_GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
+_RGB = ("RGB", "RGBA", "RGBa", "RGBX", "P", "PA")
+_WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+_ORIENTATION = 0x0112  # the EXIF tag
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Pillow's warnings, which name no file; a run has notes of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def is_grey(image: Image.Image) -> bool:
+    """Whether an image that Pillow has opened has no colors; its pixels need not be decoded."""
+    return image.mode in _GREY
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Height and width of an opened image when its EXIF orientation is applied."""
+    height, width = image.height, image.width
+    return (width, height) if _orientation(image) >= 5 else (height, width)
+
+
+def kinds_of(image: Image.Image) -> list[str]:
+    """What :func:`pixels_of` changes in an opened image; its pixels need not be decoded.
+
+    Raises:
+        ValueError: its values are floats, or integers of 32 bits, which have no range that is known.
+    """
+    if image.mode == "F" or (image.mode == "I" and image.format not in (None, "PNG", "PPM")):
+        raise ValueError(f"its values are {'floats' if image.mode == 'F' else 'integers of 32 bits'}; save it with 8 or 16 bits per value")
+    tile: Any = getattr(image, "tile", None)  # how the file stores its values
+    raw = tile[0][3] if tile else ""
+    raw = raw[0] if isinstance(raw, tuple) and raw else raw
+    found = {
+        TRANSPARENT: image.mode in _WITH_ALPHA or "transparency" in image.info,
+        TURNED: _orientation(image) > 1,
+        DEEP: image.mode.startswith("I") or (isinstance(raw, str) and ";16" in raw),
+        CONVERTED: image.mode not in _GREY and image.mode not in _RGB,
+        FRAMES: getattr(image, "n_frames", 1) > 1,
+        HUGE: image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**62),
+    }
+    return [kind for kind, holds in found.items() if holds]
+
+
+def pixels_of(image: Image.Image) -> torch.Tensor:
+    """The pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3, upright and on white where it is transparent.
+
+    Raises:
+        ValueError: as of :func:`kinds_of`. OSError, SyntaxError: the file is damaged.
+    """
+    with _quiet():
+        kinds_of(image)
+        image = ImageOps.exif_transpose(image)
+        grey = is_grey(image)
+        if image.mode.startswith("I"):
+            values = np.array(image).astype(np.int64)
+            if values.size and not 0 <= values.min() <= values.max() < 2**16:
+                raise ValueError(f"its values are {values.min()} to {values.max()}; save it with 8 or 16 bits per value")
+            return torch.from_numpy((values >> 8).astype(np.uint8))[None]
+        if image.mode in _WITH_ALPHA or "transparency" in image.info:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        array = np.array(image.convert("L" if grey else "RGB"))
+    return torch.from_numpy(array)[None] if array.ndim == 2 else torch.from_numpy(array).movedim(2, 0)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a tensor, or an array of NumPy or of a library that makes one of it."""
+    return isinstance(value, torch.Tensor) or (hasattr(value, "__array__") and not isinstance(value, (Image.Image, np.generic)))
+
+
+def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
+    """Values of images as uint8 on the CPU, in the shape that they have, and the kind of change, if there is one.
+
+    Args:
+        images: an array or a tensor, of uint8, of uint16, or of floats in [0, 1]; of any strides and byte order.
+        where: begins the message.
+
+    Raises:
+        UserError: another type, floats outside of [0, 1], or masked values.
+    """
+    if not isinstance(images, torch.Tensor):
+        images = native(images, where)
+        if images.dtype == np.uint16:
+            return torch.from_numpy((images >> 8).astype(np.uint8)), DEEP
+        if images.dtype.kind not in "uif" or images.dtype.itemsize > 8:
+            images = images.astype(np.float64) if images.dtype.kind == "f" else images
+        if images.dtype.kind not in "uif":
+            raise UserError(f"{where}: expected images of uint8, uint16, or floats in [0, 1]; got {images.dtype}")
+    tensor = torch.as_tensor(images).detach().cpu()
+    if tensor.dtype == torch.uint8:
+        return tensor, None
+    if tensor.dtype == torch.uint16:
+        return torch.from_numpy((tensor.numpy() >> 8).astype(np.uint8)), DEEP
+    if not tensor.is_floating_point():
+        raise UserError(f"{where}: expected images of uint8, uint16, or floats in [0, 1]; got {tensor.dtype}")
+    tensor = tensor.double()  # half precision has too few digits for the product
+    if tensor.numel() and not (tensor.min() >= 0 and tensor.max() <= 1):  # false for NaN too
+        found = f"{tensor.min():g} to {tensor.max():g}"
+        raise UserError(f"{where}: floats must lie in [0, 1], found {found}; do not normalize them, uefl does")
+    return (tensor * 255).round().to(torch.uint8), FLOATS
+
+
+def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
+    """Several images as uint8 ``[N, C, H, W]``, C = 1 or 3, and the kind of change, if there is one.
+
+    Args:
+        images: as of :func:`as_bytes`, ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]``.
+        where: begins the message.
+
+    Raises:
+        UserError: another type or shape, no image, or channels that may be the first or the last axis.
+    """
+    pixels, kind = as_bytes(images, where)
+    if pixels.ndim == 3:
+        pixels = pixels[:, None]
+    elif pixels.ndim == 4:
+        first, last = pixels.shape[1] in (1, 3), pixels.shape[3] in (1, 3)
+        if first == last:
+            shape = f"cannot tell the channels of images {list(pixels.shape)}"
+            raise UserError(f"{where}: {shape}; expected [N, C, H, W] or [N, H, W, C] with C = 1 or 3")
+        pixels = pixels if first else pixels.movedim(3, 1)
+    else:
+        raise UserError(f"{where}: expected images [N, H, W], [N, C, H, W] or [N, H, W, C], got {list(pixels.shape)}")
+    if 0 in pixels.shape:
+        raise UserError(f"{where}: there is no image: {list(pixels.shape)}")
+    return pixels.contiguous(), kind
+
+
+def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
+    """Labels ``[count]`` int64 from a tensor, an array of any byte order and strides, a Series or a sequence of integers.
+
+    Raises:
+        UserError: a label that is no integer (a float, a bool, a text), that is negative, or another number of them.
+    """
+    expected = f"{where}: expected labels as {count} integers"
+    if isinstance(labels, (list, tuple)):  # an array made of them would hide a bool among the integers
+        labels = np.array([as_label(label, f"{where}: label {i}") for i, label in enumerate(labels)], np.int64)
+    if isinstance(labels, torch.Tensor):
+        found = labels.detach().cpu()
+    else:
+        try:
+            array = native(labels, where)
+        except (TypeError, ValueError):  # rows of different lengths
+            raise UserError(f"{expected}, got {type(labels).__name__}") from None
+        if array.dtype.kind not in "iu" or (array.dtype == np.uint64 and array.size and array.max() >= 2**63):
+            raise UserError(f"{expected}, got {array.dtype} {list(array.shape)}")
+        found = torch.from_numpy(array.astype(np.int64))
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool or found.shape != (count,):
+        raise UserError(f"{expected}, got {found.dtype} {list(found.shape)}")
+    found = found.long()
+    if count and int(found.min()) < 0:
+        raise UserError(f"{where}: expected labels of 0 or more, got {int(found.min())}")
+    return found
+
+
+def as_label(label: Any, where: str) -> int:
+    """One label of a Dataset.
+
+    Raises:
+        UserError: it is no integer.
+    """
+    if isinstance(label, torch.Tensor) and label.ndim == 0:
+        label = label.detach().cpu().numpy()
+    array = np.asarray(label)
+    if array.ndim or array.dtype.kind not in "iu":
+        got = f"{label!r:.40}" if not array.ndim else f"{array.dtype} {list(array.shape)}"
+        raise UserError(f"{where}: expected an integer label, got {got} of type {type(label).__name__}")
+    return int(array)
+
+
+def native(values: Any, where: str) -> np.ndarray[Any, Any]:
+    """An array in the machine's byte order, in C order.
+
+    Raises:
+        UserError: some of its values are masked.
+    """
+    if np.ma.isMaskedArray(values):
+        if np.ma.getmaskarray(values).any():
+            raise UserError(f"{where}: some values are masked; fill them first, as with array.filled(0)")
+        values = values.data
+    array = np.asarray(values)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return array if array.flags.c_contiguous else array.copy()  # torch takes no negative strides
+
+
+def notes(kinds: Mapping[str, int], total: int) -> list[str]:
+    """One line for each kind of change, with the number of its images."""
+    return [f"{count} of {total} images {kind}" for kind, count in sorted(kinds.items()) if count]
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # a damaged block of metadata, of which the pixels know nothing
+        return 1
