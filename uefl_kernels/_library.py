@@ -95,9 +95,8 @@ def define_triton(name: str, module: str) -> None:
     for key in ("CPU", "CUDA"):
         _libraries["uefl_triton"].impl(name, launch, key)
 
-    def choose(*args: Any) -> Any:
-        x = args[0]
-        if has_kernel("uefl_cuda", name, "CUDA") and cuda_architecture_built(x.device):
+    def choose(*args: Any) -> Any:  # for compiled graphs and direct calls of torch.ops; eager calls ask resolve()
+        if _native(name, args[0].device):
             return _overloads["uefl_cuda", name](*args)
         if triton_available():
             return _overloads["uefl_triton", name](*args)
@@ -164,6 +163,12 @@ def cuda_architecture_built(device: torch.device) -> bool:
 
 
 @functools.cache
+def _native(name: str, device: torch.device) -> bool:
+    """True when csrc/cuda has the op and was compiled for this device; asked once in a process."""
+    return has_kernel("uefl_cuda", name, "CUDA") and torch.cuda.is_available() and cuda_architecture_built(device)
+
+
+@functools.cache
 def _runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
     """Machine code runs on its generation from its minor version on, and so does ``f``; PTX on all that follow; ``a`` on its own alone."""
     for architecture in architectures:
@@ -216,7 +221,13 @@ def forced() -> str:
 
 
 def resolve(name: str, x: torch.Tensor) -> Any:
-    """The op overload that the active backend asks for; an absent one is an error, never a silent fallback."""
+    """The op overload that the active backend asks for; an absent one is an error, never a silent fallback.
+
+    A CUDA tensor gets the overload of the CUDA C++ kernel itself, so that no Python function runs between the call and the kernel. A
+    graph under compilation keeps the overload of ``uefl``, which another machine can run.
+    """
+    if _forced == "auto" and x.is_cuda and not torch.compiler.is_compiling() and _native(name, x.device):
+        return _overloads["uefl_cuda", name]
     if _forced not in ("auto", "reference"):
         reason = _absent(_forced, name, x.device)
         if reason:

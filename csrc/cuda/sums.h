@@ -101,7 +101,7 @@ struct Spans {
   long long* begin[kSpans];
   int64_t size[kSpans];
 };
-__global__ void __launch_bounds__(kThreads) clear(Spans spans) {
+__device__ inline void clear_spans(const Spans& spans) {
   UEFL_UNROLL
   for (int i = 0; i < kSpans; ++i) {
     for (int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; at < spans.size[i]; at += int64_t{gridDim.x} * blockDim.x) {

@@ -1,5 +1,5 @@
-// The codebook as the searches read it, made anew by every call: three small kernels, one after the other, because each needs what the one
-// before it found in the whole codebook (the centre, the longest codeword).
+// The codebook as the searches read it, made by every call in one launch. Its first half measures the codewords, its second half writes
+// them in the units that the longest codeword asks for; a barrier of the grid is between them.
 //
 // Notation as in common/certificate.h: mu is the centre, b = c - mu a codeword less the centre.
 #pragma once
@@ -7,8 +7,10 @@
 #include <cstdint>
 
 #include "common/certificate.h"
+#include "cuda/grid.h"
 #include "cuda/mma.h"
 #include "cuda/rows.h"
+#include "cuda/sums.h"
 
 namespace uefl::cuda {
 namespace {
@@ -36,6 +38,8 @@ struct Packed {
   double* bounds;     // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves, and |y| of some rows
   long long* counts;  // [books] rows on the list of the first pass
   float* centre;      // [books, d] mu, 0 for cosine
+  double* longest;    // [books, padded_k / kPackCodes] the largest |b| of so many codewords
+  float* sampled;     // [books, kSampledRows] |y| of rows that are spread over x
   float* half_norms;  // [books, padded_k] |b|^2 / 2 (0 for cosine), kNever where there is no finite codeword
   float* starts;      // [books, padded_k / 128, kStarts] the same above the base of wgmma's scores; see start_place()
   uint16_t* halves;   // [books, padded_k / 128, width / 64] blocks of float16, b scaled so that the longest has a length in
@@ -54,57 +58,65 @@ __device__ inline int exponent_of(float value, int least, int most) {
   const int exponent = ((__float_as_int(value) >> 23) & 255) - 127;
   return exponent < least ? least : exponent > most ? most : exponent;
 }
-__device__ inline int book_exponent(const Packed& packed, int64_t book) {
-  return exponent_of(static_cast<float>(packed.bounds[4 * book + 1]), -35, 60);
-}
+__device__ inline int book_exponent(const double* bounds) { return exponent_of(static_cast<float>(bounds[1]), -35, 60); }
+__device__ inline int book_exponent(const Packed& packed, int64_t book) { return book_exponent(packed.bounds + 4 * book); }
 
-constexpr int kCentreThreads = 1024, kSampled = 1024;  // threads: at most
+// A block measures, and later writes, so many codewords at a time, a warp each.
+constexpr int kPackCodes = kThreads / kWarp, kPackBlocks = 2;  // kPackBlocks: to a multiprocessor, at most
+constexpr int kSampledRows = 1024;
 
-// The centre: the mean of up to 1024 codewords, spread over the book, in the columns in which it is large beside their deviation. Any
+// The centre: the mean of up to 64 codewords, spread over the book, in the columns in which it is large beside their deviation. Any
 // centre is right. A large common offset would cost precision; a small one is better left alone, since 16-bit rows less a centre need
-// more than the 11 bits of a float16, and without one do not. A block takes 32 columns of a book. Also zeroes what the next kernels
-// raise.
+// more than the 11 bits of a float16, and without one do not. Every block computes the same numbers, so that no block waits for another.
 template <class T>
-__global__ void __launch_bounds__(kCentreThreads) pack_centre(const T* codebook, Shape shape, Packed packed) {
-  __shared__ double sums[kCentreThreads / kWarp][kWarp], squares[kCentreThreads / kWarp][kWarp];
-  const int64_t groups = (shape.d + kWarp - 1) / kWarp, book = blockIdx.x / groups;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  const int64_t j = blockIdx.x % groups * kWarp + lane, apart = (shape.k + kSampled - 1) / kSampled;
-  if (blockIdx.x % groups == 0 && warp == 0 && lane < 4) packed.bounds[4 * book + lane] = 0;
-  if (blockIdx.x % groups == 0 && threadIdx.x == 0) packed.counts[book] = 0;
-  double sum = 0, square = 0;
-  for (int64_t k = warp * apart; k < shape.k && j < shape.d && shape.euclidean; k += warps * apart) {
-    const double value = static_cast<double>(widen(codebook[(book * shape.k + k) * shape.d + j]));
-    if (!isfinite(value)) continue;
-    sum += value;
-    square += value * value;
-  }
-  sums[warp][lane] = sum, squares[warp][lane] = square;
-  __syncthreads();
-  if (warp > 0 || j >= shape.d) return;
-  for (int other = 1; other < warps; ++other) sum += sums[other][lane], square += squares[other][lane];
-  const double count = static_cast<double>((shape.k + apart - 1) / apart), mean = sum / count;
-  const bool large = mean * mean * 16 > square / count - mean * mean && fabs(mean) < 0x1p120;
-  packed.centre[book * shape.d + j] = shape.euclidean && large ? static_cast<float>(mean) : 0;
-}
-
-// The largest value of the warps of a block into target. Doubles that are not negative order as their bits do.
-__device__ inline void raise(double value, double* target) {
-  __shared__ double largest[kThreads / kWarp];
-  __syncthreads();
-  if (threadIdx.x % kWarp == 0) largest[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int warp = 1; warp < kThreads / kWarp; ++warp) value = fmax(value, largest[warp]);
-  if (value > 0) atomicMax(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(__double_as_longlong(value)));
-}
-
-// A block takes eight codewords of a book, a warp one, those that pad included: float64, of unit length for cosine, and its norm. The
-// length for cosine is summed in the order of the elements, as the definition has it.
-template <class T>
-__global__ void __launch_bounds__(kThreads) pack_norms(const T* codebook, Shape shape, Packed packed) {
+__device__ void make_centre(const T* codewords, const Shape& shape, float* centre) {
+  constexpr int kColumns = 8, kParts = kWarp / kColumns, kEach = 16;  // of a warp: columns, lanes of a column, codewords of a lane
   const int lane = threadIdx.x % kWarp;
-  const int64_t code = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / kWarp, book = code / shape.padded_k, k = code % shape.padded_k;
+  const int64_t apart = (shape.k + kParts * kEach - 1) / (kParts * kEach);
+  const float count = static_cast<float>((shape.k + apart - 1) / apart);
+  for (int64_t first = threadIdx.x / kWarp * kColumns; first < shape.d; first += kThreads / kWarp * kColumns) {
+    const int64_t j = first + lane % kColumns;
+    float values[kEach], sum = 0, square = 0;
+    UEFL_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const int64_t k = (i * kParts + lane / kColumns) * apart;
+      values[i] = shape.euclidean && j < shape.d && k < shape.k ? static_cast<float>(widen(codewords[k * shape.d + j])) : 0;
+    }
+    UEFL_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      if (fabsf(values[i]) < INFINITY) sum += values[i], square = fmaf(values[i], values[i], square);
+    }
+    for (int step = kColumns; step < kWarp; step *= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, step);
+      square += __shfl_xor_sync(kAllLanes, square, step);
+    }
+    const float mean = sum / count;
+    const bool large = mean * mean * 4 > square / count - mean * mean && fabsf(mean) < 0x1p120f;
+    if (lane < kColumns && j < shape.d) centre[j] = large ? mean : 0;
+  }
+}
+
+// The largest value of the threads of a block, for all of them.
+template <class T>
+__device__ T block_largest(T value) {
+  __shared__ T of_warps[kThreads / kWarp];
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    const T other = __shfl_xor_sync(kAllLanes, value, step);
+    value = other > value ? other : value;
+  }
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  for (int warp = 0; warp < kThreads / kWarp; ++warp) value = of_warps[warp] > value ? of_warps[warp] : value;
+  return value;
+}
+
+// One codeword by a warp, be it one that pads: in float64, of unit length for cosine, and its norm. The length for cosine is summed in
+// the order of the elements, as the definition has it. Returns |b|, zero where there is no finite codeword.
+template <class T>
+__device__ double measure_codeword(const T* codebook, const Shape& shape, const Packed& packed, int64_t code) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
   const bool there = k < shape.k;
   const T* source = codebook + (book * shape.k + k) * shape.d;
   bool finite = there;
@@ -130,35 +142,24 @@ __global__ void __launch_bounds__(kThreads) pack_norms(const T* codebook, Shape 
   }
   square = warp_sum(square);
   if (lane == 0) packed.half_norms[code] = !finite ? kNever : shape.euclidean ? static_cast<float>(square / 2) : 0;
-  raise(finite && shape.euclidean ? square / 2 : 0, packed.bounds + 4 * book);
-  raise(finite ? sqrt(square) : 0, packed.bounds + 4 * book + 1);
+  return finite ? sqrt(square) : 0;
+}
+
+// The length of a row less the centre, by a warp.
+template <class T>
+__device__ float measure_row(const T* row, const Shape& shape, const float* centre) {
+  float square = 0;
+  for (int64_t j = threadIdx.x % kWarp; j < shape.d; j += kWarp) {
+    const float y = static_cast<float>(widen(row[j * shape.stride]) - centre[j]);
+    square = fmaf(y, y, square);
+  }
+  return sqrtf(warp_sum(square));
 }
 
 // Rows shorter than that, and no NaN, have scores far below kNever and elements within float16; others no first pass answers. The radius
 // is that of the codewords, or a little more.
 __device__ inline float reach_of(const double* bounds, float radius) {
   return bounds[0] < 0x1p90 && bounds[1] < 0x1p59 ? fminf(0x1p60f, 0x1p90f / radius) : 0;
-}
-
-constexpr int kSampledRows = 1024;
-
-// The longest of up to 1024 rows of each book, spread over x: for the range of wgmma's scores, which few rows may leave. A warp takes a
-// row; those out of reach, NaN and infinity do not count, or one of them would leave no bits to the scores of all others.
-template <class T>
-__global__ void __launch_bounds__(kThreads) pack_reach(const T* x, Shape shape, Packed packed) {
-  const int64_t rows = shape.outputs / shape.books, apart = (rows + kSampledRows - 1) / kSampledRows;
-  const int64_t book = blockIdx.x % shape.books, m = (blockIdx.x / shape.books * (kThreads / kWarp) + threadIdx.x / kWarp) * apart;
-  float square = 0;
-  if (m < rows) {
-    const T* row = x + shape.begin(m * shape.books + book);
-    for (int64_t j = threadIdx.x % kWarp; j < shape.d; j += kWarp) {
-      const float y = static_cast<float>(widen(row[j * shape.stride]) - packed.centre[book * shape.d + j]);
-      square = fmaf(y, y, square);
-    }
-  }
-  double* bounds = packed.bounds + 4 * book;
-  const float norm = sqrtf(warp_sum(square));
-  raise(norm < reach_of(bounds, static_cast<float>(bounds[1])) ? norm : 0, bounds + 3);
 }
 
 // The numbers base + score: base = 1.5 * 2^e with |score| < 2^(e - 1) for all rows up to a length.
@@ -176,19 +177,61 @@ struct Base {
 
 // For wgmma one base serves all rows of a book, up to 16 times as long as the longest of the sample: that takes four bits of the distance
 // of two scores, which float16 has long lost.
-__device__ inline float longest_row(const Packed& packed, int64_t book) { return 16 * static_cast<float>(packed.bounds[4 * book + 3]); }
-__device__ inline Base base_of(const Packed& packed, int64_t book) {
-  const double* bounds = packed.bounds + 4 * book;
-  return {1.01f * static_cast<float>(bounds[0]), 1.01f * static_cast<float>(bounds[1]), longest_row(packed, book)};
+__device__ inline float longest_row(const double* bounds) { return 16 * static_cast<float>(bounds[3]); }
+__device__ inline float longest_row(const Packed& packed, int64_t book) { return longest_row(packed.bounds + 4 * book); }
+__device__ inline Base base_of(const double* bounds) {
+  return {1.01f * static_cast<float>(bounds[0]), 1.01f * static_cast<float>(bounds[1]), longest_row(bounds)};
+}
+__device__ inline Base base_of(const Packed& packed, int64_t book) { return base_of(packed.bounds + 4 * book); }
+
+// The first half, a block: the centre, then codewords, and where rows is not null the lengths of some rows; and zeroes what later kernels
+// add to.
+template <class Code, class Row>
+__device__ void measure(const Code* codebook, const Row* rows, const Shape& shape, const Packed& packed) {
+  const int64_t tiles = shape.padded_k / kPackCodes, samples = rows == nullptr ? 0 : kSampledRows / kPackCodes;
+  const int64_t all = shape.outputs / shape.books, apart = (all + kSampledRows - 1) / kSampledRows;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  int64_t known = -1;  // the book of which this block has written the centre
+  for (int64_t item = blockIdx.x; item < shape.books * (tiles + samples); item += gridDim.x) {
+    const int64_t book = item / (tiles + samples), tile = item % (tiles + samples);
+    if (book != known) make_centre(codebook + book * shape.k * shape.d, shape, packed.centre + book * shape.d);
+    known = book;
+    __syncthreads();
+    if (tile == 0 && threadIdx.x == 0) packed.bounds[4 * book + 2] = 0, packed.counts[book] = 0;
+    if (tile < tiles) {
+      const double length = block_largest(measure_codeword(codebook, shape, packed, book * shape.padded_k + tile * kPackCodes + warp));
+      if (threadIdx.x == 0) packed.longest[book * tiles + tile] = length;
+    } else {
+      const int64_t sample = (tile - tiles) * kPackCodes + warp, m = sample * apart;
+      const float length = m < all ? measure_row(rows + shape.begin(m * shape.books + book), shape, packed.centre + book * shape.d) : 0;
+      if (lane == 0) packed.sampled[book * kSampledRows + sample] = length;
+    }
+  }
 }
 
-// The operands of the tensor cores, and where wgmma's scores start.
-__global__ void __launch_bounds__(kThreads) pack_halves(Shape shape, Packed packed) {
+// The bounds of a book but T, for all threads of a block. Of the rows, those out of reach, NaN and infinity do not count, or one of them
+// would leave no bits to the scores of all others.
+__device__ inline void find_bounds(const Shape& shape, const Packed& packed, int64_t book, bool sampled, double (&bounds)[4]) {
+  const int64_t tiles = shape.padded_k / kPackCodes;
+  double length = 0;
+  for (int64_t tile = threadIdx.x; tile < tiles; tile += kThreads) length = fmax(length, packed.longest[book * tiles + tile]);
+  bounds[1] = block_largest(length), bounds[0] = shape.euclidean ? bounds[1] * bounds[1] / 2 : 0;
+  const float reach = reach_of(bounds, static_cast<float>(bounds[1]));
+  float row = 0;
+  for (int i = threadIdx.x; i < kSampledRows && sampled; i += kThreads) {
+    const float norm = packed.sampled[book * kSampledRows + i];
+    row = norm < reach && norm > row ? norm : row;
+  }
+  bounds[2] = 0, bounds[3] = block_largest(row);
+}
+
+// An operand of the tensor cores by a warp, and where its scores start in wgmma; returns |b - b1| in units of the halves.
+__device__ inline double write_halves(const Shape& shape, const Packed& packed, int64_t code, const double (&bounds)[4]) {
   const int lane = threadIdx.x % kWarp;
-  const int64_t code = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / kWarp, book = code / shape.padded_k, k = code % shape.padded_k;
+  const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
   const double* exact = packed.exact + (book * shape.k + k) * shape.d;
   const bool finite = k < shape.k && !isnan(exact[0]);
-  const double up = power(14 - book_exponent(packed, book));
+  const double up = power(14 - book_exponent(bounds));
   const int64_t chunks = (shape.d + kBlockElements - 1) / kBlockElements;
   uint16_t* blocks = packed.halves + code / kBlockCodes * chunks * kBlockHalves;
   double rest = 0;
@@ -198,21 +241,53 @@ __global__ void __launch_bounds__(kThreads) pack_halves(Shape shape, Packed pack
     blocks[j / kBlockElements * kBlockHalves + swizzled(static_cast<int>(k % kBlockCodes), fragment_place(j % kBlockElements))] = bits;
     rest += (value - from_half(bits)) * (value - from_half(bits));
   }
-  if (lane == 0) {
-    packed.starts[code / kBlockCodes * kStarts + start_place(static_cast<int>(k % kBlockCodes))] =
-        packed.half_norms[code] + base_of(packed, book).base;
-  }
-  raise(sqrt(warp_sum(rest)), packed.bounds + 4 * book + 2);
+  const int64_t place = code / kBlockCodes * kStarts + start_place(static_cast<int>(k % kBlockCodes));
+  if (lane == 0) packed.starts[place] = packed.half_norms[code] + base_of(bounds).base;
+  return sqrt(warp_sum(rest));
 }
 
 // The same for the search in float32: transposed, so that neighbouring threads take what lies side by side.
-__global__ void __launch_bounds__(kThreads) pack_float32(Shape shape, Packed packed) {
-  const int64_t code = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / kWarp, book = code / shape.padded_k, k = code % shape.padded_k;
+__device__ inline void write_float32(const Shape& shape, const Packed& packed, int64_t code) {
+  const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
   const double* exact = packed.exact + (book * shape.k + k) * shape.d;
   for (int64_t j = threadIdx.x % kWarp; j < shape.d; j += kWarp) {
     const double value = k < shape.k ? exact[j] - packed.centre[book * shape.d + j] : 0;
     packed.codes[(book * shape.d + j) * shape.padded_k + k] = static_cast<float>(value);
   }
+}
+
+// The second half, a block: no number that shared memory held before the barrier is read here.
+__device__ inline void write_operands(const Shape& shape, const Packed& packed, bool halves, bool sampled) {
+  const int64_t tiles = shape.padded_k / kPackCodes;
+  int64_t known = -1;
+  double bounds[4] = {};
+  for (int64_t item = blockIdx.x; item < shape.books * tiles; item += gridDim.x) {
+    const int64_t book = item / tiles, code = item * kPackCodes + threadIdx.x / kWarp;
+    if (book != known) find_bounds(shape, packed, book, sampled, bounds);
+    known = book;
+    double* target = packed.bounds + 4 * book;
+    if (item % tiles == 0 && threadIdx.x == 0) target[0] = bounds[0], target[1] = bounds[1], target[3] = bounds[3];
+    if (!halves) {
+      write_float32(shape, packed, code);
+      continue;
+    }
+    const double rest = block_largest(write_halves(shape, packed, code, bounds));  // doubles that are not negative order as their bits do
+    if (threadIdx.x == 0) {
+      atomicMax(reinterpret_cast<unsigned long long*>(target + 2), static_cast<unsigned long long>(__double_as_longlong(rest)));
+    }
+  }
+}
+
+// halves: for tensor cores, else for the search in float32; rows: null where no search asks how long they are; cleared: arrays that later
+// kernels add to. A cooperative launch of at most kPackBlocks blocks to a multiprocessor.
+template <class Code, class Row>
+__global__ void __launch_bounds__(kThreads, kPackBlocks)
+    pack_codebook(const Code* codebook, const Row* rows, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
+                  const __grid_constant__ Spans cleared, bool halves) {
+  clear_spans(cleared);
+  measure(codebook, rows, shape, packed);
+  grid_barrier();
+  write_operands(shape, packed, halves, rows != nullptr);
 }
 
 }  // namespace

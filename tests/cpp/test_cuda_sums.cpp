@@ -63,7 +63,7 @@ struct Found {
   explicit Found(const cuda::Shape& shape)
       : quantized(shape.outputs * shape.d, T(NAN)), counts(shape.books * shape.k, 7), largest(counts), sums(counts.size() * shape.d, 7) {
     const auto size = [](const std::vector<long long>& numbers) { return static_cast<int64_t>(numbers.size()); };
-    emulation::launch(1, 64, cuda::clear,
+    emulation::launch(1, 64, cuda::clear_spans,
                       cuda::Spans{{counts.data(), largest.data(), sums.data()}, {size(counts), size(largest), size(sums)}});
   }
   cuda::Total total(int64_t blocks) {

@@ -91,6 +91,36 @@ def test_a_device_that_the_cuda_kernels_were_not_built_for(monkeypatch):
     assert _library._absent("cuda", "vq", torch.device("cuda", 0)) is None
 
 
+class OnGpu:
+    """As much of a CUDA tensor as resolve() looks at."""
+
+    device, is_cuda = torch.device("cuda", 0), True
+
+
+@pytest.mark.parametrize(("built", "namespace"), [(True, "uefl_cuda"), (False, "uefl")])
+def test_an_eager_call_on_a_gpu_goes_to_the_kernel_itself(monkeypatch, built, namespace):
+    """Without the Python function that compiled graphs and direct calls pass."""
+    monkeypatch.setattr(_library, "_native", lambda name, device: built)
+    for name in ("vq_assign", "kmeans_step", "transition_nll"):
+        assert _library.resolve(name, OnGpu()) is _library._overloads[namespace, name]
+        with monkeypatch.context() as compiling:
+            compiling.setattr(torch.compiler, "is_compiling", lambda: True)
+            assert _library.resolve(name, OnGpu()) is _library._overloads["uefl", name]
+
+
+def test_what_a_device_runs_is_asked_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_library, "has_kernel", lambda namespace, name, key: True)
+    monkeypatch.setattr(_library, "cuda_architecture_built", lambda device: not asked.append(device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    _library._native.cache_clear()
+    try:
+        assert [_library._native("vq_assign", OnGpu.device) for _ in range(3)] == [True] * 3
+    finally:
+        _library._native.cache_clear()
+    assert asked == [OnGpu.device]
+
+
 DEFAULT = ("80-real", "90a-real", "100-real", "100-virtual")
 
 

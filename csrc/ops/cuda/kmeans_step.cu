@@ -59,11 +59,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   }
   const Tensor centres = torch::stable::contiguous(centres_given);
   const cudaStream_t stream = current_stream(x);
-  const Tensor labels = torch::stable::reshape(assign("kmeans_step", x, centres, "l2", true), {x.size(0)});
   Tensor sums = torch::stable::new_empty(x, centres.sizes(), ScalarType::Long);
   Tensor masses = torch::stable::new_empty(x, {centres.size(0)}, ScalarType::Long);
   Tensor inertia = torch::stable::new_empty(x, {}, ScalarType::Double);
-  clear_all("kmeans_step", {&sums, &masses, &inertia}, stream);
+  const Spans cleared = spans_of({&sums, &masses, &inertia});
+  const Tensor labels = torch::stable::reshape(assign("kmeans_step", x, centres, "l2", true, cleared), {x.size(0)});
   Tensor rows = x;
   const Shape shape = shape_of(rows, {1, centres.size(0), x.size(1), 1});
   if (shape.outputs == 0) return {labels, sums, masses, inertia};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/row_sums.h"
+#include "ops/cuda/device.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
 
@@ -10,11 +11,11 @@ namespace uefl::cuda {
 // parts(blocks) gives the room for the parts of the error.
 template <bool kGather, class T, class Code, class Parts>
 void launch_row_sums(const char* op, const T* x, const Shape& shape, RowSums<T, Code> wanted, const Parts& parts, cudaStream_t stream) {
-  const int64_t blocks = divide_rows(wanted, shape, kSumBlocks * multiprocessors()), bytes = sort_bytes(wanted, shape, kSumThreads);
+  const int64_t blocks = divide_rows(wanted, shape, kSumBlocks * current_device().multiprocessors),
+                bytes = sort_bytes(wanted, shape, kSumThreads);
   wanted.error.parts = parts(blocks);
   const auto kernel = row_sums<T, kGather, Code>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(error));
+  allow_shared(op, kernel, bytes);
   kernel<<<static_cast<unsigned>(blocks), kSumThreads, bytes, stream>>>(x, shape, wanted);
   check_launch(op);
 }

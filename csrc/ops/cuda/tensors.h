@@ -7,7 +7,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 
@@ -49,25 +48,15 @@ inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
   return shape;
 }
 
-inline int64_t multiprocessors() {
-  int device = 0, count = 0;
-  const bool known =
-      cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
-  return known && count > 0 ? count : 1;
-}
-
-// Zeros for tensors of 8-byte elements, with one launch.
-inline void clear_all(const char* op, std::initializer_list<torch::stable::Tensor*> tensors, cudaStream_t stream) {
+// Zeros for the elements of these tensors, which have 8 bytes each, by the kernel that packs the codebook.
+inline Spans spans_of(std::initializer_list<torch::stable::Tensor*> tensors) {
   Spans spans{};
-  int64_t most = 1, i = 0;
+  int64_t i = 0;
   for (torch::stable::Tensor* tensor : tensors) {
     spans.begin[i] = static_cast<long long*>(tensor->mutable_data_ptr());
     spans.size[i++] = tensor->numel();
-    most = std::max(most, tensor->numel());
   }
-  const int64_t blocks = std::min((most + kThreads - 1) / kThreads, 4 * multiprocessors());
-  clear<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(spans);
-  check_launch(op);
+  return spans;
 }
 
 }  // namespace uefl::cuda

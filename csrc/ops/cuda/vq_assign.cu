@@ -13,6 +13,7 @@
 #include "cuda/vq_assign_float32.h"
 #include "cuda/vq_assign_mma.h"
 #include "cuda/vq_assign_wgmma.h"
+#include "ops/cuda/device.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
 #include "ops/cuda/vq_assign.h"
@@ -41,6 +42,7 @@ Packed carve(const Shape& shape, Search search, const Tensor& x, Tensor& workspa
   const int64_t operands = place(tensor ? codewords * mma_width(shape.d) * 2 : codewords * shape.d * 4);
   const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8), counts = place(shape.books * 8);
   const int64_t centre = place(shape.books * shape.d * 4), norms = place(codewords * 4);
+  const int64_t longest = place(codewords / kPackCodes * 8), sampled = place(shape.books * kSampledRows * 4);
   const int64_t starts = place(tensor ? codewords / kBlockCodes * kStartBytes : 0);
   const int64_t listed = place(tensor ? shape.outputs * 8 : 0), limits = place(tensor ? shape.outputs * 4 : 0);
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
@@ -50,6 +52,7 @@ Packed carve(const Shape& shape, Search search, const Tensor& x, Tensor& workspa
   packed.counts = reinterpret_cast<long long*>(first + counts), packed.centre = reinterpret_cast<float*>(first + centre);
   packed.half_norms = reinterpret_cast<float*>(first + norms), packed.halves = reinterpret_cast<uint16_t*>(first + operands);
   packed.codes = reinterpret_cast<float*>(first + operands), packed.listed = reinterpret_cast<int64_t*>(first + listed);
+  packed.longest = reinterpret_cast<double*>(first + longest), packed.sampled = reinterpret_cast<float*>(first + sampled);
   packed.limits = reinterpret_cast<float*>(first + limits), packed.starts = reinterpret_cast<float*>(first + starts);
   return packed;
 }
@@ -60,18 +63,12 @@ Packed carve(const Shape& shape, Search search, const Tensor& x, Tensor& workspa
 #endif
 constexpr bool kBuiltForSm90a = std::string_view(UEFL_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos;
 
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) return 0;
-  return value;
-}
-
 // The fastest first pass that may be taken; from the fastest to the slowest, each leaves what it cannot do to the next.
 // UEFL_CUDA_SEARCH names the fastest allowed: to compare them, and a way out should one prove wrong on some GPU.
 Search fastest_allowed() {
   const char* value = std::getenv("UEFL_CUDA_SEARCH");
   const std::string choice = value ? value : "";
-  const bool has_wgmma = kBuiltForSm90a && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+  const bool has_wgmma = kBuiltForSm90a && current_device().major == 9;
   if (choice.empty() || choice == "auto") return has_wgmma ? Search::wgmma : Search::mma;
   if (choice == "float32") return Search::float32;
   if (choice == "mma") return Search::mma;
@@ -81,20 +78,15 @@ Search fastest_allowed() {
   return Search::wgmma;
 }
 
-// Shared memory beyond what every kernel may have.
-template <class Kernel>
-void allow_shared(Kernel kernel, int64_t bytes) {
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  STD_TORCH_CHECK(error == cudaSuccess, "vq_assign: ", cudaGetErrorString(error));
-}
-
 // Blocks for so many tiles: at most some for each multiprocessor, which walk them.
-unsigned blocks_of_tiles(int64_t tiles, unsigned each) { return static_cast<unsigned>(std::min<int64_t>(tiles, each * multiprocessors())); }
+unsigned blocks_of_tiles(int64_t tiles, unsigned each) {
+  return static_cast<unsigned>(std::min<int64_t>(tiles, each * current_device().multiprocessors));
+}
 
 template <Pass kPass, class T>
 void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool exact, int64_t* indices, cudaStream_t stream) {
   const int64_t tiles = (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books, bytes = mma_bytes(shape.d);
-  allow_shared(search_mma<T, kPass>, bytes);
+  allow_shared("vq_assign", search_mma<T, kPass>, bytes);
   search_mma<T, kPass><<<blocks_of_tiles(tiles, 4), kThreads, bytes, stream>>>(x, shape, packed, exact, indices);
 }
 
@@ -102,7 +94,7 @@ template <class T>
 void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const Stages& stages, bool exact, int64_t* indices,
                   cudaStream_t stream) {
   const auto launch = [&](auto kernel, int threads) {
-    allow_shared(kernel, stages.size);
+    allow_shared("vq_assign", kernel, stages.size);
     kernel<<<blocks_of_tiles(Tiles(shape, stages.groups).number, 1), threads, stages.size, stream>>>(x, shape, packed, stages, exact,
                                                                                                      indices);
   };
@@ -116,18 +108,28 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const St
 // How wgmma takes these rows; rows = 0 where it does not. With three warpgroups more comparisons run beside the products, and the codebook
 // is read less often, but few rows are better spread over all multiprocessors, and long ones need the shared memory.
 Stages stages_of(const Shape& shape, const Tensor& rows) {
-  const int64_t element_bytes = static_cast<int64_t>(rows.element_size()),
-                shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const int64_t element_bytes = static_cast<int64_t>(rows.element_size()), shared = current_device().shared;
   if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes)) return {};
-  if (Tiles(shape, 3).number > multiprocessors()) {
+  if (Tiles(shape, 3).number > current_device().multiprocessors) {
     if (const Stages three = divide(shape, 3, element_bytes, shared); three.rows > 0) return three;
   }
   return divide(shape, 2, element_bytes, shared);
 }
 
+// The one launch before the search; rows are looked at where wgmma is to search them.
+template <class Code, class Row>
+void launch_pack(const char* op, const Code* codebook, const Row* rows, Shape shape, Packed packed, Spans cleared, bool halves,
+                 cudaStream_t stream) {
+  const int64_t items = shape.books * (shape.padded_k + (rows == nullptr ? 0 : kSampledRows)) / kPackCodes;
+  void* arguments[] = {&codebook, &rows, &shape, &packed, &cleared, &halves};
+  const auto kernel = reinterpret_cast<const void*>(pack_codebook<Code, Row>);
+  const cudaError_t error = cudaLaunchCooperativeKernel(kernel, blocks_of_tiles(items, kPackBlocks), kThreads, arguments, 0, stream);
+  STD_TORCH_CHECK(error == cudaSuccess, op, ": the kernel did not launch: ", cudaGetErrorString(error));
+}
+
 }  // namespace
 
-Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std::string& metric, bool exact) {
+Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std::string& metric, bool exact, const Spans& cleared) {
   const SearchSizes given = check_search(op, x, codebook, metric);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
@@ -140,35 +142,35 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = shape.segments;
   Tensor indices = torch::stable::new_empty(x, sizes, ScalarType::Long);
-  if (shape.outputs == 0) return indices;
+  if (shape.outputs == 0) {
+    for (int i = 0; i < kSpans; ++i) {
+      if (cleared.size[i] > 0) (void)cudaMemsetAsync(cleared.begin[i], 0, static_cast<size_t>(cleared.size[i]) * 8, stream);
+    }
+    check_launch(op);
+    return indices;
+  }
 
   const Search fastest = fastest_allowed();
   const Stages stages = fastest == Search::wgmma ? stages_of(shape, rows) : Stages{};
-  const int64_t shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const int64_t shared = current_device().shared;
   const bool mma = fastest != Search::float32 && mma_bytes(shape.d) + kMmaStaticBytes <= shared;
   const Search search = !mma ? Search::float32 : stages.rows > 0 ? Search::wgmma : Search::mma;
 
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
   const Packed packed = carve(shape, search, x, workspace);
-  const unsigned pack_blocks = blocks(shape.books * shape.padded_k * kWarp);
   with_type(dense.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    const T* data = static_cast<const T*>(dense.const_data_ptr());
-    const auto groups = static_cast<unsigned>(shape.books * ((shape.d + kWarp - 1) / kWarp));
-    pack_centre<<<groups, kCentreThreads, 0, stream>>>(data, shape, packed);
-    pack_norms<<<pack_blocks, kThreads, 0, stream>>>(data, shape, packed);
-  });
-  if (search == Search::wgmma) {
-    with_type(rows.scalar_type(), [&](auto type) {
-      using T = decltype(type);
-      const auto samples = static_cast<unsigned>(shape.books * (kSampledRows / (kThreads / kWarp)));
-      pack_reach<<<samples, kThreads, 0, stream>>>(static_cast<const T*>(rows.const_data_ptr()), shape, packed);
+    using Code = decltype(type);
+    const Code* codes = static_cast<const Code*>(dense.const_data_ptr());
+    const auto pack = [&](const auto* sampled) {
+      launch_pack(op, codes, sampled, shape, packed, cleared, search != Search::float32, stream);
+    };
+    if (search != Search::wgmma) return pack(static_cast<const float*>(nullptr));
+    with_type(rows.scalar_type(), [&](auto element) {
+      using Row = decltype(element);
+      if constexpr (!std::is_same_v<Row, double>) pack(static_cast<const Row*>(rows.const_data_ptr()));
     });
-  }
-  search == Search::float32 ? pack_float32<<<pack_blocks, kThreads, 0, stream>>>(shape, packed)
-                            : pack_halves<<<pack_blocks, kThreads, 0, stream>>>(shape, packed);
-  check_launch(op);
+  });
 
   int64_t* target = static_cast<int64_t*>(indices.mutable_data_ptr());
   with_type(rows.scalar_type(), [&](auto type) {

@@ -8,6 +8,7 @@
 
 #include "cuda/vq_gather.h"
 #include "ops/check_search.h"
+#include "ops/cuda/device.h"
 #include "ops/cuda/row_sums_launch.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
@@ -29,7 +30,7 @@ bool in_pieces(const void* x, const Shape& shape, int64_t element_bytes, const v
 template <class T, class Code, class Parts>
 void launch_gather(const T* x, const Shape& shape, Gather<T, Code> wanted, const Parts& parts, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int piece) {
-    const int64_t blocks = divide_rows(wanted, shape, piece, kGatherBlocks * multiprocessors());
+    const int64_t blocks = divide_rows(wanted, shape, piece, kGatherBlocks * current_device().multiprocessors);
     wanted.error.parts = parts(blocks);
     const int64_t bytes = wanted.in_counters ? sizeof(int) * shape.books * shape.k : 0;
     kernel<<<static_cast<unsigned>(blocks), kThreads, bytes, stream>>>(x, shape, wanted);
@@ -51,8 +52,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tens
   STD_TORCH_CHECK(codes <= INT32_MAX && sizes.d <= INT32_MAX / kWarp, "vq_forward: the codebook is too large");  // a tile has kWarp rows
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
-  const Tensor indices = assign("vq_forward", x, codebook, metric, exact);
-
   const bool wide = codebook.scalar_type() == ScalarType::Double;
   const Tensor codewords = torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
   Tensor quantized = torch::stable::new_empty(x, x.sizes()), rows = x, parts;
@@ -60,7 +59,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tens
   Tensor counts = torch::stable::new_empty(x, {codes}, ScalarType::Long);
   Tensor largest = torch::stable::new_empty(x, {with_sums}, ScalarType::Long);
   Tensor sums = torch::stable::new_empty(x, {with_sums, sizes.d}, ScalarType::Long);
-  clear_all("vq_forward", {&counts, &largest, &sums, &error, &done}, stream);
+  const Spans cleared = spans_of({&counts, &largest, &sums, &error, &done});
+  const Tensor indices = assign("vq_forward", x, codebook, metric, exact, cleared);
   const Shape shape = shape_of(rows, sizes);
   if (shape.outputs == 0) return {quantized, indices, error, counts, largest, sums};
 

@@ -93,10 +93,14 @@ inline std::minstd_rand draw;
 inline bool at_once() { return draw() % 2 == 0; }  // of what may happen at any time until it is waited for
 inline ucontext_t launcher;
 inline Barrier* block_barrier;
-inline unsigned blocks_run = 0;  // in all launches
+inline unsigned blocks_run = 0, launches = 0;
 inline std::function<void()> body;
+inline bool cooperative = false;
+inline Waiting at_grid_barrier;  // threads of the block that runs
 
+// When all threads of a block wait for the other blocks, the launcher goes on to those.
 inline ucontext_t& next() {
+  if (ready.empty() && !at_grid_barrier.empty() && at_grid_barrier.size() == static_cast<size_t>(block_barrier->expected)) return launcher;
   if (ready.empty()) refuse("every thread waits: the kernel hangs");
   if (draw() % 64 == 0) std::swap(ready[draw() % ready.size()], ready.back());
   running = ready.back();
@@ -108,7 +112,7 @@ inline ucontext_t& next() {
 inline void wait_in(Waiting& waiting) {
   Thread* self = running;
   waiting.push_back(self);
-  if (ucontext_t& other = next(); running != self) swapcontext(&self->context, &other);
+  if (ucontext_t& other = next(); &other != &self->context) swapcontext(&self->context, &other);
 }
 inline void wake(Waiting& waiting) {
   ready.insert(ready.end(), waiting.begin(), waiting.end());
@@ -164,7 +168,7 @@ template <class Kernel, class... Arguments>
 void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
   while (threads.size() < count) threads.emplace_back();
   body = [&] { kernel(arguments...); };
-  blockDim = {count}, gridDim = {blocks};
+  blockDim = {count}, gridDim = {blocks}, ++launches;
   for (unsigned block = 0; block < blocks; ++block) {
     Barrier barrier(count);
     std::vector<Warp> warps(count / 32);
@@ -177,10 +181,56 @@ void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... argumen
   }
 }
 
+// The same where all blocks are there at once: one runs up to a barrier of the grid, then the next one does. What __shared__ variables held
+// before that barrier is lost after it, since the blocks have the same ones here.
+template <class Kernel, class... Arguments>
+void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
+  struct Block {
+    explicit Block(unsigned count) : barrier(count), warps(count / 32), waiting() {}
+    Barrier barrier;
+    std::vector<Warp> warps;
+    Waiting waiting;
+  };
+  while (threads.size() < blocks * count) threads.emplace_back();
+  body = [&] { kernel(arguments...); };
+  blockDim = {count}, gridDim = {blocks}, cooperative = true, ++launches;
+  std::deque<Block> all;
+  for (unsigned block = 0; block < blocks; ++block, ++blocks_run) {
+    Block& own = all.emplace_back(count);
+    for (unsigned index = 0; index < count; ++index) {
+      Thread& thread = threads[block * count + index];
+      thread.index = index, thread.warp = &own.warps[index / 32];
+      begin(thread);
+    }
+    own.waiting.swap(ready);
+  }
+  for (bool left = true; left;) {
+    left = false;
+    for (unsigned block = 0; block < blocks; ++block) {
+      if (all[block].waiting.empty()) continue;
+      block_barrier = &all[block].barrier, blockIdx = {block};
+      ready.swap(all[block].waiting);
+      swapcontext(&launcher, &next());
+      all[block].waiting.swap(at_grid_barrier);
+      left = left || !all[block].waiting.empty();
+    }
+  }
+  cooperative = false;
+}
+
 }  // namespace emulation
 
 inline void __syncwarp() { emulation::running->warp->barrier.arrive_and_wait(); }
 inline void __syncthreads() { emulation::block_barrier->arrive_and_wait(); }
+
+namespace uefl::cuda {
+namespace {
+inline void grid_barrier() {
+  if (!emulation::cooperative) emulation::refuse("a barrier of the grid in a launch that is not cooperative");
+  emulation::wait_in(emulation::at_grid_barrier);
+}
+}  // namespace
+}  // namespace uefl::cuda
 
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {

@@ -13,22 +13,26 @@ namespace {
 struct Codebook {
   std::vector<__uint128_t> halves;  // aligned to 16 bytes
   std::vector<__uint128_t> norms, starts;
-  std::vector<double> exact, bounds;
-  std::vector<long long> counts;
-  std::vector<float> centre, codes, limits;
+  std::vector<double> exact, bounds, longest;
+  std::vector<long long> counts, ones;  // ones: an array that the kernel zeroes
+  std::vector<float> centre, codes, limits, sampled;
   std::vector<int64_t> listed;
   uefl::cuda::Packed packed{};
 
-  template <class T>
-  Codebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const T* x)
+  // x: rows of which some are measured, or null.
+  template <class T, class Row>
+  Codebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const Row* x, unsigned blocks = 3)
       : norms(shape.books * shape.padded_k / 4),
         starts(shape.books * shape.padded_k / uefl::cuda::kBlockCodes * uefl::cuda::kStarts / 4),
         exact(shape.books * shape.k * shape.d, NAN),
         bounds(4 * shape.books, NAN),
+        longest(shape.books * shape.padded_k / uefl::cuda::kPackCodes, NAN),
         counts(shape.books, -1),
+        ones(1000, 1),
         centre(shape.books * shape.d, NAN),
         codes(shape.books * shape.padded_k * shape.d, NAN),
         limits(shape.outputs, NAN),
+        sampled(shape.books * uefl::cuda::kSampledRows, NAN),
         listed(shape.outputs, -1) {
     namespace cuda = uefl::cuda;
     const int64_t width = (shape.d + cuda::kBlockElements - 1) / cuda::kBlockElements * cuda::kBlockElements;
@@ -37,13 +41,11 @@ struct Codebook {
     packed.half_norms = reinterpret_cast<float*>(norms.data()), packed.halves = reinterpret_cast<uint16_t*>(halves.data());
     packed.starts = reinterpret_cast<float*>(starts.data());
     packed.codes = codes.data(), packed.listed = listed.data(), packed.limits = limits.data();
-    const auto blocks = static_cast<unsigned>(shape.books * shape.padded_k * cuda::kWarp / cuda::kThreads);
-    emulation::launch(static_cast<unsigned>(shape.books * ((shape.d + cuda::kWarp - 1) / cuda::kWarp)), 64, cuda::pack_centre<T>,
-                      codebook.data(), shape, packed);
-    emulation::launch(blocks, cuda::kThreads, cuda::pack_norms<T>, codebook.data(), shape, packed);
-    emulation::launch(static_cast<unsigned>(4 * shape.books), cuda::kThreads, cuda::pack_reach<T>, x, shape, packed);
-    emulation::launch(blocks, cuda::kThreads, cuda::pack_float32, shape, packed);
-    emulation::launch(blocks, cuda::kThreads, cuda::pack_halves, shape, packed);
+    packed.longest = longest.data(), packed.sampled = sampled.data();
+    for (const bool for_tensor_cores : {false, true}) {
+      emulation::launch_cooperative(blocks, cuda::kThreads, cuda::pack_codebook<T, Row>, codebook.data(), x, shape, packed,
+                                    cuda::Spans{{ones.data()}, {static_cast<int64_t>(ones.size())}}, for_tensor_cores);
+    }
   }
   Codebook(const Codebook&) = delete;  // packed points into it
 

@@ -81,7 +81,8 @@ def _vq(
     expected = expected_shift(codebook, rows) if with_sums else None
     scales = None if expected is None else power_of_two(expected)
     quantized, indices, error, counts, largest, fixed = vq_forward(x, codebook, scales, metric, exact)
-    loss = error * ((codebook_weight + commitment_weight) / max(1, x.numel()))
+    loss = error.new_empty((), dtype=loss_dtype(x))
+    torch.mul(error, (codebook_weight + commitment_weight) / max(1, x.numel()), out=loss)  # a product and a rounding in one launch
     sums = error.new_empty(0)
     if expected is not None:
         finite, shift = fixed_point(largest.view(torch.float64), expected, rows)
@@ -89,7 +90,7 @@ def _vq(
         fixed = torch.where(again[:, None], 0, fixed)
         add(x, codebook, indices, torch.where(again, power_of_two(shift), 0.0), fixed)
         sums = torch.where(finite[:, None], fixed.double() * power_of_two(-shift)[:, None], torch.nan).reshape(codebook.shape)
-    return quantized, indices, loss.to(loss_dtype(x)), counts.reshape(codebook.shape[:-1]), sums
+    return quantized, indices, loss, counts.reshape(codebook.shape[:-1]), sums
 
 
 def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:

@@ -1,0 +1,15 @@
+// A barrier of all blocks of a cooperative launch. tests/cpp/cuda/emulation.h has it for the CPU.
+#pragma once
+
+#if defined(__CUDACC__)
+#include <cooperative_groups.h>
+
+namespace uefl::cuda {
+namespace {
+
+// What a block wrote to memory before it, all blocks read after it.
+__device__ inline void grid_barrier() { cooperative_groups::this_grid().sync(); }
+
+}  // namespace
+}  // namespace uefl::cuda
+#endif

@@ -1,0 +1,70 @@
+"""What a call of an op on CUDA asks of the driver and of the allocator, counted in the launchers; needs no GPU and no nvcc.
+
+A small batch takes as long as its launches. These are the numbers that docs and benchmarks/NOTES.md give.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "csrc" / "ops" / "cuda"
+
+
+def code(name: str) -> str:
+    """A source without its comments."""
+    return re.sub(r"//.*", "", (SOURCES / name).read_text())
+
+
+def body(source: str, begins: str) -> str:
+    """A function, up to the brace that closes it at the beginning of a line."""
+    start = source.index(begins)
+    return source[start : source.index("\n}\n", start)]
+
+
+def calls(text: str, pattern: str) -> list[str]:
+    return re.findall(pattern, text)
+
+
+def test_a_codebook_is_packed_by_one_launch():
+    source = code("vq_assign.cu")
+    packing = body(source, "void launch_pack(")
+    assert calls(packing, r"cudaLaunch\w+") == ["cudaLaunchCooperativeKernel"]
+    assert "<<<" not in packing
+    # Which kernels there are besides: one for each first pass, the second pass with mma.sync, and what follows the search in float32.
+    launched = calls(source, r"(\w+)(?:<[^<>;]*>)?<<<")
+    assert sorted(launched) == ["kernel", "rescore", "search_float32", "search_mma"]
+    passes = body(source, "Tensor assign(")
+    assert sorted(calls(passes, r"launch_\w+")) == ["launch_mma", "launch_mma", "launch_pack", "launch_wgmma"]
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "most"),
+    [
+        ("vq_assign.cu", "Tensor assign(", 1),  # the indices
+        ("vq_assign.cu", "Packed carve(", 1),  # and one workspace for all that is packed
+        ("vq_forward.cu", "vq_forward(const Tensor& x", 7),  # five outputs, the parts of the error and their counter
+        ("kmeans_step.cu", "kmeans_step(const Tensor& x", 4),
+    ],
+)
+def test_allocations(source, function, most):
+    assert len(calls(body(code(source), function), r"new_empty\(")) == most
+
+
+def test_what_is_added_to_is_zeroed_by_the_launch_that_packs():
+    for source in ("vq_forward.cu", "kmeans_step.cu"):
+        text = code(source)
+        assert "<<<" not in body(text, "std::tuple<Tensor"), source
+        assert len(calls(text, r"assign\([^;]*cleared\)")) == 1, source
+        assert not calls(text, r"cudaMemset\w*|zero_|fill_"), source
+
+
+def test_the_driver_is_asked_about_devices_and_kernels_in_one_place():
+    for path in sorted(SOURCES.iterdir()):
+        if path.name != "device.h":
+            assert not calls(code(path.name), r"cudaFuncSetAttribute|cudaDeviceGetAttribute|cudaGetDeviceProperties"), path.name
+    shared = body(code("device.h"), "void allow_shared(")
+    assert shared.index("if (bytes <= most) return;") < shared.index("cudaFuncSetAttribute"), "a call repeats what was said before"
+    assert "static const std::vector<Device> devices = ask_devices();" in body(code("device.h"), "inline const Device& current_device()")
