@@ -75,7 +75,7 @@ def class_sums(features: torch.Tensor, labels: torch.Tensor, classes: int) -> Cl
 def spread(
     total: ClassSums, features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The sums over ``features [N, D]`` of which NC1 and NC4 are the means, ``[2]`` float64. Arguments as of :func:`neural_collapse`.
+    """Return the sums over ``features [N, D]`` behind the means NC1 and NC4, ``[2]`` float64. Arguments as in :func:`neural_collapse`.
 
     With M^+ the pseudo-inverse of the centred class means, tr(S_W S_B^+) / C is the mean of |(h - mean of its class) M^+|^2.
     """

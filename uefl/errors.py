@@ -1,4 +1,4 @@
-"""The ways in which a run ends early; the command line turns each into one line and an exit code."""
+"""Errors that end a run early. The command line turns each into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """The user asked for something that cannot be done; the message says what to change. Exit code 2, nothing was written."""
+    """The request cannot be carried out. The message tells what to change. Nothing was written; exit code 2."""
 
 
 class UnknownAlgorithm(UserError):
-    """No algorithm has a name, in this process; a script may register it."""
+    """No algorithm of this name is registered in this process. A script may register it."""
 
 
 class RunError(Exception):
@@ -19,10 +19,10 @@ class RunError(Exception):
 
 
 class InvalidPriors(UserError, ValueError):
-    """Class priors or sets that no client can be trained with; the message names the client, and the set where there is one."""
+    """Class priors or sets that no client can train on. The message names the client and the set."""
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or nothing."""
+    """Return `` (did you mean 'x'?)``, or an empty string."""
     close = difflib.get_close_matches(word, list(words), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -13,8 +13,8 @@ from .errors import UserError, nearest
 
 S = TypeVar("S", bound=BaseModel)
 Homes = Callable[[str], list[str]]
-"""where else a key of this name is known"""
-_TYPES = frozenset({"bool", "int", "float", "str"})  # what pydantic adds to the place of a value that may be of several types
+"""returns the other places that know a key"""
+_TYPES = frozenset({"bool", "int", "float", "str"})  # pydantic appends these to the location of a union
 _LONGEST = 80
 
 
@@ -25,14 +25,14 @@ def parse(
     homes: Homes = lambda key: [],
     inside: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> S:
-    """A table as a model of pydantic, lists as tuples.
+    """Parse a table into a pydantic model, with lists as tuples.
 
     Args:
         kind: the model.
-        place: the section that the table stands in, for the message.
+        place: the section of the table, for messages.
         table: plain values.
-        homes: says where a key that ``kind`` does not have is known.
-        inside: the keys of tables in this one, by their places, to look for what was meant.
+        homes: returns the places that know a key that ``kind`` lacks.
+        inside: the keys of nested tables by their places, to suggest the nearest one.
 
     Raises:
         UserError: the first key that is unknown, of a wrong type, or out of its range.
@@ -44,7 +44,7 @@ def parse(
 
 
 def unknown(key: str, place: str, keys: Iterable[str], homes: Homes, listed: str = "") -> UserError:
-    """A key that a section does not have; ``keys`` is what it may hold, and ``listed`` says where they stand."""
+    """Return the error for an unknown key. ``keys`` are the valid ones, and ``listed`` tells where to find them."""
     inside = f" in [{place}]" if place else ""
     found = homes(key)
     hint = f"; it is a key of {', '.join(found)}" if found else nearest(key, [word for word in keys if word != key])
@@ -52,13 +52,13 @@ def unknown(key: str, place: str, keys: Iterable[str], homes: Homes, listed: str
 
 
 def shown(value: Any) -> str:
-    """A value in a line, cut where it is long."""
+    """Return a value as one line of limited length."""
     text = repr(list(value) if isinstance(value, tuple) else value).replace("\n", " ")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _refused(error: ValidationError, place: str, kind: type[BaseModel], homes: Homes, inside: Mapping[str, Iterable[str]]) -> UserError:
-    """The first finding of pydantic as an error of the user."""
+    """Turn the first error of pydantic into a user error."""
     found = error.errors(include_url=False)[0]
     where = [part for part in map(str, found["loc"]) if not part.startswith(("function-", "is-instance", "tuple")) and part not in _TYPES]
     key = ".".join([place, *where])

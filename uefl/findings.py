@@ -1,4 +1,4 @@
-"""What an algorithm adds to a report: a section that it makes from the records of its arm, in words, numbers and counts."""
+"""The section that an algorithm adds to a report, made from the records of its arm."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class History:
-    """What is known of one arm of a run, finished or not."""
+    """The records of one arm of a run, finished or not."""
 
     records: list[dict[str, Any]]
-    """lines of metrics.jsonl of the clients that are trained on, by round and client"""
+    """lines of metrics.jsonl of the clients that train, by round and client"""
     labels: Mapping[str, str]
-    """short names of the clients, to show them by"""
+    """short names of the clients for display"""
     classes: int
-    """0: the run folder does not say"""
+    """0 if the run folder does not tell"""
     finished: bool
 
 
@@ -25,7 +25,7 @@ class Shares:
     """Counts of every client, drawn as a picture with a row per client, in percent of the row."""
 
     name: str
-    """of the file, before that of the arm"""
+    """name of the file; the name of the arm follows"""
     title: str
     counts: Mapping[str, Sequence[float]]
     """by client; where the lists differ in length, the picture is grey behind the end of a shorter one"""
@@ -42,9 +42,9 @@ class Findings:
 
     title: str
     lines: list[str] = field(default_factory=list)
-    """sentences, which the name of the arm precedes"""
+    """sentences; the report puts the name of the arm before each"""
     header: list[str] = field(default_factory=list)
-    """of a table"""
+    """column names of the table"""
     rows: list[list[str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """sentences that a reader must know before the numbers"""

@@ -1,4 +1,4 @@
-"""Mappings that make a value when it is asked for, so that what there is for every client is never there for all of them at once."""
+"""Mappings that create a value on access, so that memory does not grow with the number of clients."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class Lazy(Mapping[str, T]):
-    """A mapping that keeps its names, and the last value that it made.
+    """A mapping that keeps its names and caches only the last value.
 
     Args:
-        names: in their order.
-        make: the value of a name.
+        names: the names, in order.
+        make: returns the value of a name.
     """
 
     def __init__(self, names: Iterable[str], make: Callable[[str], T]) -> None:
@@ -21,18 +21,18 @@ class Lazy(Mapping[str, T]):
         self._last: tuple[str, T] | None = None
 
     def __getitem__(self, name: str) -> T:
-        """The value, made anew unless it was the last one that was asked for."""
+        """Return the value of a name. It is created unless it was the last one."""
         if self._last is None or self._last[0] != name:
             if name not in self._names:
                 raise KeyError(name)
-            self._last = None  # before the next one is made: two are never there
+            self._last = None  # free the old value before the new one is created
             self._last = name, self._make(name)
         return self._last[1]
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
+        """Iterate over the names."""
         return iter(self._names)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of names."""
         return len(self._names)

@@ -1,4 +1,4 @@
-"""Who watches a run from the terminal: one live line, or a plain line per round where the output is no terminal."""
+"""Show the progress of a run: a live line in a terminal, a plain line per round elsewhere."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """One bar over all arms, in steps of one client's work; the time left is estimated anew for each arm, their speeds differ."""
+    """Show one bar over all arms that advances with each client. Each arm has its own estimate of the time left."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

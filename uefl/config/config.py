@@ -42,7 +42,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides about a run, but for the device and the place of the data."""
+    """The whole configuration of a run. The device and the location of the data are not part of it."""
 
     run: Run
     data: Data
@@ -52,19 +52,19 @@ class Config:
 
     @property
     def kind(self) -> str:
-        """``labeled`` or ``sets``: the data that the arms take."""
+        """The kind of data of the arms: ``labeled`` or ``sets``."""
         from ..algorithms.base import find
 
         return find(next(iter(self.arms.values())).algorithm).kind
 
     def table(self) -> dict[str, Any]:
-        """Plain values, as TOML and JSON hold them; nothing is left to a default but what has no value."""
+        """Return plain values for TOML and JSON. All defaults are written out; keys without a value are left out."""
         sections = {name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in SECTIONS}
         arms = {name: {"algorithm": arm.algorithm, **arm.parameters.model_dump(mode="json")} for name, arm in self.arms.items()}
         return sections | {"arms": arms}
 
     def to_toml(self) -> str:
-        """The whole configuration as TOML text."""
+        """Return the configuration as TOML text."""
         return tomli_w.dumps(self.table())
 
     def with_run(self, **keys: Any) -> Config:
@@ -154,7 +154,7 @@ def _section(kind: type[S], name: str, table: dict[str, Any], inside: Mapping[st
 
 
 def _misplaced(key: str) -> UserError:
-    """A key outside of a section: where it belongs, or what was meant."""
+    """Return the error for a key outside of a section, with the section or the nearest key."""
     found = homes(key)
     if found:
         return UserError(f"key {key!r} stands outside of a section; it is a key of {', '.join(found)}")
@@ -162,7 +162,7 @@ def _misplaced(key: str) -> UserError:
 
 
 def _check(config: Config) -> None:
-    """What must hold between keys; a key that has no meaning may only have its default, which a run folder names too."""
+    """Check the keys against each other. A key without effect must have its default, which run folders write out."""
     from ..algorithms.base import find
 
     run, model, training, kind = config.run, config.model, config.training, config.kind
@@ -211,7 +211,7 @@ def _check(config: Config) -> None:
 
 
 def _check_private(config: Config) -> None:
-    """What else would say something of the clients, or would be said several times."""
+    """Refuse settings that would reveal more about the clients than the accountant counts."""
     run = config.run
     if run.uncertainty == "ensemble":
         raise UserError(f"key 'run.privacy': expected 'none' with an ensemble, each member tells of the clients again; got {run.privacy!r}")

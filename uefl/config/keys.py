@@ -1,4 +1,4 @@
-"""Where a key stands: the sections, the schemes of partitions and the algorithms that have one of its name."""
+"""Find the sections, partition schemes and algorithms that have a key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .sections import Model, Run, Training
 
 
 def homes(key: str) -> list[str]:
-    """Where a key of this name is known at all: sections, schemes of partitions, algorithms."""
+    """Return all places that know a key: sections, partition schemes, algorithms."""
     from ..algorithms.base import registry
     from ..data.partitions.base import PARTITIONS
 
@@ -28,12 +28,12 @@ def homes(key: str) -> list[str]:
 
 
 def whole_keys(table: dict[str, Any]) -> set[str]:
-    """Every key of the sections with its section before it, to look for what was meant."""
+    """Return every ``section.key``, to suggest the nearest one."""
     return {f"{name}.{key}" for name, keys in fields(table).items() for key in keys}
 
 
 def places(key: str, table: dict[str, Any]) -> list[str]:
-    """The sections that have a key of this name, and the arms of ``table`` as ``arms.NAME``."""
+    """Return the sections that have the key, and the arms of ``table`` that have it as ``arms.NAME``."""
     found = [name for name, known in fields(table).items() if key in known]
     from ..algorithms.base import registry
 
@@ -47,14 +47,14 @@ def places(key: str, table: dict[str, Any]) -> list[str]:
 
 
 def named(arms: Any) -> dict[str, Any]:
-    """Arms as tables, also where a file names them in a list; what is neither is left to the check of the arms."""
+    """Return the arms as tables. A list of names is valid; the check of the arms refuses anything else."""
     names = [arms] if isinstance(arms, str) else arms
     table = names if isinstance(names, dict) else {str(name): {} for name in names} if isinstance(names, (list, tuple)) else {}
     return {str(name): keys if isinstance(keys, dict) else {} for name, keys in table.items()}
 
 
 def fields(table: dict[str, Any]) -> dict[str, set[str]]:
-    """The keys of every section; of ``[data.partition]`` those of its scheme."""
+    """Return the keys of every section. ``[data.partition]`` has the keys of its scheme."""
     from ..data.partitions.base import PARTITIONS
     from ..data.settings import Data
 
@@ -68,7 +68,7 @@ def fields(table: dict[str, Any]) -> dict[str, set[str]]:
 
 
 def all_keys(table: dict[str, Any]) -> set[str]:
-    """Every key of the sections and of all algorithms, to look for what was meant."""
+    """Return every key of the sections and of all algorithms, to suggest the nearest one."""
     from ..algorithms.base import registry
 
     return {key for keys in fields(table).values() for key in keys} | {

@@ -1,9 +1,9 @@
-"""Where a configuration comes from: presets, TOML files with a base, and ``--set``.
+"""Read a configuration from a preset, a TOML file with an optional base, and ``--set``.
 
-A file may say ``base = "PRESET"``: its sections are merged with those of the preset key by key, but for ``[data.partition]``, which is
-replaced whole where it names another scheme; so it is by ``--set data.partition.scheme=...``. Where the file has tables
-``[arms.NAME]``, the run has these arms and no others; each begins from the base's arm of that name, if there is one.
-``arms = ["a", "b"]`` picks arms by name: of the base, or with the defaults of the algorithm of that name.
+A file with ``base = "PRESET"`` is merged with the preset key by key. Only ``[data.partition]`` is replaced whole if it
+names another scheme; ``--set data.partition.scheme=...`` does the same. If the file has tables ``[arms.NAME]``, the run has
+exactly these arms. Each arm starts from the arm of the same name in the base, if there is one. ``arms = ["a", "b"]`` selects
+arms by name, from the base or with the defaults of the algorithm of the same name.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from .config import SECTIONS, Config, from_table
 from .keys import all_keys, homes, named, places, whole_keys
 
 _GROUPS = ("start", "codebooks", "sets", "own")
-"""folders of presets, in the order in which they are listed"""
+"""folders of presets, in the order of the listing"""
 _FIRST = {"run": "seed", "data": "source", "model": "encoder", "training": "lr"}
-"""of each section, the key that whoever sets the section itself may have meant"""
+"""section: the key to suggest to a user who sets the section itself"""
 
 
 def presets() -> dict[str, str]:
-    """Name of every preset and the first comment line of its file, group by group."""
+    """Return the name of each preset and the first comment line of its file, group by group."""
     return {name: about for group in preset_groups().values() for name, about in group.items()}
 
 
 def preset_groups() -> dict[str, dict[str, str]]:
-    """Presets by group."""
+    """Return the presets by group."""
     return {group: {f.name[:-5]: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in _files(group)} for group in _GROUPS}
 
 
 def preset_text(name: str) -> str:
-    """The TOML text of a preset, to start a file from.
+    """Return the TOML text of a preset.
 
     Raises:
         UserError: no such preset.
@@ -81,20 +81,20 @@ def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, *,
 
 
 def _override(table: dict[str, Any], items: list[str]) -> None:
-    """Apply ``--set``. A bare key may be of a partition or an arm that another item names, in whatever order they stand."""
+    """Apply ``--set``. A bare key may belong to a partition or an arm that another item names. The order of the items does not matter."""
     pairs = []
     for item in items:
         key, sign, value = item.partition("=")
         if not sign or "\n" in item.strip():
             raise UserError(f"--set {shown(item)}: expected key=value, in one line")
         pairs.append((key.strip(), _parse(value.strip())))
-    pairs.sort(key=lambda pair: pair[0].rpartition(".")[2] != "scheme")  # another scheme takes the keys of the one before away
+    pairs.sort(key=lambda pair: pair[0].rpartition(".")[2] != "scheme")  # a new scheme removes the keys of the old one
     after = _copy(table)
     for key, value in pairs:
         if "." in key or key in ("arms", "scheme"):
             _put(after, key, _copy(value))
     for key, value in pairs:
-        # arms that a later item leaves out have their keys, too
+        # also look at arms that a later item leaves out
         _put(table, key, value, {**after, "arms": named(after.get("arms", {})) | named(table.get("arms", {}))})
 
 
@@ -122,7 +122,7 @@ def load_whole(path: Path) -> Config:
 
 
 def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] | None = None) -> None:
-    """Set one key of a table, by its whole name or a bare one, whose places are those of another table where one is given."""
+    """Set one key of a table by its full or bare name. The places of a bare key come from ``places_of`` if it is given."""
     section, dot, rest = key.partition(".")
     if section == "arms":
         _put_arm(table, rest, value)
@@ -135,7 +135,7 @@ def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] 
             if not isinstance(inner, dict):
                 raise UserError(f"--set {key}: {part!r} is no table")
         if last == "scheme" and inner.get("scheme", value) != value:
-            inner.clear()  # the keys of the scheme before are none of the new one's
+            inner.clear()  # keys of the old scheme do not belong to the new one
         inner[last] = value
         return
     if key in SECTIONS:
@@ -168,10 +168,10 @@ def _put_arm(table: dict[str, Any], rest: str, value: Any) -> None:
 
 
 def _picked(value: Any, arms: dict[str, Any]) -> dict[str, Any]:
-    """``arms`` as a list of names, or as a mapping."""
+    """Return the arms of ``arms`` as a mapping; it may be a list of names."""
     if isinstance(value, Mapping):
         return {str(name): _copy(keys) for name, keys in value.items()}
-    if isinstance(value, str) and ("," in value or value.startswith("[")):  # a shell may have taken the quotes of a list away
+    if isinstance(value, str) and ("," in value or value.startswith("[")):  # a shell may have removed the quotes of a list
         listed = ",".join('"{}"'.format(name.strip(" '\"")) for name in value.strip("[ ]").split(","))
         raise UserError(f"key 'arms': {shown(value)} is one name; a list is 'arms=[{listed}]'")
     names = [value] if isinstance(value, str) else value
@@ -198,7 +198,7 @@ def _read(source: str) -> dict[str, Any]:
 
 
 def _with_base(table: dict[str, Any], given: bool = False) -> dict[str, Any]:
-    """The values of the preset that a file is based on, where it does not name them itself."""
+    """Fill in the values of the base preset that a file does not set."""
     if "base" not in table:
         return table
     base = table.pop("base")
@@ -215,7 +215,7 @@ def _with_base(table: dict[str, Any], given: bool = False) -> dict[str, Any]:
 
 
 def merged(before: Any, now: Any) -> Any:
-    """Two tables key by key; a partition of another scheme takes nothing from the one before."""
+    """Merge two tables key by key. A partition of another scheme replaces the old one."""
     if (
         not isinstance(before, Mapping)
         or not isinstance(now, Mapping)

@@ -15,7 +15,7 @@ class Section(BaseModel):
 
 
 class Run(Section):
-    """What every arm of a run has in common: seeds, precision, who takes part, what is measured, what is promised."""
+    """The settings that all arms share: seeds, precision, participation, measurements and guarantees."""
 
     seed: int = Field(0, ge=0, lt=2**31, description="starting weights, order of batches, dropout, participants, and draws of the data")
     threads: int = Field(
@@ -92,7 +92,7 @@ class Run(Section):
 
 
 class Model(Section):
-    """The network that algorithms build upon, unless they bring their own."""
+    """The network, for algorithms that bring none."""
 
     encoder: Literal["cnn", "vgg16_bn", "resnet18", "cnn5x5", "resnet18_nopool", "given"] = Field(
         "cnn",
@@ -127,7 +127,7 @@ class Model(Section):
 
 
 class Training(Section):
-    """How much the clients train, and how."""
+    """The local training of the clients."""
 
     optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="made anew in every round")
     lr: float = Field(1e-4, gt=0, description="learning rate")
@@ -149,13 +149,13 @@ class Training(Section):
     local_steps: int = Field(0, ge=0, description="steps that every client makes in a round, in the place of `local_epochs`; 0: by epochs")
 
     def lr_in(self, round: int) -> float:
-        """The learning rate of a round, counted from 0; what trains after the last round has the rate of that one."""
+        """Return the learning rate of a round, counted from 0. Training after the last round uses the rate of the last round."""
         if self.lr_schedule == "constant":
             return self.lr
         rounds = sum(self.iterations())
         return self.lr * (1 + math.cos(math.pi * min(round, rounds - 1) / rounds)) / 2
 
     def iterations(self) -> list[int]:
-        """Rounds of each iteration, with ``max_iterations`` applied."""
+        """Return the number of rounds of each iteration, with ``max_iterations`` applied."""
         cap = self.max_iterations or len(self.rounds)
         return [self.rounds[min(i, len(self.rounds) - 1)] for i in range(cap)]
