@@ -6,11 +6,13 @@ leaves the previous pair or the new one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as save_bytes
 
 from .errors import UserError
+from .paths import named
 
 SCHEMA = 3
 _INDEX = "checkpoint.json"
@@ -68,7 +71,7 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[st
     try:
         save_file(_copies(tensors), temporary, metadata)
     except SafetensorError as error:
-        raise OSError(f"{path} cannot be written: {error}") from None
+        raise OSError(errno.EIO, f"cannot be written ({error})", str(path)) from None
     temporary.chmod(0o666 & ~_umask())
     _replace(temporary, path)
 
@@ -93,7 +96,7 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
     header = json.dumps(layout, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
+    with named(path), temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for part in parts:
             described, values = _taken_apart(part)
@@ -129,14 +132,20 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    _replace(temporary, path)
+    with named(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            _replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def _read_index(directory: Path) -> dict[str, Any]:
     path = directory / _INDEX
     try:
-        index = json.loads(path.read_text())
+        index = json.loads(path.read_text(encoding="utf-8"))
         schema = index["schema"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is truncated or no checkpoint; start again in another folder") from None

@@ -23,6 +23,7 @@ from .errors import RunError, UserError
 from .terminal import write_nearest_characters
 
 if TYPE_CHECKING:
+    from .report.folder import Run
     from .report.tables import Table
     from .run import Deployment
 
@@ -197,7 +198,8 @@ def train(
     except OSError as error:  # a full disk
         if (folder / "summary.json").is_file() or not (folder / "config.toml").is_file():
             raise
-        raise RunError(f"{error.strerror or error} while {folder} was written; go on with: {go_on}") from None
+        place = error.filename or folder
+        raise RunError(f"{error.strerror or error} while {place} was written; go on with: {go_on}") from None
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
         raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
@@ -344,7 +346,7 @@ def report(
     files = [path for path in runs if path.is_file()]  # `suite` writes the log of a run beside its folder
     runs = [path for path in runs if path not in files] or runs
     once = list({folder.resolve(): folder for folder in runs}.values())  # a run named twice would count twice in the mean
-    read = [reports.write_report(folder) for folder in once]
+    read = [_written(folder) for folder in once]
     if against is not None and not any(against in run.arms for run in read):
         arms = dict.fromkeys(arm for run in read for arm in run.arms)
         raise UserError(f"--against {against!r}: no run has such an arm; there are {', '.join(arms)}")
@@ -377,6 +379,18 @@ def report(
     differing = reports.differing_keys(read)
     if differing:
         typer.echo(f"note: these runs differ in more than the seed: {', '.join(differing)}")
+
+
+def _written(folder: Path) -> Run:
+    """The run in a folder, with its report written anew; tables are shown also where the folder cannot be written to."""
+    from . import report as reports
+
+    try:
+        return reports.write_report(folder)
+    except OSError as error:
+        run = reports.read_run(folder)
+        typer.echo(f"note: pictures and pages are not written: {error.filename or folder}: {error.strerror}", err=True)
+        return run
 
 
 @app.command()

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .paths import check_name, named
 
 Silos = dict[str, dict[str, str]]
 """by name, what a run knows of silos that are programs of their own: ``precision``, ``torch``, and the hash of the ``key`` that the name
 belongs to, where there are keys"""
+
+_BEGUN = frozenset(("run.lock", "manifest.json", "manifest.tmp", "config.tmp"))
+"""what a start leaves that failed before config.toml was whole, as on a full disk; the next start writes them again"""
 
 
 @contextmanager
@@ -27,9 +31,13 @@ def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder
         advice: what else a user may do than wait.
 
     Raises:
-        UserError: another process has it.
+        UserError: another process has it, or the folder cannot be written to.
     """
-    with (out / name).open("w") as file:
+    try:
+        opened = (out / name).open("w")
+    except OSError as error:
+        raise UserError(f"{out / name} cannot be written ({error.strerror}); {advice}") from None
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -43,6 +51,7 @@ def check_free(out: Path) -> None:
     Raises:
         UserError: the folder holds a run or something else, or lies inside of a run folder.
     """
+    check_name(out, "the run folder")
     if (out / "summary.json").is_file():
         raise UserError(f"{out} holds a finished run already; choose another folder with --out, or see that run again: uefl report {out}")
     if (out / "config.toml").exists():
@@ -51,7 +60,7 @@ def check_free(out: Path) -> None:
     for folder in out.resolve().parents:
         if (folder / "config.toml").is_file() and (folder / "metrics.jsonl").is_file():
             raise UserError(f"{out} lies inside of the run folder {folder}; choose another folder with --out")
-    if out.exists() and (not out.is_dir() or any(path.name != "run.lock" for path in out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(path.name not in _BEGUN for path in out.iterdir())):
         raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
 
 
@@ -68,13 +77,13 @@ class Metrics:
 
     def lines(self) -> list[dict[str, Any]]:
         """All that has been written."""
-        return [json.loads(line) for line in self._path.read_text().splitlines()]
+        return [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Add lines, which are on the disk when this returns: the checkpoint that follows counts on them."""
         if not lines:
             return
-        with self._path.open("a") as file:
+        with named(self._path), self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
@@ -85,7 +94,8 @@ class Metrics:
         Raises:
             UserError: the file is shorter than that, or damaged.
         """
-        self._path.touch()
+        with named(self._path):
+            self._path.touch()
         if self.bytes < size:
             raise UserError(f"{self._path} is shorter than when the checkpoint was written; restore it, or start a new run")
         os.truncate(self._path, size)

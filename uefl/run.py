@@ -39,6 +39,7 @@ from .errors import UserError
 from .folder import Metrics, Silos, check_free, lock, read_silos
 from .isolation import isolate
 from .models import given, saved
+from .paths import check_name
 from .seeds import derive, make_repeatable
 from .server.participants import Participants
 from .server.rounds import Arm
@@ -124,8 +125,11 @@ def train(
     with lock(out):
         if (out / "config.toml").exists():
             raise UserError(f"{out} was taken by another process just now; choose another folder with --out")
-        checkpoint.write_json(out / "manifest.json", run.federation.manifest)
-        checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
+        try:
+            checkpoint.write_json(out / "manifest.json", run.federation.manifest)
+            checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
+        except OSError as error:  # a full disk; what is left does not keep the next start from the folder
+            raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); choose another folder with --out") from None
         return run.go({}, _START, pages)
 
 
@@ -150,20 +154,21 @@ def resume(
         UserError: no run to go on with, another version's, or other data than before. RunError: the run cannot go on honestly.
     """
     where = chosen_device(device)
+    check_name(out, "the run folder")
     if not (out / "config.toml").is_file():
         free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
         advice = f"start one with: uefl train PRESET --out {out}" if free else "expected a run folder, as `uefl train` writes it"
         raise UserError(f"{out} holds no run (no config.toml); {advice}")
     with lock(out):
         cfg = config.load_whole(out / "config.toml")
-        preset = (out / "config.toml").read_text().splitlines()[0].removeprefix("# ")
+        preset = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         tensors, plain = checkpoint.load(out) or ({}, _START)
         if (out / "summary.json").exists():
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
             (out / privacy.KEY).unlink(missing_ok=True)
             observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
-            summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+            summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
             return summary
         if "made_with" in plain:
             cfg = cfg.with_run(threads=plain["made_with"]["threads"])

@@ -106,7 +106,7 @@ def test_resume_takes_no_other_configuration(fake_run, extra):
         (["train"], "name a preset"),
         (["train", "demoo"], "no preset 'demoo' (did you mean 'demo'?)"),
         (["train", "demo", "--set", "gama=1"], "unknown key 'gama'"),
-        (["train", "absent.toml"], "cannot read absent.toml"),
+        (["train", "absent.toml"], "the configuration absent.toml is not there"),
         (["report", "absent"], "absent has no config.toml"),
         (["report"], "Missing argument 'RUN...'; see"),
         (["train", "demo", "--sed", "1"], "No such option: --sed"),

@@ -73,9 +73,9 @@ def test_any_number_of_images(model, monkeypatch):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (IMAGES.float(), r"images: floats must lie in \[0, 1\], found 0 to 205; do not normalise them"),
+        (IMAGES.float(), r"images: floats must lie in \[0, 1\], found 0 to 205; do not normalize them"),
         (IMAGES.numpy() / 255 - 0.5, r"images: floats must lie in \[0, 1\], found -0.5 to"),
-        (IMAGES.long(), "images: expected images of uint8, or of floats in .* got torch.int64"),
+        (IMAGES.long(), "images: expected images of uint8, uint16, or floats in .* got torch.int64"),
         (IMAGES[..., :7], r"images: expected shape \[B, 1, 8, 8\], got \[12, 1, 8, 7\]"),
         (IMAGES.expand(-1, 3, -1, -1), r"images: expected shape \[B, 1, 8, 8\], got \[12, 3, 8, 8\]"),
         (IMAGES[0, 0], r"images: expected shape \[B, 1, 8, 8\], got \[8, 8\]"),

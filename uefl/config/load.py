@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import shown, unknown
+from ..paths import check_file
 from .config import SECTIONS, Config, from_table
 from .keys import all_keys, homes, named, places, whole_keys
 
@@ -187,8 +188,9 @@ def _files(group: str) -> list[Traversable]:
 
 def _read(source: str) -> dict[str, Any]:
     path = Path(source)
-    if path.suffix != ".toml":
+    if path.suffix.lower() != ".toml":
         return tomllib.loads(preset_text(source))
+    check_file(path, "the configuration", "expected a .toml file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..isolation import isolate
+from ..paths import check_name, other_capitals, special
 from . import generated, labeled, unlabeled
 from .federation import Federation, Kind
 from .partitions.base import Scheme
@@ -75,17 +76,19 @@ def read_source(data: Data, root: Path | None) -> Table:
     path = data.path
     if path is None:
         table = checked(SOURCES[data.source](root), data.source)
-    elif path.suffix == ".npz":
+    elif path.suffix.lower() == ".npz":
         table = own_npz.read(path)
     elif path.is_dir():
         table = own_folder.read(path)
     else:
+        check_name(path, "key 'source':")
+        if special(path) is not None or path.is_file():
+            raise UserError(f"key 'source': {data.source!r} is {special(path) or 'a file that is no .npz'}; expected a folder or an .npz")
         close = difflib.get_close_matches(data.source, SOURCES, 1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise UserError(
-            f"key 'source': {data.source!r} is none of {', '.join(SOURCES)}{hint}, and no folder or .npz of that name is there; give the "
-            "path of your data, laid out as in docs/configuration.md"
-        )
+        hint += f", and no folder or .npz of that name is there{other_capitals(path)}"
+        advice = "give the path of your data, laid out as in docs/configuration.md"
+        raise UserError(f"key 'source': {data.source!r} is none of {', '.join(SOURCES)}{hint}; {advice}")
     return table.first_classes(data.first_classes) if data.first_classes else table
 
 

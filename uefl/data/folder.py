@@ -6,18 +6,28 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from ..errors import UserError
+from ..paths import check_name, special
+
+_LITTER = frozenset(("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"))
+"""what systems leave in folders and archives, in lower case"""
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are not hidden, sorted by name.
+    """Return the entries of a folder that are not hidden, sorted by name; what systems leave there counts as hidden.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or holds a pipe, a socket, a device or a name that is not UTF-8.
     """
     try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        entries = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.name.lower() not in _LITTER)
     except OSError as error:
         raise UserError(f"cannot read folder {folder}: {error.strerror}") from None
+    for path in entries:
+        check_name(path, "the entry")
+        kind = special(path)
+        if kind is not None:
+            raise UserError(f"{path} is {kind}; expected images and folders of images, remove it")
+    return entries
 
 
 def subfolders(folder: Path, layout: str) -> list[Path]:

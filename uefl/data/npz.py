@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import UserError
+from ..paths import check_file
 from .images import Images, in_memory
 from .pixels import as_images, as_labels
 from .table import Table, numbers, two_parts
@@ -30,13 +31,12 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
     Raises:
         UserError: it cannot be read, or holds Python objects.
     """
+    check_file(path, "the data", "expected an .npz, as numpy.savez writes it")
     try:
         with zipfile.ZipFile(path):  # np.load would take a file of any other format for a pickle
             pass
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if name in names}
-    except FileNotFoundError:
-        raise UserError(f"no file {path}") from None
     except (OSError, EOFError, zlib.error, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read {path} ({error}); expected an .npz of plain arrays, as numpy.savez writes it") from None
 

@@ -25,6 +25,7 @@ from ..engines.base import member
 from ..errors import UserError
 from ..fields import parse
 from ..isolation import isolate, plain_torch
+from ..paths import check_file
 from .normalization import normalization
 
 _FORMAT = "uefl-model-2"
@@ -215,6 +216,7 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
             registered here; a folder that holds several models, or none. The message names the file.
     """
     path = _file(Path(path))
+    check_file(path, "the model", "expected model-<arm>.safetensors of a run folder")
     try:
         with safe_open(str(path), "pt") as file:
             metadata = file.metadata() or {}

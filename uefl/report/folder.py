@@ -21,6 +21,7 @@ from .. import config as configuration
 from ..algorithms.base import Algorithm, find
 from ..errors import UserError
 from ..findings import Findings, History
+from ..paths import check_name, other_capitals
 from .words import labels
 
 Record = dict[str, Any]
@@ -145,10 +146,11 @@ def read_run(path: Path) -> Run:
     Raises:
         UserError: not a run folder, or a file in it that is damaged or of another version; the message names the file.
     """
+    check_name(path, "the run folder")
     for name in ("config.toml", "metrics.jsonl"):
         if not (path / name).is_file():
             held = (f"{what}: uefl report {path}/{runs}" for runs, what in _FOLDERS.items() if any(path.glob(f"{runs}/config.toml")))
-            advice = next(held, "expected a run folder, as `uefl train` writes it")
+            advice = next(held, f"expected a run folder, as `uefl train` writes it{other_capitals(path)}")
             raise UserError(f"{path} has no {name}; {advice}")
     finished = (path / "summary.json").is_file()
     config = configuration.load_whole(path / "config.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..checkpoint import write_text
 from . import html, markdown
 from .content import content
 from .folder import Run, read_run
@@ -14,10 +15,10 @@ def write_report(path: Path) -> Run:
     """Read the run folder ``path`` and write its ``plots/*.png``, ``report.md`` and ``report.html``; returns what was read.
 
     Raises:
-        UserError: see ``read_run``; nothing is written then.
+        UserError: see ``read_run``; nothing is written then. OSError: the folder cannot be written to.
     """
     run = read_run(path)
     found = content(run, write_plots(run))
-    (path / "report.md").write_text(markdown.write(found), encoding="utf-8")
-    (path / "report.html").write_text(html.write(found, path / "plots"), encoding="utf-8")
+    write_text(path / "report.md", markdown.write(found))
+    write_text(path / "report.html", html.write(found, path / "plots"))
     return run

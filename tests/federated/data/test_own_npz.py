@@ -141,5 +141,5 @@ def test_file_that_is_no_npz_is_refused(tmp_path, content):
 
 
 def test_missing_npz_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"no file .*absent.npz"):
+    with pytest.raises(UserError, match=r"absent.npz is not there; expected an .npz"):
         npz_file(tmp_path / "absent.npz")

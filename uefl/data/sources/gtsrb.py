@@ -32,7 +32,7 @@ def gtsrb(root: Path | None) -> Table:
     if not folder.exists():
         return npz.find_pool("gtsrb", root, "gtsrb*.npz", numbers(43), _ADVICE)
     of_classes = [path for path in subfolders(folder / "Training", _ADVICE) if path.name.isdecimal()]
-    train = [(path, int(of_class.name)) for of_class in of_classes for path in visible(of_class) if path.suffix == ".ppm"]
+    train = [(path, int(of_class.name)) for of_class in of_classes for path in visible(of_class) if path.suffix.lower() == ".ppm"]
     table = root / "gtsrb" / "GT-final_test.csv"
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:  # a spreadsheet may have added a byte order mark

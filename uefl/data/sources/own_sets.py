@@ -44,12 +44,12 @@ def read(root: Path) -> Material:
         raise UserError(f"{root} has no folder clients; {LAYOUT}")
     table = prior_table.read(root)
     classes, named_by = table.classes, table.file
-    entries = [path for path in visible(root / "clients") if path.is_dir() or path.suffix == ".npz"]
+    entries = [path for path in visible(root / "clients") if path.is_dir() or path.suffix.lower() == ".npz"]
     if not entries:
         raise UserError(f"{root / 'clients'} holds no client; {LAYOUT}")
     read_in: dict[str, tuple[Images, Rows, list[str]]] = {}
     for path in entries:
-        name = path.stem if path.suffix == ".npz" else path.name
+        name = path.stem if path.suffix.lower() == ".npz" else path.name
         if name in read_in:
             raise UserError(f"client {name!r} is there twice, as {root / 'clients' / name} and as {name}.npz; remove one")
         read_in[name] = _client(root, path)

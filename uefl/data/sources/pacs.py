@@ -31,10 +31,10 @@ def pacs(root: Path | None) -> Table:
     An archive is read in place: its index now, an image when it is asked for.
     """
     root = need_root(root, "PACS", _ADVICE)
-    found = sorted(path for path in root.glob("[pP][aA][cC][sS]*") if path.is_dir() or path.suffix == ".tar")
+    found = sorted(path for path in root.glob("[pP][aA][cC][sS]*") if path.is_dir() or path.suffix.lower() == ".tar")
     if len(found) != 1:
         raise UserError(f"{root} holds {', '.join(path.name for path in found) or 'no PACS'}: {_ADVICE}")
-    images = _archive(found[0]) if found[0].suffix == ".tar" else _folder(found[0])
+    images = _archive(found[0]) if found[0].suffix.lower() == ".tar" else _folder(found[0])
     places = [PurePosixPath(name).parts for name in images.files]
     classes = tuple(sorted({place[-2] for place in places}))
     group_of = np.array([DOMAINS.index(place[-3]) for place in places])

@@ -1,0 +1,231 @@
+"""Paths that users give: other capitals, names that are no text, special files, disks that are full or read-only, locales."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import uefl
+from uefl import checkpoint, config
+from uefl.cli import app
+from uefl.errors import UserError
+from uefl.models import saved
+
+from .data.common import labeled
+from .whole_run import KEYS, start
+
+SETS = [item for key in KEYS for item in ("--set", key)]
+
+
+def cli(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(*arguments):
+    """The message of a command that ends with a line and exit code 2."""
+    result = cli(*arguments)
+    assert result.exit_code == 2, result.output
+    assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit)
+    lines = result.output.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def images(folder, count=6, suffix=".png"):
+    for label in ("cat", "dog"):
+        (folder / "a" / label).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            Image.fromarray(np.full((8, 6), 20 * i, np.uint8)).save(folder / "a" / label / f"{i}{suffix}", "PNG")
+    return folder
+
+
+@pytest.mark.parametrize("litter", ["__MACOSX", "Thumbs.db", "desktop.ini", ".DS_Store"])
+def test_what_systems_leave_is_passed_over(tmp_path, litter):
+    root = images(tmp_path / "silos")
+    if litter == "__MACOSX":
+        (root / litter / "a").mkdir(parents=True)
+        (root / "a" / litter).mkdir()
+    else:
+        (root / "a" / "cat" / litter).write_text("x")
+    assert labeled(root).classes == ("cat", "dog")
+
+
+def test_suffixes_in_capitals(tmp_path):
+    np.savez(tmp_path / "x.npz", images=np.zeros((12, 4, 4), np.uint8), labels=np.arange(12) % 2, silo=np.zeros(12, int))
+    (tmp_path / "x.npz").rename(tmp_path / "data.NPZ")
+    assert labeled(tmp_path / "data.NPZ").image_shape == (1, 4, 4)
+    (tmp_path / "X.TOML").write_text('base = "demo"\n[run]\nseed = 7\n')
+    assert config.load(str(tmp_path / "X.TOML")).run.seed == 7
+    assert labeled(images(tmp_path / "silos", suffix=".PNG")).classes == ("cat", "dog")
+
+
+def test_other_capitals_are_named(tmp_path):
+    (tmp_path / "Mine.toml").write_text('base = "demo"\n')
+    assert "(but Mine.toml is: write its capitals the same)" in refused("train", tmp_path / "mine.toml", "--out", tmp_path / "run")
+    images(tmp_path / "Silos")
+    with pytest.raises(UserError, match=r"\(but Silos is"):
+        labeled(tmp_path / "silos")
+    np.savez(tmp_path / "Data.npz", images=np.zeros((12, 4, 4), np.uint8))
+    with pytest.raises(UserError, match=r"\(but Data.npz is"):
+        labeled(tmp_path / "data.npz")
+    with pytest.raises(UserError, match=r"\(but Data.npz is"):
+        saved.load(tmp_path / "DATA.npz")
+    assert "(but Silos is" in refused("report", tmp_path / "SILOS")
+
+
+BYTES = os.fsdecode(b"caf\xe9")
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    """They could stand in no file of a run; nothing is made."""
+    for arguments in (
+        ("train", "demo", "--out", tmp_path / BYTES),
+        ("train", "--resume", tmp_path / BYTES),
+        ("report", tmp_path / BYTES),
+        ("train", tmp_path / f"{BYTES}.toml", "--out", tmp_path / "run"),
+    ):
+        assert "not UTF-8" in refused(*arguments)
+    assert not list(tmp_path.iterdir())
+    refused("train", "own-silos", "--set", f"data.source={tmp_path / BYTES}", "--out", tmp_path / "run")
+    with pytest.raises(UserError, match="not UTF-8"):
+        uefl.train("demo", out=tmp_path / BYTES)
+    images(tmp_path / "silos")
+    (tmp_path / "silos" / "a" / BYTES).mkdir()
+    with pytest.raises(UserError, match="not UTF-8"):
+        labeled(tmp_path / "silos")
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+@pytest.mark.parametrize(
+    "place", ["a.toml", "data.npz", "silos/a/cat/7.png", "silos/a/more", "silos/more", "model.safetensors", "run", "folder/config.toml"]
+)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pipe, place):
+    path = tmp_path / place
+    if place.startswith("silos"):
+        images(tmp_path / "silos")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pipe.rename(path)
+    if path.suffix == ".toml" and path.name != "config.toml":
+        assert "is a pipe" in refused("train", path, "--out", tmp_path / "new")
+    elif path.suffix == ".safetensors":
+        with pytest.raises(UserError, match="is a pipe"):
+            saved.load(path)
+    elif place == "run":
+        assert "in use by something that is no run" in refused("train", "demo", "--out", path)
+        for arguments in (("train", "--resume", path), ("report", path)):
+            refused(*arguments)
+        with pytest.raises(UserError, match="is a pipe"):
+            labeled(path)
+    elif path.name == "config.toml":
+        refused("report", path.parent)
+    else:
+        with pytest.raises(UserError, match="is a pipe"):
+            labeled(path if path.suffix == ".npz" else tmp_path / "silos")
+
+
+def test_sockets_and_devices(tmp_path):
+    images(tmp_path / "silos")
+    with socket.socket(socket.AF_UNIX) as server:
+        place = Path(os.path.relpath(tmp_path / "silos" / "a" / "cat" / "s.png"))
+        server.bind(str(place))
+        with pytest.raises(UserError, match="is a socket"):
+            labeled(tmp_path / "silos")
+    (tmp_path / "silos" / "a" / "cat" / "s.png").unlink()
+    (tmp_path / "silos" / "a" / "cat" / "null.png").symlink_to("/dev/null")
+    with pytest.raises(UserError, match="is a device"):
+        labeled(tmp_path / "silos")
+    with pytest.raises(UserError, match="is a device"):
+        saved.load("/dev/null")
+
+
+FULL = OSError(28, "No space left on device")
+
+
+def test_a_full_disk_before_the_run_begins(tmp_path, monkeypatch):
+    """The message names the file, and what is left does not keep the next start from the folder."""
+    for file in ("manifest.json", "config.toml"):
+        with monkeypatch.context() as patch:
+            write = Path.write_text
+
+            def full(path, text, *rest, file=file, write=write, **keys):
+                if path.with_suffix(Path(file).suffix).name == file:
+                    raise OSError(28, "No space left on device")
+                return write(path, text, *rest, **keys)
+
+            patch.setattr(Path, "write_text", full)
+            message = refused("train", "demo", *SETS, "--out", tmp_path / "run")
+        assert str(tmp_path / "run" / file) in message
+        assert "No space left on device" in message
+    (tmp_path / "run" / "config.tmp").write_text("half")
+    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
+
+
+def test_a_full_disk_in_a_round_names_the_file_and_the_run_goes_on(tmp_path, monkeypatch):
+    def full(directory, tensors, plain):
+        raise OSError(28, "No space left on device", str(directory / "checkpoint.new"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", full)
+        result = cli("train", "demo", *SETS, "--set", "arms=fedavg", "--set", "rounds=[1]", "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert f"while {tmp_path / 'run' / 'checkpoint.new'} was written; go on with: uefl train --resume" in result.output
+    assert cli("train", "--resume", tmp_path / "run").exit_code == 0
+
+
+def test_texts_are_whole_or_as_before(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    checkpoint.write_json(path, 1)
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space") as error:
+        checkpoint.write_json(path, 2)
+    assert error.value.filename == str(path)
+    assert (path.read_text(), [p.name for p in tmp_path.iterdir()]) == ("1\n", ["x.json"])
+
+
+def test_the_report_of_a_folder_that_cannot_be_written(finished, monkeypatch):
+    out, *_ = finished
+
+    def read_only(run):
+        raise OSError(30, "Read-only file system", str(out / "plots" / "arms.png"))
+
+    monkeypatch.setattr("uefl.report.write.write_plots", read_only)
+    result = cli("report", out)
+    assert result.exit_code == 0
+    assert "note: pictures and pages are not written" in result.output
+    assert "Read-only file system" in result.output
+    assert "fedavg" in result.output
+
+
+def test_a_locale_that_is_not_utf8(tmp_path):
+    """Files of a run are UTF-8 in every locale."""
+    script = f"""
+import locale, pathlib, numpy, uefl
+from uefl.data.folder import visible
+clients = {{"s\u00fcd": ((numpy.zeros((24, 8, 8), numpy.uint8), numpy.arange(24) % 2), None)}}
+keys = dict(clients=clients, arms=["fedavg"], rounds=[1], model=dict(width=4, hidden=8), batch_size=4, precision="fp32", threads=1)
+run = uefl.train("demo", out={str(tmp_path / "run")!r}, **keys)
+uefl.resume({str(tmp_path / "run")!r}, clients=clients)
+try:
+    visible(pathlib.Path({str(tmp_path / "silos")!r}))
+except uefl.UserError as error:
+    assert "PYTHONUTF8=1" in str(error), error
+print(locale.getpreferredencoding(False), list(run.metrics["client"]) == ["s\u00fcd"])
+"""
+    (tmp_path / "silos" / "süd").mkdir(parents=True)
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("True")
+    assert "utf" not in done.stdout.lower()

@@ -1,0 +1,93 @@
+"""Checks of the paths that a user gives, so that a mistake is one sentence before anything is read or written."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import UserError
+
+_SPECIAL = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_name(path: Path, what: str) -> None:
+    """Refuse a path that is no text: it could stand in no file of a run.
+
+    Raises:
+        UserError: its bytes are not UTF-8, or are read by another encoding.
+    """
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        name = os.fsencode(path)
+    else:
+        return
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{what} {name!r}: the name is not UTF-8; rename it") from None
+    encoding = sys.getfilesystemencoding()
+    raise UserError(f"{what} {name!r}: in this locale Python reads names as {encoding}; set PYTHONUTF8=1 in the environment")
+
+
+def special(path: Path) -> str | None:
+    """What a path is if it is neither a file nor a folder, such as ``a pipe``; else None. Opening one could wait for ever."""
+    try:
+        return _SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+    except OSError:
+        return None
+
+
+def check_file(path: Path, what: str, expected: str = "expected a file") -> None:
+    """Refuse a path that is no regular file.
+
+    Args:
+        path: to be read.
+        what: begins the message.
+        expected: what it should be.
+
+    Raises:
+        UserError: there is no such file, it is a folder, a pipe, a socket or a device, or its name is not UTF-8. Where a file has the
+            name in other capitals, the message names it.
+    """
+    check_name(path, what)
+    kind = special(path)
+    if kind is None and path.is_file():
+        return
+    if kind is None and path.is_dir():
+        kind = "a folder"
+    found = f"is {kind}" if kind else f"is not there{other_capitals(path)}"
+    raise UserError(f"{what} {path} {found}; {expected}")
+
+
+def other_capitals(path: Path) -> str:
+    """`` (but NAME is)`` where the folder holds the name in other capitals, else nothing."""
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir() if entry.name.casefold() == path.name.casefold())
+    except OSError:
+        return ""
+    return f" (but {names[0]} is: write its capitals the same)" if names and path.name not in names else ""
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Give an error of the system the path that was being written, which Python leaves out for a full disk.
+
+    Raises:
+        OSError: as it was raised within, with ``filename``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
