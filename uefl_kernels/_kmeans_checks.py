@@ -13,6 +13,7 @@ from ._numbers import as_integer, is_count
 
 INITS = ("k-means++", "k-means||", "random")
 METRICS = ("l2", "cosine")
+ALGORITHMS = ("lloyd", "elkan")  # scikit-learn's names, of the estimator alone
 
 
 def native(op: str, name: str, value: Any) -> npt.NDArray[Any]:

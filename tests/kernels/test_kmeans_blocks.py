@@ -198,7 +198,7 @@ REFUSED = {
     "dtypes": (lambda: [DATA, DATA.astype(float)], ValueError, "^KMeans: the blocks must have one width and dtype"),
     "changing": (Shrinking, ValueError, r"^KMeans: the blocks had \d+ rows when they were read first, and \d+ now"),
     "NaN": (lambda: [DATA, DATA * np.nan], ValueError, "^KMeans: X holds NaN or infinity"),
-    "too few": (lambda: [DATA[:1]], ValueError, "^KMeans: 2 clusters need at least 2 rows, got 1"),
+    "too few": (lambda: [DATA[:1]], ValueError, "^n_samples=1 should be >= n_clusters=2"),
 }
 
 

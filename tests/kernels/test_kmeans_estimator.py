@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
-from uefl_kernels import COMPILED, KMeans, backend, kmeans, vq_assign
+from uefl_kernels import COMPILED, KMeans, ResidualKMeans, backend, collision_report, kmeans, vq_assign
 
 from .conftest import normal
 
@@ -121,19 +123,131 @@ def test_random_state():
 
 def test_parameters():
     model = KMeans(3, init=DATA[:3])
-    assert model.get_params() == {
-        "n_clusters": 3, "init": model.init, "n_init": "auto", "max_iter": 300, "tol": 1e-4, "random_state": None, "metric": "l2",
+    assert model.get_params() | {"init": None} == {
+        "n_clusters": 3, "init": None, "n_init": "auto", "max_iter": 300, "tol": 1e-4, "random_state": None, "metric": "l2",
+        "verbose": 0, "copy_x": True, "algorithm": "lloyd",
     }  # fmt: skip
     assert model.set_params(max_iter=5, tol=0.0) is model
     assert (model.max_iter, model.tol) == (5, 0.0)
     assert repr(KMeans(3, max_iter=5)) == "KMeans(max_iter=5, n_clusters=3)"
     assert model.fit(DATA).n_iter_ <= 5
-    with pytest.raises(ValueError, match=r"(?s)Invalid parameter 'k' for estimator KMeans.* Valid parameters are: \['init'"):
+    with pytest.raises(ValueError, match=r"(?s)Invalid parameter 'k' for estimator KMeans.* Valid parameters are: \['algorithm'"):
         model.set_params(k=3)
 
 
+def test_scikit_learns_parameters_that_change_nothing():
+    before = DATA.copy()
+    expected = KMeans(6, random_state=0).fit(DATA)
+    for options in ({"algorithm": "elkan"}, {"copy_x": False}, {"algorithm": "lloyd", "copy_x": True}):
+        model = KMeans(6, random_state=0, **options).fit(DATA)
+        assert np.array_equal(model.cluster_centers_, expected.cluster_centers_)
+    assert np.array_equal(DATA, before)
+    with pytest.warns(RuntimeWarning, match="algorithm='elkan'"):
+        KMeans(1, algorithm="elkan").fit(DATA)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"tol": 0.0}, {"tol": 0.01}, {"init": "random", "n_init": 2}, {"metric": "cosine"}, {"max_iter": 2}], ids=str
+)
+def test_verbose_prints_the_inertia_and_changes_no_bit(options, capsys):
+    expected = KMeans(6, random_state=3, **options).fit(DATA)
+    assert capsys.readouterr().out == ""
+    model = KMeans(6, random_state=3, verbose=1, **options).fit(DATA)
+    printed = capsys.readouterr().out
+    for name in ("cluster_centers_", "labels_", "inertia_", "n_iter_", "counts_"):
+        assert np.array_equal(getattr(model, name), getattr(expected, name)), name
+    assert printed.count("Initialization complete") == options.get("n_init", 1)
+    found = [float(value) for value in re.findall(r"Iteration \d+, inertia (\S+)\.\n", printed)]
+    if "n_init" not in options:
+        assert len(found) == model.n_iter_
+        assert found == sorted(found, reverse=True)
+        assert min(found) >= model.inertia_
+        first = kmeans(torch.from_numpy(DATA), 6, seed=3, metric=model.metric, max_iter=1).centres
+        assert found[0] > -KMeans(6, init=first, max_iter=1, metric=model.metric).fit(DATA).score(DATA)
+    ended = "Converged at iteration" in printed
+    assert ended == (model.n_iter_ < model.max_iter)
+    if ended:
+        assert re.search("strict convergence" if model.tol == 0 else "strict convergence|center shift .* within tolerance", printed)
+
+
+def test_init_by_a_function():
+    asked = []
+
+    def init(X, n_clusters, random_state):
+        asked.append((X, n_clusters))
+        return X[random_state.permutation(len(X))[:n_clusters]]
+
+    model = KMeans(4, init=init, random_state=5).fit(DATA)
+    assert [(X is DATA, k) for X, k in asked] == [(True, 4)] * 10
+    state, fits = np.random.RandomState(5), []
+    for _ in range(10):
+        fits.append(KMeans(4, init=DATA[state.permutation(200)[:4]]).fit(DATA))
+    best = min(fits, key=lambda fit: fit.inertia_)
+    assert model.inertia_ == best.inertia_ < max(fit.inertia_ for fit in fits)
+    assert np.array_equal(model.cluster_centers_, best.cluster_centers_)
+    given = np.random.RandomState(5)
+    assert np.array_equal(KMeans(4, init=init, random_state=given).fit(DATA).cluster_centers_, best.cluster_centers_)
+    assert np.array_equal(KMeans(4, init=init, n_init=1, random_state=5).fit(DATA).cluster_centers_, fits[0].cluster_centers_)
+    tensor = torch.from_numpy(DATA)
+    assert torch.equal(KMeans(4, init=init, random_state=5).fit(tensor).cluster_centers_, torch.from_numpy(best.cluster_centers_))
+
+
+def test_a_default_device_that_is_not_that_of_the_data(tmp_path):
+    """As where "cuda" is the default device and the rows are arrays."""
+    x = DATA.astype(np.float64)
+    x.tofile(tmp_path / "x")
+    mapped = np.memmap(tmp_path / "x", np.float64, "r", shape=x.shape)
+    expected = KMeans(3, random_state=0).fit(x, sample_weight=np.arange(200.0))
+    codes = ResidualKMeans(2, 4, random_state=0).fit_predict(x)
+    torch.set_default_device("meta")
+    try:
+        for fit in (
+            lambda model: model.fit(x, sample_weight=np.arange(200.0)),
+            lambda model: model.fit_blocks([x[:50], x[50:]], sample_weight=np.arange(200.0)),
+            lambda model: model.fit(mapped, sample_weight=np.arange(200.0)),
+            lambda model: model.fit(scipy.sparse.csr_matrix(x), sample_weight=np.arange(200.0)),
+            lambda model: model.set_params(verbose=1).fit(x, sample_weight=np.arange(200.0)),
+        ):
+            model = fit(KMeans(3, random_state=0))
+            assert np.array_equal(model.cluster_centers_, expected.cluster_centers_)
+            assert np.array_equal(model.predict(x), expected.labels_)
+            assert model.transform(x).shape == (200, 3)
+            assert model.score(x) < 0
+            model.partial_fit(x)
+        KMeans(2).fit(x)  # which draws a seed
+        KMeans(2, init=x[:2].tolist()).fit(x)
+        residual = ResidualKMeans(2, 4, random_state=0, balanced=True).fit(x)
+        assert np.array_equal(ResidualKMeans(2, 4, random_state=0).fit_predict(x), codes)
+        assert residual.decode(residual.predict(x)).shape == x.shape
+        assert collision_report(codes).rows == 200
+    finally:
+        torch.set_default_device(None)
+
+
+class LazyFrame:
+    """As polars has: without values until ``collect``."""
+
+    def collect(self):
+        return DATA
+
+
+def test_what_holds_no_numbers_is_refused_in_words():
+    with pytest.raises(TypeError, match=r"^KMeans: X is a LazyFrame, .*collect\(\)"):
+        KMeans(2).fit(LazyFrame())
+    ragged = np.empty(3, dtype=object)
+    ragged[:] = [[1.0, 2.0], [3.0, 4.0], [5.0]]
+    for value in (ragged, [[1.0, 2.0], [3.0]]):
+        with pytest.raises(ValueError, match=r"^KMeans: X .*rows"):
+            KMeans(2).fit(value)
+    lists = np.empty(3, dtype=object)
+    lists[:] = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]  # as a column of lists
+    with pytest.raises(ValueError, match=r"^KMeans: X .*np.stack"):
+        KMeans(2).fit(lists)
+
+
 REFUSED = {
-    "too many clusters": (lambda: KMeans(9).fit(DATA[:8]), ValueError, "9 clusters need at least 9 rows, got 8"),
+    "too many clusters": (lambda: KMeans(9).fit(DATA[:8]), ValueError, r"^n_samples=8 should be >= n_clusters=9\.$"),
+    "too many clusters for blocks": (lambda: KMeans(9).fit_blocks([DATA[:8]]), ValueError, "^n_samples=8 should be >= n_clusters=9"),
     "NaN": (lambda: KMeans(2).fit(np.array([[1.0], [np.nan]])), ValueError, "^KMeans: X holds NaN or infinity"),
     "NaN later": (lambda: KMeans(2).fit(DATA).predict(DATA * np.inf), ValueError, "KMeans: X holds NaN or infinity"),
     "columns": (lambda: KMeans(2).fit(DATA).predict(DATA[:, :3]), ValueError, "X has 3 features, but KMeans is expecting 5"),
@@ -143,14 +257,19 @@ REFUSED = {
     "not fitted": (lambda: KMeans(2).predict(DATA), AttributeError, "This KMeans instance is not fitted yet"),
     "weights": (lambda: KMeans(2).fit(DATA, sample_weight=-np.ones(200)), ValueError, "^KMeans: sample_weight must be finite"),
     "shape of weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(3)), ValueError, r"sample_weight must have shape \[200\]"),
-    "init by a function": (lambda: KMeans(2, init=max).fit(DATA), TypeError, "init must be a name or the centres, got a function"),
+    "init by a function, blocks": (lambda: KMeans(2, init=max).fit_blocks([DATA]), TypeError, "^KMeans: fit_blocks has no X .*init"),
+    "shape of what a function returns": (
+        lambda: KMeans(2, init=lambda X, k, random_state: X[:3]).fit(DATA), ValueError, r"^The shape .* \(3, 5\) .* number of clusters 2",
+    ),
+    "algorithm": (lambda: KMeans(2, algorithm="full").fit(DATA), ValueError, "^The 'algorithm' parameter of KMeans must be .* 'full'"),
     "complex": (lambda: KMeans(2).fit(DATA * 1j), ValueError, "Complex data not supported"),
     "seed": (lambda: KMeans(2, random_state="a").fit(DATA), TypeError, "^The 'random_state' parameter of KMeans must be .* Got 'a'"),
     "n_clusters": (lambda: KMeans("a").fit(DATA), TypeError, "^The 'n_clusters' parameter of KMeans must be .* Got 'a'"),
     "no clusters": (lambda: KMeans(0).fit(DATA), ValueError, "^The 'n_clusters' parameter of KMeans must be .* Got 0 instead"),
     "random_state": (lambda: KMeans(2, random_state=2**63).fit(DATA), ValueError, "^The 'random_state' parameter of KMeans must be"),
     "init": (lambda: KMeans(2, init="best").fit(DATA), ValueError, "^The 'init' parameter of KMeans must be a str among"),
-    "shape of init": (lambda: KMeans(2, init=DATA[:3]).fit(DATA), ValueError, r"^KMeans: init must have shape \[2, 5\], got \[3, 5\]"),
+    "rows of init": (lambda: KMeans(2, init=DATA[:3]).fit(DATA), ValueError, r"^The shape .* \(3, 5\) .* number of clusters 2\."),
+    "columns of init": (lambda: KMeans(2, init=DATA[:2, :3]).fit(DATA), ValueError, r"^The shape .* \(2, 3\) .* features of the data 5\."),
     "init of text": (lambda: KMeans(2, init=["a"]).fit(DATA), TypeError, "^KMeans: init must hold real numbers, got an array of dtype <U1"),
     "weights of text": (
         lambda: KMeans(2).fit(DATA, sample_weight=["a"] * 200), TypeError, "^KMeans: sample_weight must hold real numbers, got .* <U1",

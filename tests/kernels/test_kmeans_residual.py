@@ -101,7 +101,7 @@ REFUSED = {
     "not fitted": (lambda: ResidualKMeans().predict(DATA), AttributeError, "^This ResidualKMeans instance is not fitted yet"),
     "init": (lambda: ResidualKMeans(2, 3, init=DATA[:3]).fit(DATA), TypeError, "^ResidualKMeans: init must be the name of a seeding"),
     "levels": (lambda: ResidualKMeans(0, 3).fit(DATA), ValueError, "^The 'n_levels' parameter of ResidualKMeans must be .* Got 0"),
-    "too few rows": (lambda: ResidualKMeans(2, 301).fit(DATA), ValueError, "301 clusters need at least 301 rows, got 300"),
+    "too few rows": (lambda: ResidualKMeans(2, 301).fit(DATA), ValueError, "^n_samples=300 should be >= n_clusters=301"),
     "columns": (lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA[:, :2]), ValueError, "X has 2 features, but ResidualKMeans is"),
     "NaN": (lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA * np.nan), ValueError, "^ResidualKMeans: X holds NaN"),
     "codes": (lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 2, 0]]), ValueError, r"codes must have shape \[n_samples, 2\]"),

@@ -174,7 +174,7 @@ def test_without_scikit_learn():
         "This KMeans instance is not fitted yet. Call 'fit' with appropriate arguments before using it.",
         "KMeans(max_iter=5, n_clusters=2, random_state=0) kmeans0 kmeans1",
         "Invalid parameter 'k' for estimator KMeans(max_iter=5, n_clusters=2, random_state=0). Valid parameters are: "
-        "['init', 'max_iter', 'metric', 'n_clusters', 'n_init', 'random_state', 'tol'].",
+        "['algorithm', 'copy_x', 'init', 'max_iter', 'metric', 'n_clusters', 'n_init', 'random_state', 'tol', 'verbose'].",
         "input_features should have length equal to number of features (3), got 1",
         "KMeans: n_clusters must be at least 1, got 0",
         "ConvergenceWarning",

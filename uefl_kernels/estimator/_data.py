@@ -18,6 +18,7 @@ from ..ops.kmeans.blocks import Blocks
 Back = Callable[[torch.Tensor], Any]
 
 _BLOCK_BYTES = 1 << 26  # of rows in float64 that are read or made dense at once
+_FLOATS = (np.float16, np.float32, np.float64)
 _COMPLEX = "Complex data not supported: {} needs real numbers."
 
 
@@ -154,7 +155,7 @@ def check_names(estimator: str, seen: Any, names: Any) -> None:
 def seed_of(random_state: Any) -> int:
     """A seed for the kernels."""
     if random_state is None:
-        return int(torch.randint(2**31, ()))
+        return int(torch.randint(2**31, (), device="cpu"))  # whatever the default device
     if isinstance(random_state, np.random.RandomState):
         return int(random_state.randint(2**31))
     if isinstance(random_state, np.random.Generator):
@@ -171,12 +172,25 @@ def to_numpy(result: torch.Tensor) -> Any:
     return result.numpy()
 
 
+def _array(name: str, X: Any) -> Any:
+    """Return X as an array of floating point (or complex) numbers."""
+    try:
+        array = native(name, "X", X)
+        return array if array.dtype.kind == "c" or array.dtype in _FLOATS else without_na(array).astype(np.float64)
+    except ValueError as error:
+        if "sequence" not in str(error):
+            raise
+        raise ValueError(
+            f"{name}: X holds sequences as elements, or rows of different lengths; give numbers [n_samples, n_features], as by np.stack(X)"
+        ) from None
+
+
 def _tensor(name: str, X: Any) -> torch.Tensor:
-    array = native(name, "X", X.toarray() if hasattr(X, "toarray") else X)
+    if hasattr(X, "collect") and not hasattr(X, "__array__"):
+        raise TypeError(f"{name}: X is a {type(X).__name__}, which holds no values yet; call .collect()")
+    array = _array(name, X.toarray() if hasattr(X, "toarray") else X)
     if array.dtype.kind == "c":
         raise ValueError(_COMPLEX.format(name))
-    if array.dtype not in (np.float16, np.float32, np.float64):
-        array = without_na(array).astype(np.float64)
     if array.ndim < 2:
         raise ValueError(f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: one row per sample.")
     whole = array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)

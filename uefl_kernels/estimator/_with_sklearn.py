@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Cluster
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.utils._param_validation import Interval, StrOptions, validate_parameter_constraints
 
-from .._kmeans_checks import INITS, METRICS
+from .._kmeans_checks import ALGORITHMS, INITS, METRICS
 from .._numbers import as_integer
 
 __all__ = ["ClusteringEstimator", "ConvergenceWarning", "Estimator", "NotFittedError", "constraints"]
@@ -18,11 +18,14 @@ __all__ = ["ClusteringEstimator", "ConvergenceWarning", "Estimator", "NotFittedE
 _COUNT = Interval(Integral, 1, None, closed="left")
 _CONSTRAINTS: dict[str, list[Any]] = {
     "n_clusters": [_COUNT],
-    "init": [StrOptions(set(INITS)), "array-like"],
+    "init": [StrOptions(set(INITS)), callable, "array-like"],
     "n_init": [StrOptions({"auto"}), _COUNT],
     "max_iter": [_COUNT],
     "tol": [Interval(Real, 0, None, closed="left")],
     "random_state": [Interval(Integral, -(2**63), 2**63 - 1, closed="both"), np.random.RandomState, np.random.Generator, None],
+    "verbose": ["verbose"],
+    "copy_x": ["boolean"],
+    "algorithm": [StrOptions(set(ALGORITHMS))],
     "n_levels": [_COUNT],
     "balanced": ["boolean"],
     "metric": [StrOptions(set(METRICS))],

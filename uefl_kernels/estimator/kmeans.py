@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from .._kmeans_checks import check_method, check_request, check_shape, starts
+from .._kmeans_checks import ALGORITHMS, check_method, check_request, starts
+from .._numbers import as_integer
 from ..ops.kmeans import KMeansResult, kmeans
 from ..ops.kmeans.blocks import Blocks, Found, Request, kmeans_of_blocks
 from ..ops.kmeans.reference import Fit, centre_dtype, unit_rows
@@ -20,6 +21,7 @@ from ..ops.vq_assign import vq_assign
 from ._base import ClusteringEstimator, ConvergenceWarning, constraints
 from ._data import Back, blocks_of, column_names, numbers, rows_of, seed_of, source_of, to_numpy
 from ._rows import TakesRows
+from ._verbose import printing
 
 
 class KMeans(TakesRows, ClusteringEstimator):
@@ -32,12 +34,16 @@ class KMeans(TakesRows, ClusteringEstimator):
 
     Args:
         n_clusters: how many clusters, at most the number of rows.
-        init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centres, ``[n_clusters, n_features]``; see
-            :func:`uefl_kernels.kmeans`. A function is not supported: call it and pass what it returns.
-        n_init: how many starts; ``"auto"`` is 10 for ``"random"``, or else 1.
-        max_iter: at most so many iterations of a start.
+        init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centers, ``[n_clusters, n_features]``; see
+            :func:`uefl_kernels.kmeans`. Or a function, which each start calls as ``init(X, n_clusters, random_state=...)``, with a
+            NumPy ``RandomState``, and which returns the centers.
+        n_init: the number of starts. ``"auto"`` is 10 for ``"random"`` and for a function, and 1 otherwise.
+        max_iter: the largest number of iterations of a start.
         tol: see :func:`uefl_kernels.kmeans`.
+        verbose: print the inertia of every iteration. This takes a second search in each.
         random_state: an int, a NumPy ``RandomState`` or ``Generator``, or None to draw from torch's generator.
+        copy_x: accepted for scikit-learn; X is never written to.
+        algorithm: ``"lloyd"`` or ``"elkan"``, accepted for scikit-learn: the labels are exact, and bounds are used where they save time.
         metric: ``"l2"``, or ``"cosine"`` for spherical k-means.
 
     Attributes (after ``fit``):
@@ -60,7 +66,7 @@ class KMeans(TakesRows, ClusteringEstimator):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = constraints(
-        "n_clusters", "init", "n_init", "max_iter", "tol", "random_state", "metric"
+        "n_clusters", "init", "n_init", "max_iter", "tol", "verbose", "random_state", "copy_x", "algorithm", "metric"
     )
 
     cluster_centers_: Any
@@ -77,7 +83,10 @@ class KMeans(TakesRows, ClusteringEstimator):
         n_init: int | str = "auto",
         max_iter: int = 300,
         tol: float = 1e-4,
+        verbose: int = 0,
         random_state: Any = None,
+        copy_x: bool = True,
+        algorithm: str = "lloyd",
         metric: str = "l2",
     ) -> None:
         self.n_clusters = n_clusters
@@ -85,7 +94,10 @@ class KMeans(TakesRows, ClusteringEstimator):
         self.n_init = n_init
         self.max_iter = max_iter
         self.tol = tol
+        self.verbose = verbose
         self.random_state = random_state
+        self.copy_x = copy_x
+        self.algorithm = algorithm
         self.metric = metric
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
@@ -99,11 +111,12 @@ class KMeans(TakesRows, ClusteringEstimator):
         if source is not None:
             self._check_columns(column_names(X), source.d, fitting=True)
             weights = self._weights(sample_weight, source.n)
-            self._keep(*self._cluster_blocks(source.blocks(), weights, None), to_numpy)
+            fits = [self._cluster_blocks(source.blocks(), weights, asked) for asked in self._requests(source.n, source.d, X)]
+            self._keep(*min(fits, key=lambda found: float(found.fit.inertia)), to_numpy)
             return self
         x, back = self._rows(X, fitting=True)
         weights = self._weights(sample_weight, len(x), x.device)
-        found = self._cluster(x, weights)
+        found = min((self._cluster(x, weights, asked) for asked in self._requests(*x.shape, X)), key=lambda found: float(found.inertia))
         self._keep(found, _counts(found.labels, weights, len(found.centres)), back)
         return self
 
@@ -127,9 +140,11 @@ class KMeans(TakesRows, ClusteringEstimator):
                 another process that could not use its rows.
         """
         self._check_parameters()
+        if callable(self.init):
+            raise TypeError("KMeans: fit_blocks has no X to call init with; call it and pass the centers that it returns")
         read = blocks_of("KMeans", blocks)
         weights = None if sample_weight is None else self._weights(sample_weight, None)
-        found, counts = self._cluster_blocks(read, weights, group)
+        found, counts = self._cluster_blocks(read, weights, lambda n, d: self._requests(n, d)[0], group)
         self._check_columns(None, found.centres.shape[1], fitting=True)
         self._keep(found, counts, to_numpy)
         return self
@@ -198,29 +213,41 @@ class KMeans(TakesRows, ClusteringEstimator):
         return len(self.cluster_centers_)
 
     def _check_parameters(self) -> None:
-        if callable(self.init):
-            raise TypeError("KMeans: init must be a name or the centres, got a function; call it and pass what it returns")
         self._validate_params()
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(f"KMeans: algorithm {self.algorithm!r} is not known, expected one of {ALGORITHMS}")
 
-    def _request(self, n: int, d: int) -> Request:
-        """What the parameters ask of n rows of d elements; or an error."""
-        asked = (self.n_clusters, self.n_init, self.max_iter, self.tol, seed_of(self.random_state), self.metric)
+    def _requests(self, n: int, d: int, X: Any = None) -> list[Request]:
+        """Return what is asked of n rows of d elements: once, or for each start where ``init`` is a function of X."""
+        k, seed = as_integer(self.n_clusters), seed_of(self.random_state)
+        if k is not None and n < k:
+            raise ValueError(f"n_samples={n} should be >= n_clusters={k}.")
+        asked = (self.n_clusters, self.n_init, self.max_iter, self.tol, seed, self.metric)
         k, max_iter, seed = check_request("KMeans", n, d, *asked, k_name="n_clusters", seed_name="random_state")
+        if k == 1 and self.algorithm == "elkan":
+            warnings.warn("algorithm='elkan' doesn't make sense for a single cluster. Using 'lloyd' instead.", RuntimeWarning, stacklevel=3)
+        request = Request("given", None, k, seed, 1, max_iter, float(self.tol))
         if isinstance(self.init, str):
             check_method("KMeans", self.init)
-            return Request(self.init, None, k, seed, starts(self.n_init, self.init), max_iter, float(self.tol))
-        given = numbers("KMeans", "init", self.init)
-        check_shape("KMeans", "init", given.shape, [k, d])
+            return [request._replace(method=self.init, n_init=starts(self.n_init, self.init))]
+        if callable(self.init):
+            state = self.random_state
+            state = state if isinstance(state, np.random.RandomState) else np.random.RandomState(seed % 2**32)
+            runs = 10 if self.n_init == "auto" else int(self.n_init)
+            return [request._replace(given=_given(self.init(X, k, random_state=state), k, d)) for _ in range(runs)]
         if self.n_init != "auto" and int(self.n_init) > 1:
             warnings.warn(
                 f"Explicit initial center position passed: performing only one init in KMeans instead of n_init={self.n_init}.",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
-        return Request("given", given, k, seed, 1, max_iter, float(self.tol))
+        return [request._replace(given=_given(self.init, k, d))]
 
-    def _cluster(self, x: torch.Tensor, weights: torch.Tensor | None) -> KMeansResult:
-        asked = self._request(*x.shape)
+    def _cluster(self, x: torch.Tensor, weights: torch.Tensor | None, asked: Request) -> KMeansResult | Fit:
+        if self.verbose:  # on the CPU, iteration by iteration: the bits are the same
+            rows, mass = x.cpu(), None if weights is None else weights.cpu()
+            fit = self._cluster_blocks(Blocks(lambda: [rows], rows.__getitem__), mass, asked).fit
+            return Fit(*(part.to(x.device) for part in fit))
         init = asked.method if asked.given is None else asked.given.to(x.device)
         n_init, max_iter, tol, seed, metric = asked.n_init, asked.max_iter, asked.tol, asked.seed, self.metric
         with _in_words_of_the_estimator():
@@ -229,17 +256,20 @@ class KMeans(TakesRows, ClusteringEstimator):
             raise ValueError("KMeans: X holds NaN or infinity; remove or replace those rows")
         return found
 
-    def _cluster_blocks(self, blocks: Blocks, weights: torch.Tensor | None, group: Any) -> Found:
+    def _cluster_blocks(
+        self, blocks: Blocks, weights: torch.Tensor | None, asked: Request | Callable[[int, int], Request], group: Any = None
+    ) -> Found:
         def request(n: int, d: int) -> Request:
-            asked = self._request(n, d)
-            if asked.given is None:
-                return asked
-            require_valid_centres("kmeans", "init", asked.given)
+            wanted = asked(n, d) if callable(asked) else asked
+            if wanted.given is None:
+                return wanted
+            require_valid_centres("kmeans", "init", wanted.given)
             assert blocks.like is not None
-            return asked._replace(given=asked.given.to(centre_dtype(blocks.like)))
+            return wanted._replace(given=wanted.given.to(centre_dtype(blocks.like)))
 
         with _in_words_of_the_estimator():
-            return kmeans_of_blocks(blocks, weights, request, self.metric == "cosine", group)
+            advance = printing if self.verbose else None
+            return kmeans_of_blocks(blocks, weights, request, self.metric == "cosine", group, advance)
 
     def _keep(self, found: KMeansResult | Fit, counts: torch.Tensor, back: Back) -> None:
         """Set the attributes that a fit leaves."""
@@ -294,6 +324,17 @@ class KMeans(TakesRows, ClusteringEstimator):
         if not bool((weights >= 0).all() and (weights <= 2.0**1000).all() and (n is None or bool((weights > 0).any()))):
             raise ValueError("KMeans: sample_weight must be finite (at most 2^1000), not negative and not all zero")
         return weights
+
+
+def _given(init: Any, k: int, d: int) -> torch.Tensor:
+    """Return the centers that a caller gives, [k, d] float64; ValueError, in scikit-learn's words, for another shape."""
+    given = numbers("KMeans", "init", init)
+    shape = tuple(given.shape)
+    if len(shape) != 2 or shape[0] != k:
+        raise ValueError(f"The shape of the initial centers {shape} does not match the number of clusters {k}.")
+    if shape[1] != d:
+        raise ValueError(f"The shape of the initial centers {shape} does not match the number of features of the data {d}.")
+    return given
 
 
 def _counts(labels: torch.Tensor, weights: torch.Tensor | None, k: int) -> torch.Tensor:

@@ -48,7 +48,7 @@ def collision_report(codes: Any) -> CollisionReport:
         counts = np.unique(codes, axis=0, return_counts=True)[1]
         len(codes), len(counts), counts[counts > 1].sum(), counts.max(), tuple(len(np.unique(level)) for level in codes.T)
     """
-    codes = torch.as_tensor(codes)
+    codes = codes if isinstance(codes, torch.Tensor) else torch.from_numpy(np.asarray(codes))  # whatever the default device
     if codes.dim() != 2 or 0 in codes.shape:
         raise ValueError(
             f"collision_report: codes must have shape [n_samples, n_levels] with at least one of each, got {list(codes.shape)}"

@@ -307,7 +307,12 @@ class Found(NamedTuple):
 
 
 def kmeans_of_blocks(
-    blocks: Blocks, weights: torch.Tensor | None, request: Callable[[int, int], Request], spherical: bool, group: Any = None
+    blocks: Blocks,
+    weights: torch.Tensor | None,
+    request: Callable[[int, int], Request],
+    spherical: bool,
+    group: Any = None,
+    advance: Callable[[reference.Step], reference.Advance] | None = None,
 ) -> Found:
     """``kmeans`` of the rows of all processes of a group; labels are those of this one.
 
@@ -317,15 +322,18 @@ def kmeans_of_blocks(
         request: what is asked, or an error, when there are so many rows and columns in all.
         spherical: the metric is "cosine".
         group: of torch.distributed, its backend one for tensors on the CPU; None: this process alone.
+        advance: makes, of the step, what ends an iteration; None: ``reference.advance``.
     """
-    processes = Processes(group)
-    data = BlockData(blocks, weights, spherical, processes)
-    assert blocks.like is not None
-    asked = request(data.n, len(data.middle))
-    numbers = (asked.k, asked.n_init, asked.max_iter, int(spherical), int(np.float64(asked.tol).view(np.int64)))
-    bits = 0 if asked.given is None else int(asked.given.double().view(torch.int64).sum())
-    processes.agree("what is asked for", [*numbers, *asked.method.encode().ljust(10), bits])
-    asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))  # drawn anew in each, unless it is given
-    parts = reference.Parts(resolve("kmeans_step", blocks.like), grid.Grid, reference.advance)
-    fit = reference.fit(parts, data, **asked._asdict(), spherical=spherical)
-    return Found(fit, data.counts(fit.labels, asked.k))
+    with torch.device("cpu"):  # whatever the default device of the caller
+        processes = Processes(group)
+        data = BlockData(blocks, weights, spherical, processes)
+        assert blocks.like is not None
+        asked = request(data.n, len(data.middle))
+        numbers = (asked.k, asked.n_init, asked.max_iter, int(spherical), int(np.float64(asked.tol).view(np.int64)))
+        bits = 0 if asked.given is None else int(asked.given.double().view(torch.int64).sum())
+        processes.agree("what is asked for", [*numbers, *asked.method.encode().ljust(10), bits])
+        asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))  # drawn anew in each, unless it is given
+        step = resolve("kmeans_step", blocks.like)
+        parts = reference.Parts(step, grid.Grid, reference.advance if advance is None else advance(step))
+        fit = reference.fit(parts, data, **asked._asdict(), spherical=spherical)
+        return Found(fit, data.counts(fit.labels, asked.k))

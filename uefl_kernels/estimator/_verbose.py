@@ -1,0 +1,30 @@
+"""What ``KMeans(verbose=1)`` prints, in the words of scikit-learn."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ops.kmeans import reference
+from ..ops.kmeans_step import reference as steps
+
+
+def printing(step: reference.Step) -> reference.Advance:
+    """Return ``reference.advance`` that prints the inertia of each iteration and why a fit ended.
+
+    Args:
+        step: ``kmeans_step`` of the backend; the inertia before the centers move takes one more search.
+    """
+
+    def advance(data: reference.Data, state: reference.State, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
+        iteration, before = int(state.iterations), state.centres.clone()
+        if iteration == 0:
+            print("Initialization complete")
+        inertia = data.step(step, before, True)[3] * data.weight_unit
+        print(f"Iteration {iteration}, inertia {float(inertia)}.")
+        reference.advance(data, state, limit, found, spherical)
+        if bool(state.ended):
+            shift = float((state.centres.double() - before.double()).square().sum())
+            why = f"center shift {shift} within tolerance {float(limit)}" if shift > 0 else "strict convergence"
+            print(f"Converged at iteration {iteration}: {why}.")
+
+    return advance
