@@ -179,9 +179,8 @@ def test_init_by_a_function():
 
     model = KMeans(4, init=init, random_state=5).fit(DATA)
     assert [(X is DATA, k) for X, k in asked] == [(True, 4)] * 10
-    state, fits = np.random.RandomState(5), []
-    for _ in range(10):
-        fits.append(KMeans(4, init=DATA[state.permutation(200)[:4]]).fit(DATA))
+    state = np.random.RandomState(5)
+    fits = [KMeans(4, init=DATA[state.permutation(200)[:4]]).fit(DATA) for _ in range(10)]
     best = min(fits, key=lambda fit: fit.inertia_)
     assert model.inertia_ == best.inertia_ < max(fit.inertia_ for fit in fits)
     assert np.array_equal(model.cluster_centers_, best.cluster_centers_)

@@ -111,12 +111,13 @@ class KMeans(TakesRows, ClusteringEstimator):
         if source is not None:
             self._check_columns(column_names(X), source.d, fitting=True)
             weights = self._weights(sample_weight, source.n)
-            fits = [self._cluster_blocks(source.blocks(), weights, asked) for asked in self._requests(source.n, source.d, X)]
-            self._keep(*min(fits, key=lambda found: float(found.fit.inertia)), to_numpy)
+            found_in = [self._cluster_blocks(source.blocks(), weights, asked) for asked in self._requests(source.n, source.d, X)]
+            self._keep(*min(found_in, key=lambda found: float(found.fit.inertia)), to_numpy)
             return self
         x, back = self._rows(X, fitting=True)
         weights = self._weights(sample_weight, len(x), x.device)
-        found = min((self._cluster(x, weights, asked) for asked in self._requests(*x.shape, X)), key=lambda found: float(found.inertia))
+        fits = [self._cluster(x, weights, asked) for asked in self._requests(x.shape[0], x.shape[1], X)]
+        found = min(fits, key=lambda found: float(found.inertia))
         self._keep(found, _counts(found.labels, weights, len(found.centres)), back)
         return self
 
