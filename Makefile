@@ -12,6 +12,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+export UEFL_REQUIRE_KERNELS ?= 1# a compiler that fails is an error here, not a warning
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` has those of a wheel
 
 .PHONY: setup demo test test-slow test-flower test-ray lint bench bench-plot bench-smoke ctest ctest-arm64 wheel docs gpu-check clean
@@ -22,8 +23,12 @@ setup: .venv/.built
 .venv/.packages: requirements.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, %s is %d.%d; name one: make PYTHON=..." % (sys.executable, v[0], v[1]))'
 	test -x $(PY) || $(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@echo "Downloading about 3 GB, mostly CUDA libraries of PyTorch; they take 5 GB in .venv"
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt || { $(NO_PACKAGES); }
 	@touch $@
+
+# Of pip's reasons this is the likely one.
+NO_PACKAGES = echo "uefl: packages could not be installed; without a network, point PIP_FIND_LINKS at a folder of their wheels" >&2; exit 1
 
 SOURCES := setup.py CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 
@@ -44,10 +49,10 @@ test-slow: setup
 
 # Flower wants older versions of some packages: it stands before them on the path, for its own tests alone.
 test-flower: setup build/flower/.installed
-	PYTHONPATH=$(CURDIR)/build/flower:$(CURDIR) $(PY) -m pytest --benchmark-disable tests/federated/engines tests/federated/deploy --ignore tests/federated/engines/test_distributed.py
+	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m pytest --benchmark-disable tests/federated/engines tests/federated/deploy --ignore tests/federated/engines/test_distributed.py
 
 test-ray: setup build/flower/.installed build/ray/.installed
-	PYTHONPATH=$(CURDIR)/build/flower:$(CURDIR):$(CURDIR)/build/ray $(PY) -m pytest tests/federated/engines/test_simulation.py
+	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR):$(CURDIR)/build/ray" $(PY) -m pytest tests/federated/engines/test_simulation.py
 
 build/ray/.installed: requirements-flower.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade --target build/ray ray==2.55.1
@@ -64,12 +69,12 @@ lint: .venv/.packages
 	.venv/bin/mypy
 
 ctest: .venv/.packages
-	.venv/bin/cmake -S . -B build/ctest -GNinja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DUEFL_TORCH=OFF -DUEFL_TESTS=ON -DUEFL_EMULATE_AMX=AUTO
+	.venv/bin/cmake -S . -B build/ctest -GNinja "-DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja" -DUEFL_TORCH=OFF -DUEFL_TESTS=ON -DUEFL_EMULATE_AMX=AUTO
 	.venv/bin/cmake --build build/ctest
 	.venv/bin/ctest --test-dir build/ctest --output-on-failure
 
 ctest-arm64: .venv/.packages
-	.venv/bin/cmake -S . -B build/ctest-arm64 -GNinja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DUEFL_TORCH=OFF -DUEFL_TESTS=ON \
+	.venv/bin/cmake -S . -B build/ctest-arm64 -GNinja "-DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja" -DUEFL_TORCH=OFF -DUEFL_TESTS=ON \
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 	  "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64-static;-L;/usr/aarch64-linux-gnu"
 	.venv/bin/cmake --build build/ctest-arm64

@@ -1,15 +1,18 @@
 """A thin driver: CMakeLists.txt builds the kernels, setup.py says where the result goes.
 
-UEFL_BUILD=off (or 0, no, false) installs pure Python on plain PyTorch. CMAKE_ARGS, quoted as in a shell, and MAX_JOBS are
-handed on. Without build isolation the requirements of [build-system] in pyproject.toml have to be installed before.
+Without a compiler that works the Python part is installed, with one warning. UEFL_REQUIRE_KERNELS=1 makes that an error, and UEFL_BUILD=off
+(or 0, no, false) does not try. CMAKE_ARGS, quoted as in a shell, and MAX_JOBS are handed on. Without build isolation what
+``tools/backend/build_backend.py`` asks for has to be installed before.
 """
 
+import logging
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import setuptools
@@ -17,8 +20,22 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
+REQUIRED = os.environ.get("UEFL_REQUIRE_KERNELS", "").lower() not in ("", "off", "0", "no", "false")
+NOTE = "_not_compiled.txt"  # beside the package's modules: why there are no kernels, for `uefl doctor`
+SIGNS = {  # what CMake prints: what it means
+    "No CMAKE_CXX_COMPILER could be found": "no C++ compiler was found",
+    "Could not find the compiler specified in the environment variable CXX": "the C++ compiler that CXX names was not found",
+    "is not able to compile a simple test program": "the C++ compiler does not work",
+    "CXX20": "the C++ compiler has no C++20",
+}
+ADVICE = "install g++ 12 or newer, or choose a compiler: CXX=g++-13 pip install ."
 if int(setuptools.__version__.split(".")[0]) < 77:  # which cannot read a license expression, and says so in pages
     sys.exit(f"uefl: setuptools {setuptools.__version__} is too old to build this, 77 or newer is needed: pip install 'setuptools>=77'")
+logging.disable(logging.INFO)  # every file that setuptools copies: the one line that matters would be lost between them
+
+
+class NotCompiled(Exception):
+    """Why the kernels cannot be compiled here, as half a sentence."""
 
 
 def program(name):
@@ -32,19 +49,65 @@ def program(name):
             return Path(file.locate()).resolve()
     found = shutil.which(name)
     if found is None:
-        sys.exit(f"uefl: {name} is needed to build the kernels, and was not found: pip install {name}, or set UEFL_BUILD=off")
+        raise NotCompiled(f"{name} is not installed: pip install {name}")
     return Path(found)
+
+
+def run(log, *command):
+    """Run a command with its output at the end of a file, since pip hides it or buries the reason under it; whether it succeeded."""
+    with log.open("ab") as file:
+        return subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode == 0
+
+
+def reason(log):
+    """Why the configuration failed, in half a sentence."""
+    text = " ".join(log.read_text(encoding="utf-8", errors="replace").split())
+    if "UEFL_CUDA=ON but" in text:
+        return text[text.rindex("UEFL_CUDA=ON but") :].partition(" -- Configuring incomplete")[0]
+    for sign, meaning in SIGNS.items():
+        if sign in text:
+            return f"{meaning}; {ADVICE}"
+    return f"CMake failed; its output is in {log}"
 
 
 class CMakeBuild(build_ext):
     """Builds every compiled module of the package in one CMake run."""
 
     def build_extensions(self):
-        """Configure, build, and leave the modules beside the package."""
+        """Configure, build, and leave the modules beside the package; or nothing but a note of the reason."""
         out = Path(self.get_ext_fullpath(self.extensions[0].name)).resolve().parent
-        build = Path(self.build_temp).resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        (out / NOTE).unlink(missing_ok=True)
+        try:
+            self.compile(out, Path(self.build_temp).resolve())
+        except NotCompiled as error:
+            if REQUIRED:
+                sys.exit(f"uefl: the kernels cannot be compiled (UEFL_BUILD=off installs without them): {error}")
+            for extension in self.extensions:
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)  # of an earlier build, of other sources
+            (out / NOTE).write_text(f"{error}\n", encoding="utf-8")
+            print(f"warning: uefl: installed without compiled kernels, so ops are slower: {error}", file=sys.stderr)
+
+    def copy_extensions_to_source(self):
+        """For an editable installation: the modules, or the note in their place."""
+        built, package = Path(self.build_lib) / "uefl_kernels", ROOT / "uefl_kernels"
+        for name in [NOTE, *(Path(self.get_ext_filename(extension.name)).name for extension in self.extensions)]:
+            (package / name).unlink(missing_ok=True)
+        super().copy_extensions_to_source()
+        if (built / NOTE).exists():
+            shutil.copy(built / NOTE, package)
+
+    def compile(self, out, build):
+        """One CMake run; raises NotCompiled."""
+        for package in ("torch", "pybind11"):
+            if find_spec(package) is None:
+                raise NotCompiled(f"{package} is not installed, and the build is not isolated: pip install {package}")
+        log = build / "build.log"
+        build.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
         configure = [
             program("cmake"),
+            "--fresh",  # nothing of an earlier configuration, which may have failed or had another compiler
             "-S",
             ROOT,
             "-B",
@@ -54,14 +117,17 @@ class CMakeBuild(build_ext):
             f"-DPython3_EXECUTABLE={sys.executable}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={out}",
         ]
-        subprocess.run([*configure, *shlex.split(os.environ.get("CMAKE_ARGS", ""))], check=True)
-        subprocess.run([program("cmake"), "--build", build, "--parallel", os.environ.get("MAX_JOBS", str(os.cpu_count()))], check=True)
+        if not run(log, *configure, *shlex.split(os.environ.get("CMAKE_ARGS", ""))):
+            raise NotCompiled(reason(log))
+        if not run(log, program("cmake"), "--build", build, "--parallel", os.environ.get("MAX_JOBS", str(os.cpu_count()))):
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            first = next((line.strip() for line in lines if "error" in line), "no error is named")
+            raise NotCompiled(f"the compiler failed: {first}; all of its output is in {log}")
 
 
 compiled = os.environ.get("UEFL_BUILD", "").lower() not in ("off", "0", "no", "false")
-setup(
-    ext_modules=[Extension("uefl_kernels._C", sources=[], py_limited_api=True), Extension("uefl_kernels._host", sources=[])]
-    if compiled
-    else [],
-    cmdclass={"build_ext": CMakeBuild},
-)
+modules = [
+    Extension("uefl_kernels._C", sources=[], py_limited_api=True, optional=not REQUIRED),
+    Extension("uefl_kernels._host", sources=[], optional=not REQUIRED),
+]
+setup(ext_modules=modules if compiled else [], cmdclass={"build_ext": CMakeBuild})

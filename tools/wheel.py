@@ -32,7 +32,7 @@ def build(folder: Path) -> Path:
         source = f"from setuptools.build_meta import build_sdist; print(build_sdist({name!r}))"
         archive = subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
         options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--wheel-dir", name]
-        environment = os.environ | {"CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DUEFL_CUDA=AUTO")}
+        environment = os.environ | {"CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DUEFL_CUDA=AUTO"), "UEFL_REQUIRE_KERNELS": "1"}
         subprocess.run([sys.executable, "-m", "pip", "wheel", *options, f"{name}/{archive}"], check=True, env=environment)
         (built,) = Path(name).glob("*.whl")
         excluded = [f"--exclude={library}" for library in ELSEWHERE]

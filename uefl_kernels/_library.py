@@ -24,6 +24,7 @@ import importlib
 import importlib.util
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,10 @@ def load() -> bool:
     path = Path(__file__).with_name("_C.abi3.so")
     if not path.exists():
         _load_error = "not built (installed with UEFL_BUILD=off, or from a source tree without `make setup`)"
+        note = path.with_name("_not_compiled.txt")  # of setup.py, whose warning pip does not show
+        if note.exists():
+            _load_error = note.read_text(encoding="utf-8").strip()
+            warnings.warn(f"uefl_kernels runs without its compiled kernels, more slowly: {_load_error}", RuntimeWarning, stacklevel=2)
         return False
     try:
         torch.ops.load_library(str(path))

@@ -15,8 +15,7 @@ from ._version import __version__
 
 ENVIRONMENT = ("UEFL_BACKEND", "UEFL_DATA", "UEFL_CPU", "UEFL_CUDA_SEARCH")
 
-COMPILE = "install g++ 12 or newer (Debian, Ubuntu: apt-get install g++), then `pip install .` again in the sources"
-"""How to get the compiled kernels."""
+COMPILE = "install g++ 12 or newer (Debian, Ubuntu: apt-get install g++), then run `pip install .` in the sources again"
 
 
 def collect() -> dict[str, Any]:
@@ -58,7 +57,8 @@ def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
     features = [name for name, present in (cpu["features"] or {}).items() if present]
     return [
         *found["versions"].items(),
-        ("compiled ops", "loaded" if compiled["loaded"] else f"absent: {compiled['reason']}; {compiled['advice']}"),
+        ("compiled ops", "loaded" if compiled["loaded"] else f"absent: {compiled['reason']}"),
+        *(() if compiled["loaded"] else (("to compile them", compiled["advice"]),)),
         ("CPU kernels", cpu["variant"] or f"unknown: {cpu['reason']}"),
         ("CPU features", " ".join(features) or "unknown"),
         *((f"CUDA device {i}", f"{d['name']}, sm_{d['capability'][0]}{d['capability'][1]}") for i, d in enumerate(found["cuda"])),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import fresh
 
 ROOT = Path(__file__).parents[2]
 NVCC = shutil.which("nvcc")
@@ -123,7 +126,77 @@ def test_a_program_that_is_nowhere_is_named():
     environment = os.environ | {"PATH": "/nowhere", "UEFL_BUILD": "off"}
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 1
-    assert "uefl: ninja is needed to build the kernels, and was not found: pip install ninja, or set UEFL_BUILD=off" in done.stderr
+    assert "ninja is not installed: pip install ninja" in done.stderr
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Builds in a copy of the sources with a compiler that fails; returns the process and the folder of the modules."""
+    source = tmp_path / "Quellen mit Ümlaut"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    package = source / "uefl_kernels"
+    package.mkdir()
+    shutil.copy(ROOT / "uefl_kernels" / "_version.py", package)
+    (package / "__init__.py").touch()
+    (package / "_C.abi3.so").touch()  # of an earlier build, of other sources
+
+    def run(**environment: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+        environment = os.environ | {"UEFL_BUILD": "", "UEFL_REQUIRE_KERNELS": ""} | environment
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        return subprocess.run(command, capture_output=True, text=True, cwd=source, env=environment), package
+
+    return run
+
+
+@pytest.mark.parametrize(("compiler", "says"), [("/nowhere/c++", "CXX names was not found"), ("false", "C++ compiler does not work")])
+def test_without_a_compiler_there_is_one_warning_and_a_note(broken, compiler, says):
+    done, package = broken(CXX=shutil.which(compiler) or compiler)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "uefl" in line]
+    assert line.startswith("warning: uefl: ")
+    assert says in line
+    assert says in (package / "_not_compiled.txt").read_text()
+    assert not list(package.glob("*.so"))
+
+
+def test_kernels_that_are_required_end_the_build_in_one_sentence(broken):
+    done, package = broken(CXX="/nowhere/c++", UEFL_REQUIRE_KERNELS="1")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("uefl: the kernels cannot be compiled (UEFL_BUILD=off installs without them): ")
+    assert not (package / "_not_compiled.txt").exists()
+
+
+def test_a_failed_configuration_leaves_nothing_for_the_next(build):
+    assert "--fresh" in build()
+
+
+def test_the_reason_is_said_once_where_the_kernels_are_used(tmp_path):
+    for file in (ROOT / "uefl_kernels").glob("*.py"):
+        (tmp_path / "uefl_kernels").mkdir(exist_ok=True)
+        shutil.copy(file, tmp_path / "uefl_kernels")
+    (tmp_path / "uefl_kernels" / "_not_compiled.txt").write_text("no compiler, for this test\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from uefl_kernels import _library; print(_library.load_error())"
+    done = fresh.python(code)
+    assert (done.returncode, done.stdout) == (0, "no compiler, for this test\n")
+    assert done.stderr.count("no compiler, for this test") == 1
+    assert "RuntimeWarning" in done.stderr
+
+
+def test_a_python_that_is_too_old_is_named():
+    code = "import sys; sys.version_info = (3, 10, 4); sys.path.insert(0, 'tools/backend'); import build_backend"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "Python 3.11 or newer is needed; this is Python 3.10" in done.stderr
+
+
+def test_only_a_build_of_kernels_asks_for_torch(monkeypatch):
+    backend = runpy.run_path(str(ROOT / "tools" / "backend" / "build_backend.py"))
+    monkeypatch.setenv("UEFL_BUILD", "off")
+    assert backend["get_requires_for_build_wheel"]() == []
+    monkeypatch.setenv("UEFL_BUILD", "")
+    assert any(line.startswith("torch") for line in backend["get_requires_for_build_editable"]())
 
 
 def test_old_setuptools_are_named():
