@@ -109,7 +109,7 @@ def test_mask_autocast_and_compile(full_graph):
         ({"shared_codebook": True, "codebook_size": [3, 4, 5]}, ValueError, "^ResidualVQ: shared_codebook=True needs one codebook_size"),
         ({"heads": 2}, ValueError, "^ResidualVQ: heads=2 is not supported, a residual has one"),
         ({"eval_beam_size": 2}, ValueError, "eval_beam_size needs beam_size"),
-        ({"beam_size": 2, "beam_score_quantizer_weights": [1.0]}, ValueError, "must name 3, one for each quantiser"),
+        ({"beam_size": 2, "beam_score_quantizer_weights": [1.0]}, ValueError, "must name 3, one for each quantizer"),
         ({"beam_size": 2, "implicit_neural_codebook": True}, ValueError, "implicit_neural_codebook excludes beam_size"),
         ({"codebok_dim": 3}, TypeError, "unexpected keyword argument 'codebok_dim'"),
         ({"num_quantizers": None}, ValueError, "name num_quantizers, or one codebook_size for each"),

@@ -1,7 +1,7 @@
-"""The codewords of a VQ layer and all that moves them besides a gradient: moving averages, revival, k-means.
+"""The codewords of a VQ layer and all that moves them besides a gradient: averages, revival, k-means, an affine map.
 
-Nothing here waits for the device, except where ``kmeans_init`` asks whether its first batch is still to come: once after every change
-of the buffer ``initted``, and in that batch where a mask or other processes have a part in it.
+Nothing here waits for the device, except where ``kmeans_init`` reads the flag ``initted``: once after each change
+of it, and in the first batch where a mask or other processes take part.
 """
 
 from __future__ import annotations
@@ -14,14 +14,25 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import _affine, _distributed, _kmeans_init, _recompute, _revival
-from ._float32 import Float32Module, no_autocast
+from .. import vq_with_sums
+from . import _distributed
+from ._recompute import Memory
+from ._search import tally
+from ._shared import Float32Module, by_book, fixed, no_autocast
 
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+_BROKEN = "VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or replace those rows, or mask them"
+_OF_BATCH = ("batch_mean", "batch_variance")
+_OF_CODES = ("codebook_mean", "codebook_variance")
+
 
 class Codebook(Float32Module):
-    """``[h, K, d]`` codewords, h = 1 where all heads share them; its state has the names that vector-quantize-pytorch uses."""
+    """``[h, K, d]`` codewords, h = 1 where all heads share them, with the attributes and state of the peer's class.
+
+    The arguments are those of :class:`VectorQuantize`. Plain attributes may be set later and then hold for the
+    next call; setting a property that is fixed raises AttributeError.
+    """
 
     initted: torch.Tensor
     cluster_size: torch.Tensor
@@ -36,62 +47,96 @@ class Codebook(Float32Module):
 
     def __init__(
         self,
-        codebooks: int,
-        codebook_size: int,
         dim: int,
+        codebook_size: int,
+        num_codebooks: int,
         *,
         decay: float,
         eps: float,
         kmeans_init: bool,
         kmeans_iters: int,
-        cosine: bool,
-        threshold: float,
-        learnable: bool,
+        sync_kmeans: bool,
+        use_cosine_sim: bool,
+        threshold_ema_dead_code: float,
+        sample_codebook_temp: float,
+        learnable_codebook: bool,
         ema_update: bool,
-        manual_ema_update: bool = False,
-        shared: bool = True,
-        shared_kmeans: bool = True,
-        affine: _affine.Decays | None = None,
-        bridge: nn.Module | None = None,
+        manual_ema_update: bool,
+        use_ddp: bool,
+        affine_param: bool,
+        affine_param_batch_decay: float,
+        affine_param_codebook_decay: float,
+        sync_affine_param: bool,
+        vq_bridge: nn.Module | None,
     ) -> None:
         super().__init__()
-        self.decay, self.eps, self.kmeans_init, self.kmeans_iters = decay, eps, kmeans_init, kmeans_iters
-        self.cosine, self.threshold = cosine, threshold
-        self.ema_update, self.manual_ema_update = ema_update, manual_ema_update
-        self.shared, self.shared_kmeans = shared, shared and shared_kmeans
+        self.decay, self.eps = decay, eps
+        self.kmeans_init, self.kmeans_iters, self.sync_kmeans = kmeans_init, kmeans_iters, sync_kmeans
+        self.threshold_ema_dead_code = self.reset_cluster_size = threshold_ema_dead_code
+        self.sample_codebook_temp = sample_codebook_temp
+        self.ema_update, self.manual_ema_update, self.use_ddp = ema_update, manual_ema_update, use_ddp
+        self.affine_param_batch_decay = affine_param_batch_decay
+        self.affine_param_codebook_decay = affine_param_codebook_decay
+        self.sync_affine_param = sync_affine_param
+        self._use_cosine_sim, self._affine_param = use_cosine_sim, affine_param
+        self.vq_bridge = vq_bridge
         # Also in a process whose default is bfloat16, where averages would stop moving.
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        embed = torch.zeros(codebooks, codebook_size, dim, dtype=dtype)
+        embed = torch.zeros(num_codebooks, codebook_size, dim, dtype=dtype)
         if not kmeans_init:
             nn.init.kaiming_uniform_(embed)
             embed = self.scaled(embed)
         self.register_buffer("initted", torch.tensor(not kmeans_init))
-        self.register_buffer("cluster_size", torch.ones(codebooks, codebook_size, dtype=dtype))
+        self.register_buffer("cluster_size", torch.ones(num_codebooks, codebook_size, dtype=dtype))
         self.register_buffer("embed_avg", embed.clone())
-        if learnable:
+        if learnable_codebook:
             self.embed = nn.Parameter(embed)
         else:
             self.register_buffer("embed", embed)
-        self.vq_bridge = bridge
-        self.affine = affine
-        if affine is not None:
-            _affine.register(self)
-        self.register_buffer("counts", torch.zeros(codebooks, codebook_size, dtype=torch.int64), persistent=False)
+        self._register_statistics()
+        counts = torch.zeros(num_codebooks, codebook_size, dtype=torch.int64)
+        self.register_buffer("counts", counts, persistent=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64), persistent=False)
-        # Counts and sums of batches that wait for the next; no buffers, which DistributedDataParallel would make those of one process.
+        # Counts and sums of batches that wait for the next. DistributedDataParallel would overwrite buffers by those
+        # of one process.
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._known: tuple[torch.Tensor, int] | None = None  # the buffer `initted` and its version when it was seen to be True
-        self.memory = _recompute.Memory()
+        self._known: tuple[torch.Tensor, int] | None = None  # `initted` and its version when it was last seen True
+        self.memory = Memory()
 
     def extra_repr(self) -> str:
         """The sizes."""
-        books, k, d = self.embed.shape
-        return f"codebooks={books}, codebook_size={k}, dim={d}, learnable={isinstance(self.embed, nn.Parameter)}"
+        return (
+            f"codebooks={self.num_codebooks}, codebook_size={self.codebook_size}, dim={self.embed.shape[2]},"
+            f" learnable={self.learnable_codebook}"
+        )
+
+    def forward(self, x: torch.Tensor, step: Callable[..., Any], *args: Any) -> Any:
+        """Return ``step(x, *args)``, a step of the layer: hooks of this module run around all that uses its tensors."""
+        return step(x, *args)
+
+    # --- what is fixed when the layer is made ------------------------------------------------------------------------
+
+    num_codebooks = fixed("num_codebooks", lambda layer: layer.embed.shape[0], "h.")
+    codebook_size = fixed("codebook_size", lambda layer: layer.embed.shape[1], "K.")
+    learnable_codebook = fixed("learnable_codebook", lambda layer: "embed" not in layer._buffers, "Whether the codewords are a parameter.")
+    use_cosine_sim = fixed(
+        "use_cosine_sim", lambda layer: layer._use_cosine_sim, "Whether codewords have length 1 and are compared by the angle."
+    )
+    affine_param = fixed(
+        "affine_param", lambda layer: layer._affine_param, "Whether the codewords follow the mean and variance of the batches."
+    )
+    has_dead_code_replacement = fixed(
+        "has_dead_code_replacement",
+        lambda layer: layer.threshold_ema_dead_code > 0,
+        "Whether codewords are revived; follows ``threshold_ema_dead_code``.",
+    )
 
     @property
     def metric(self) -> str:
         """The metric of the search."""
-        return "cosine" if self.cosine else "l2"
+        return "cosine" if self.use_cosine_sim else "l2"
+
+    # --- the codewords -----------------------------------------------------------------------------------------------
 
     @property
     def codes(self) -> torch.Tensor:
@@ -99,16 +144,33 @@ class Codebook(Float32Module):
         return self.seen(self.embed)
 
     def seen(self, embed: torch.Tensor) -> torch.Tensor:
-        """Codewords behind the bridge and the affine map, where there are any."""
+        """Map codewords by the bridge and the affine map, where there are any."""
         with no_autocast(embed.device):
             codes: torch.Tensor = embed if self.vq_bridge is None else self.vq_bridge(embed)
-        return codes if self.affine is None else _affine.to_batch(self, codes)
+        if self.batch_mean is None:
+            return codes
+        return (codes - self.codebook_mean) / self._ratio() + self.batch_mean
 
-    # --- the step of a batch -----------------------------------------------------------------------------------------
+    def scaled(self, codes: torch.Tensor) -> torch.Tensor:
+        """Scale codewords to length 1 where the metric is the angle."""
+        return F.normalize(codes, dim=-1, eps=1e-6) if self.use_cosine_sim else codes
+
+    def transform_input(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale rows ``[..., d]`` to length 1 where the metric is the angle."""
+        return self.scaled(x)
+
+    @torch.no_grad()
+    def assign(self, codes: torch.Tensor) -> None:
+        """Set the codewords ``[h, K, d]`` and their averages: the next step moves them from there, k-means leaves them."""
+        self.embed.copy_(codes)
+        self.embed_avg.copy_(codes * self.cluster_size.unsqueeze(-1))
+        self.initted.fill_(True)
+
+    # --- moving averages ---------------------------------------------------------------------------------------------
 
     def tracks(self, ema: bool | None = None) -> bool:
         """Whether training needs the counts and sums of a batch."""
-        return (self.ema_update if ema is None else ema) or self.threshold > 0
+        return (self.ema_update if ema is None else ema) or self.threshold_ema_dead_code > 0
 
     @torch.no_grad()
     def update(
@@ -125,19 +187,21 @@ class Codebook(Float32Module):
         """Move the averages towards this batch, the codewords with them, and put dead codewords onto rows of x.
 
         Args:
-            counts, sums: ``[h, K]`` and ``[h, K, d]``, of the rows that the mask lets through. A codeword that got a row of NaN, whose
-                sum is then NaN, sits this step out.
-            x: ``[..., heads * d]``, what was quantised.
+            counts: ``[h, K]``, of the rows where the mask is True.
+            sums: ``[h, K, d]``, likewise. A codeword that got a row of NaN, and so has a sum of NaN, sits this step out.
+            x: ``[..., heads * d]``, the rows that were quantized.
             mask: ``[...]`` bool, or None.
-            weight: of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a function of sums and sizes that gives it.
+            weight: of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a function of sums and
+                sizes that returns it.
             accumulate: only add the batch to the next one that does not accumulate.
             ema: overrides ``ema_update``.
         """
         counts, sums = counts.view_as(self.counts), sums.view_as(self.embed)
         unsound = sums.isnan().any(-1)
         counts, sums = counts.masked_fill(unsound, 0), sums.masked_fill(unsound.unsqueeze(-1), 0)
-        if self.affine is not None:
-            sums = _affine.to_codebook(self, sums, counts.unsqueeze(-1))
+        if self.batch_mean is not None:  # sums of the rows, mapped to where the codewords are
+            size = counts.unsqueeze(-1)
+            sums = (sums - size * self.batch_mean) * self._ratio() + size * self.codebook_mean
         if self.pending is not None:
             counts, sums = counts + self.pending[0], sums + self.pending[1]
             self.pending = None
@@ -145,17 +209,18 @@ class Codebook(Float32Module):
             self.pending = counts, sums
             return
         batch = [counts.to(self.embed_avg.dtype).unsqueeze(-1), sums.to(self.embed_avg.dtype)]
-        if self.threshold > 0:
-            batch += _revival.offer(self, x, mask)
-        batch = _distributed.all_reduce(batch, self.shared)
+        if self.threshold_ema_dead_code > 0:
+            batch += self._offer(x, mask)
+        batch = _distributed.all_reduce(batch, self.use_ddp)
         self._move(batch[0].squeeze(-1), batch[1], weight)
         if (self.ema_update if ema is None else ema) and not self.manual_ema_update:
             self.update_ema()
-        if self.threshold > 0:
-            _revival.revive(self, *batch[2:])
+        if self.threshold_ema_dead_code > 0:
+            self._revive(self._dead(), *batch[2:])
         self.steps.add_(1)
 
     def _move(self, size: torch.Tensor, total: torch.Tensor, weight: Weight | None) -> None:
+        """Move the averaged sizes ``[h, K]`` and sums ``[h, K, d]`` towards those of a batch."""
         step: float | torch.Tensor = 1 - self.decay
         if weight is not None:
             weight = weight if isinstance(weight, torch.Tensor) else weight(total, size)
@@ -166,71 +231,219 @@ class Codebook(Float32Module):
 
     @torch.no_grad()
     def update_ema(self) -> None:
-        """Codewords = sums / sizes, where Laplace smoothing keeps a size above zero; what ``manual_ema_update`` leaves to the caller."""
+        """Set codewords to sums / sizes, with Laplace smoothing; ``manual_ema_update`` leaves the call to the caller."""
         total = self.cluster_size.sum(-1, keepdim=True)
         size = (self.cluster_size + self.eps) / (total + self.cluster_size.shape[-1] * self.eps) * total
         size = size.unsqueeze(-1)  # zero only where every average is: decay 0 and a batch without rows
         self.embed.copy_(torch.where(size > 0, self.scaled(self.embed_avg / size), self.embed))
 
     @torch.no_grad()
-    def expire(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Put dead codewords onto rows of x ``[..., heads * d]``."""
-        if self.threshold > 0:
-            _revival.revive(self, *_distributed.all_reduce(_revival.offer(self, x, mask), self.shared))
-            self.steps.add_(1)
+    def update_indices(
+        self,
+        x: torch.Tensor,
+        embed_ind: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        ema_update_weight: Weight | None = None,
+        accum_ema_update: bool = False,
+        ema_update: bool | None = None,
+    ) -> None:
+        """Update as if ``embed_ind`` ``[..., heads]`` had been chosen for x ``[..., heads * d]``; -1 counts for codeword 0."""
+        if not self.tracks(ema_update):
+            return
+        heads = x.shape[-1] // self.embed.shape[-1]
+        chosen = embed_ind.reshape(*x.shape[:-1], heads).clamp(min=0)
+        codes = self.codes[0] if self.num_codebooks == 1 else self.codes
+        kept = (x, chosen) if mask is None else (x[mask], chosen[mask])
+        counts, sums = tally(kept[0], codes, kept[1])
+        self.update(counts, sums, x, mask, weight=ema_update_weight, accumulate=accum_ema_update, ema=ema_update)
+
+    update_ema_indices = update_indices
+
+    # --- revival of dead codewords -----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def assign(self, codes: torch.Tensor) -> None:
-        """Set the codewords ``[h, K, d]`` and their averages, so that the next step moves them from there, and k-means leaves them."""
-        self.embed.copy_(codes)
-        self.embed_avg.copy_(codes * self.cluster_size.unsqueeze(-1))
-        self.initted.fill_(True)
+    def expire(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Put dead codewords onto rows of x ``[..., heads * d]``, in training."""
+        if self.training and self.threshold_ema_dead_code > 0:
+            self._replace(x, self._dead(), mask)
 
-    def scaled(self, codes: torch.Tensor) -> torch.Tensor:
-        """Codewords of length 1 where the metric is the angle."""
-        return F.normalize(codes, dim=-1, eps=1e-6) if self.cosine else codes
+    def expire_codes_(self, batch_samples: torch.Tensor, seq_mask: torch.Tensor | None = None) -> None:
+        """Put dead codewords onto rows of ``[h, ..., d]``, in training."""
+        self.expire(_heads_last(batch_samples), seq_mask)
+
+    def replace(self, batch_samples: torch.Tensor, batch_mask: torch.Tensor, seq_mask: torch.Tensor | None = None) -> None:
+        """Put the codewords where ``batch_mask`` ``[h, K]`` is True onto rows of ``[h, ..., d]``."""
+        self._replace(self.scaled(_heads_last(batch_samples)), batch_mask, seq_mask)
+
+    @torch.no_grad()
+    def _replace(self, x: torch.Tensor, dead: torch.Tensor, mask: torch.Tensor | None) -> None:
+        self._revive(dead, *_distributed.all_reduce(self._offer(x, mask), self.use_ddp))
+        self.steps.add_(1)
+
+    def _dead(self) -> torch.Tensor:
+        return self.cluster_size < self.threshold_ema_dead_code
+
+    def _offer(self, x: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
+        """Make this process's share of K places: ``[h, K, 1]`` taken, ``[h, K, 1]`` priority, ``[h, K, d]`` rows of x.
+
+        The places are dealt to the processes in turn. The sum over processes is the offer of all of them, and each
+        gives as many rows as it has places, or all it has. Rows are distinct and spread evenly over the batch.
+        """
+        books, k, d = self.embed.shape
+        dtype = self.embed.dtype
+        rank, world = _distributed.rank_and_size(self.use_ddp)
+        priority = torch.zeros(books, k, 1, dtype=dtype, device=x.device)
+        if rank == 0:
+            priority = torch.rand_like(priority)
+        if x.numel() == 0:
+            return [torch.zeros_like(priority), priority, x.new_zeros(books, k, d, dtype=dtype)]
+        heads = x.shape[-1] // d
+        shared = heads // books  # rows per position of x: all its heads where they share the codewords
+        places = -(-k // world)
+        rows = torch.full((), x.shape[:-1].numel(), device=x.device) if mask is None else mask.sum()
+        position, taken = _spread(rows * shared, books, places)
+        head = position % shared
+        if books > 1:
+            head = torch.arange(books, device=x.device).unsqueeze(-1).expand_as(position)
+        position = position // shared
+        if mask is not None:  # the j-th row where the mask is True
+            position = torch.searchsorted(mask.flatten().cumsum(0), position + 1).clamp(max=mask.numel() - 1)
+        found = x[_coordinates(position, x.shape[:-1])].unflatten(-1, (heads, d))
+        found = torch.take_along_dim(found, head[..., None, None], dim=-2).squeeze(-2).to(dtype)
+        taken = taken & found.isfinite().all(-1)  # one broken row must not break a codeword for good
+        found = found.masked_fill(~taken.unsqueeze(-1), 0)
+        place = torch.arange(k, device=x.device)
+        mine = ((place + self.steps) % world == rank).unsqueeze(-1)  # in turn: no codeword depends on one process
+        turn = place // world
+        return [taken[:, turn].unsqueeze(-1) * mine, priority, found[:, turn] * mine]
+
+    def _revive(self, dead: torch.Tensor, taken: torch.Tensor, priority: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put the dead codewords ``[h, K]``, in random order, onto the rows that are offered; with too few rows the rest wait."""
+        size = self.reset_cluster_size or self.threshold_ema_dead_code
+        held = taken.squeeze(-1) > 0
+        queue = priority.squeeze(-1).masked_fill(~dead, 2.0).argsort(dim=-1, stable=True).argsort(-1)
+        place = (~held).to(torch.uint8).argsort(dim=-1, stable=True).gather(-1, queue)
+        revived = dead & (queue < held.sum(-1, keepdim=True))
+        new = rows.gather(1, place.unsqueeze(-1).expand_as(rows))
+        self.cluster_size.masked_fill_(revived, size)
+        revived = revived.unsqueeze(-1)
+        self.embed.copy_(torch.where(revived, new, self.embed))
+        self.embed_avg.copy_(torch.where(revived, new * size, self.embed_avg))
+
+    # --- the affine map to the mean and the variance of the batches (Huh et al. 2023) --------------------------------
+
+    def _register_statistics(self) -> None:
+        """Add the statistics of ``affine_param`` to the state, with the peer's names; those of the batch come with the first one."""
+        for name in _OF_BATCH:
+            self.register_buffer(name, None)
+        for name in _OF_CODES if self.affine_param else ():
+            self.register_buffer(f"{name}_needs_init", torch.tensor(True))
+            self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]))
+
+    @torch.no_grad()
+    def update_affine(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Move the statistics towards those of the codewords and of the rows ``[..., heads * d]`` where the mask is True."""
+        embed = self.embed.detach()
+        of_codes = embed.mean(1, keepdim=True), embed.var(1, unbiased=False, keepdim=True)
+        decay = self.affine_param_codebook_decay
+        for name, new in zip(_OF_CODES, of_codes, strict=True):
+            old, first = getattr(self, name), getattr(self, f"{name}_needs_init")
+            old.copy_(torch.where(first, new, old * decay + new * (1 - decay)))
+            first.fill_(False)
+        books, _, d = embed.shape
+        rows = by_book(x.to(embed.dtype), books, d)
+        kept = rows.new_ones(books, rows.shape[1], 1)
+        if mask is not None:
+            kept = by_book(mask.unsqueeze(-1).expand(x.shape), books, d)[..., :1].to(rows.dtype)
+        parts = [kept.sum(1, keepdim=True), (rows * kept).sum(1, keepdim=True)]
+        count, total = _distributed.all_reduce(parts, self.sync_affine_param)
+        mean = total / count.clamp(min=1)
+        squares = ((rows - mean).square() * kept).sum(1, keepdim=True)
+        variance = _distributed.all_reduce([squares], self.sync_affine_param)[0] / count.clamp(min=1)
+        decay = self.affine_param_batch_decay
+        for name, new in zip(_OF_BATCH, (mean, variance), strict=True):
+            old = getattr(self, name)
+            setattr(self, name, new if old is None else old * decay + new * (1 - decay))
+
+    def _ratio(self) -> torch.Tensor:
+        """Standard deviation of the codewords by that of the batches."""
+        ratio: torch.Tensor = self.codebook_variance.clamp(min=1e-5).sqrt() / self.batch_variance.clamp(min=1e-5).sqrt()
+        return ratio
 
     # --- k-means of the first batch ----------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> bool:
-        """Whether k-means may still have to come: what the buffer ``initted`` says, whoever wrote it.
+        """Whether k-means may still have to come: the value of the buffer ``initted``, whoever wrote it.
 
-        Where the host cannot ask (in a graph, on fake tensors) that is so for every buffer that it has not seen to be True; what
-        :meth:`initialize` then does leaves a codebook alone that has begun.
+        Where the host cannot ask (in a graph, on fake tensors) the answer is True for every buffer that it has not
+        seen to be True; :meth:`initialize` then leaves a codebook alone that has begun.
         """
         if not self.kmeans_init:
             return False
-        known = self._known
+        known, initted = self._known, self.initted
         if torch.compiler.is_dynamo_compiling():
-            return known is None or known[0] is not self.initted
-        if torch.compiler.is_compiling() or self.initted.is_meta or isinstance(self.initted, FakeTensor):
+            return known is None or known[0] is not initted
+        if torch.compiler.is_compiling() or initted.is_meta or isinstance(initted, FakeTensor):
             return known is None  # export puts other tensors into the buffers while it traces
-        if known is not None and known[0] is self.initted and known[1] == self.initted._version and self.initted.device.type != "cpu":
+        same = known is not None and known[0] is initted and known[1] == initted._version
+        if same and initted.device.type != "cpu":
             return False
-        if not bool(self.initted):
+        if not bool(initted):
             return True
-        self._known = (self.initted, self.initted._version)
+        self._known = (initted, initted._version)
         return False
 
     @torch.no_grad()
     def initialize(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """k-means on the rows ``[..., heads * d]`` of the first batch, for a codebook that is ``waiting``.
+        """Run k-means on the rows ``[..., heads * d]`` of the first batch, for a codebook that is ``waiting``.
 
         A batch without a single row, over all processes, leaves it to the next one.
         """
-        found = _kmeans_init.kmeans(self, x, mask)
+        found = self._kmeans(x, mask)
         if found is None:
             return
         means, counts = found
-        begun, embed, size, average = self.initted, self.embed.clone(), self.cluster_size.clone(), self.embed_avg.clone()
+        begun, state = self.initted, (self.embed, self.cluster_size, self.embed_avg)
+        before = [buffer.clone() for buffer in state]
         self.embed_avg.copy_(means * counts)
         self.cluster_size.copy_(counts.squeeze(-1))
         self.update_ema()
-        for buffer, before in ((self.embed, embed), (self.cluster_size, size), (self.embed_avg, average)):
-            buffer.copy_(torch.where(begun, before, buffer))
+        for buffer, kept in zip(state, before, strict=True):
+            buffer.copy_(torch.where(begun, kept, buffer))
         begun.fill_(True)
         self._known = (begun, 0 if torch.compiler.is_compiling() else begun._version)
+
+    def init_embed_(self, data: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Run k-means on rows ``[h, ..., d]``, unless the codebook has begun."""
+        if not bool(self.initted):
+            self.initialize(self.scaled(_heads_last(data)), mask)
+
+    def _kmeans(self, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return means ``[h, K, d]`` and sizes ``[h, K, 1]`` of the rows ``[..., heads * d]``; None without a row.
+
+        These are the peer's rounds, not those of ``kmeans``: an empty cluster stays where it is, cosine scales the
+        means and not the rows, there is no early end, and processes add up their sums in every round. One op does all
+        heads of a round. On the CPU a batch that is not finite, of any process, is refused.
+        """
+        books, k, d = self.embed.shape
+        shared = self.use_ddp and self.sync_kmeans
+        x = x[mask].float() if mask is not None else x.float()
+        if x.device.type == "cpu":  # elsewhere the host would wait for the answer
+            broken = x.isfinite().logical_not().any().float().view(1, 1, 1)
+            broken = _distributed.all_reduce([broken], shared)[0]
+            torch._assert_async((broken == 0) | self.initted, _BROKEN)  # unlike an if it can be compiled
+        means = _distributed.sample_rows(by_book(x, books, d), k, shared)
+        if means is None:
+            return None
+        means = self.scaled(means)
+        counts = means.new_zeros(books, k, 1)
+        for _ in range(self.kmeans_iters):
+            out, sums = vq_with_sums(x, means[0] if books == 1 else means, metric=self.metric)
+            parts = [out.counts.view(books, k, 1).float(), sums.view(books, k, d).float()]
+            counts, sums = _distributed.all_reduce(parts, shared)
+            means = torch.where(counts > 0, self.scaled(sums / counts.clamp(min=1)), means)
+        return means, counts
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -241,8 +454,9 @@ class Codebook(Float32Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any) -> None:
-        if self.affine is not None:
-            _affine.expect(self, state_dict, prefix)
+        for name in _OF_BATCH if self.affine_param else ():  # there may be none yet
+            if prefix + name in state_dict and getattr(self, name) is None:
+                setattr(self, name, torch.zeros_like(self.embed_avg[:, :1]))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._known = None
         if self.initted.is_meta or isinstance(self.initted, FakeTensor):
@@ -251,3 +465,37 @@ class Codebook(Float32Module):
             self._known = (self.initted, self.initted._version)
         else:
             self.kmeans_init = True
+
+
+def _heads_last(rows: torch.Tensor) -> torch.Tensor:
+    """Reshape rows ``[h, ..., d]`` of each book to ``[..., h * d]``."""
+    return rows.movedim(0, -2).flatten(-2) if rows.dim() > 2 else rows
+
+
+def _spread(rows: torch.Tensor, books: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw up to ``places`` distinct numbers below ``rows`` (a scalar tensor), ``[books, places]``, and flag the valid ones.
+
+    One is drawn in each of min(rows, places) equal parts: the work does not grow with the number of rows, as a
+    permutation's would.
+    """
+    parts = rows.clamp(max=places)
+    taken = (torch.arange(places, device=rows.device) < parts).expand(books, places)
+    order = _uniform(books, places, rows.device).masked_fill(~taken, 2.0).argsort(-1)
+    parts = parts.clamp(min=1)
+    low, high = order * rows // parts, (order + 1) * rows // parts
+    drawn = low + (_uniform(books, places, rows.device) * (high - low)).long()
+    return torch.minimum(drawn, high - 1).clamp(min=0).minimum((rows - 1).clamp(min=0)), taken
+
+
+def _uniform(books: int, places: int, device: torch.device) -> torch.Tensor:
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    return torch.rand(books, places, device=device, dtype=dtype)
+
+
+def _coordinates(position: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:
+    """Convert flat positions to one index per dimension; torch.unravel_index would wait for the device."""
+    found = []
+    for size in reversed(shape):
+        found.append(position % size)
+        position = position // size
+    return tuple(reversed(found))

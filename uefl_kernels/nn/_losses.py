@@ -1,4 +1,4 @@
-"""The terms of a VQ layer's loss besides the one of ``vq``."""
+"""Terms of a VQ layer's loss; the means are 0 over nothing."""
 
 from __future__ import annotations
 
@@ -18,22 +18,33 @@ class LossBreakdown(NamedTuple):
 
 
 def masked_mean(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Mean of ``[..., D]`` over what the mask ``[...]`` lets through; 0 without anything."""
+    """Mean of ``[..., D]`` over the positions ``[...]`` where the mask is True."""
     if mask is None:
         return error.sum() / max(1, error.numel())
     return error.masked_fill(~mask.unsqueeze(-1), 0).sum() / (mask.sum() * error.shape[-1]).clamp(min=1)
 
 
 def mean_square(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """The same of the squares; what the padding holds, NaN included, has no part in the gradient either."""
+    """Mean of the squares; values at masked positions, NaN included, do not reach the gradient either."""
     return masked_mean((error if mask is None else error.masked_fill(~mask.unsqueeze(-1), 0)).square(), mask)
 
 
-def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temperature: float) -> torch.Tensor:
-    """Minus the mean entropy of the ``length`` positions' shares of codewords, the mean over the batch of softmax(near * temperature).
+def cross_entropy(near: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the logits ``[h, n, K]`` and the codewords ``[h, n]``, -1 for none."""
+    total = F.cross_entropy(near.flatten(0, 1), indices.flatten(), ignore_index=-1, reduction="sum")
+    return total / (indices >= 0).sum().clamp(min=1)
 
-    near is ``[h, n, K]``, and ``[h, n]`` says which rows are no padding. As in the peer, each position of a sequence is to use all
-    codewords.
+
+def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temperature: float) -> torch.Tensor:
+    """Negative entropy of the assignment probabilities softmax(near * temperature), averaged over the batch per position.
+
+    As in the peer, each of the ``length`` positions of a sequence is to use all codewords.
+
+    Args:
+        near: ``[h, n, K]``, the larger the nearer.
+        kept: bool ``[h, n]``, False for padding; None for no padding.
+        length: positions of a sequence.
+        temperature: a factor.
     """
     if length == 0:
         return near.sum()  # of nothing: zero
@@ -45,19 +56,21 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
     return loss
 
 
-class Orthogonal(NamedTuple):
-    """Keep codewords apart: the mean square of their cosines (Shin et al. 2021, eq. 2)."""
+def orthogonal(codes: torch.Tensor, counts: torch.Tensor, active_only: bool, max_codes: int | None) -> torch.Tensor:
+    """Mean square of the cosines of codewords ``[h, K, d]`` (Shin et al. 2021, eq. 2).
 
-    weight: float
-    active_only: bool
-    max_codes: int | None
-
-    def __call__(self, codes: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Of codes ``[h, K, d]``, of which ``counts [h, K]`` says how often each was chosen."""
-        if self.active_only:  # waits for the device, which has to say how many they are
-            codes = codes[:, counts.sum(0) > 0]
-        if self.max_codes is not None and codes.shape[1] > self.max_codes:
-            codes = codes[:, torch.randperm(codes.shape[1], device=codes.device)[: self.max_codes]]
-        books, k = codes.shape[:2]
-        unit = F.normalize(codes, dim=-1, eps=1e-6)
-        return (unit @ unit.mT).square().sum() / (books * k**2) - 1 / k
+    Args:
+        codes: the codewords.
+        counts: ``[h, K]``, how often each was chosen.
+        active_only: only codewords that were chosen; waits for the device.
+        max_codes: at most so many, drawn at random.
+    """
+    if active_only:
+        codes = codes[:, counts.sum(0) > 0]
+    if max_codes is not None and codes.shape[1] > max_codes:
+        codes = codes[:, torch.randperm(codes.shape[1], device=codes.device)[:max_codes]]
+    books, k = codes.shape[:2]
+    if k == 0:
+        return codes.sum()  # of nothing: zero
+    unit = F.normalize(codes, dim=-1, eps=1e-6)
+    return (unit @ unit.mT).square().sum() / (books * k**2) - 1 / k

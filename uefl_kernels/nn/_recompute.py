@@ -1,25 +1,26 @@
-"""Checkpointed regions run a layer twice: the second time it must choose from the codewords of the first, and update nothing."""
+"""Checkpointed regions run a layer twice: the second time it chooses from the codewords of the first, and updates nothing."""
 
 from __future__ import annotations
 
-from collections import deque
+import sys
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-
-_CALLS = 32  # that are remembered: micro-batches in flight, the quantisers of a shared codebook
 
 
 class Memory:
     """The codewords before their update, of the forward passes that may be run again in a backward pass.
 
-    Those are the passes under hooks for saved tensors (non-reentrant checkpointing) or without gradients (reentrant). Each holds a
-    copy of the codewords until its second run. A second run is known by being inside a backward pass, and by the shape of its batch;
-    where several have that shape, by the batch's sum, for which the host waits.
+    A pass may run again under hooks for saved tensors (non-reentrant checkpointing) or, without gradients, inside of
+    an autograd function (reentrant). A copy of its codewords is held as long as those hooks or that function's node
+    live, which end with the graph. A second run is known by being inside a backward pass, and by the shape of its
+    batch; where several have that shape, by the batch's sum, for which the host waits.
     """
 
     def __init__(self) -> None:
-        self._calls: deque[list[Any]] = deque(maxlen=_CALLS)  # batch shape, sum, codewords, and whether it was run again
+        # region -> [batch shape, sum, codewords, whether it was run again] of each pass
+        self._calls: WeakKeyDictionary[Any, list[list[Any]]] = WeakKeyDictionary()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Memory:
         return Memory()
@@ -27,29 +28,51 @@ class Memory:
     def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
         return Memory, ()
 
+    def __len__(self) -> int:
+        return sum(map(len, self._calls.values()))
+
     def note(self, x: torch.Tensor, codes: torch.Tensor) -> None:
         """Remember the codewords of this pass, if it may be run again."""
         if torch.compiler.is_compiling():  # there a checkpointed region saves the copy itself
             return
-        if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-            return
-        self._calls = deque((call for call in self._calls if not call[-1]), maxlen=_CALLS)
-        self._calls.append([x.shape, x.detach().double().sum(), codes.detach(), False])
+        region = _region()
+        if region is not None:
+            for calls in self._calls.values():
+                calls[:] = (call for call in calls if not call[-1])
+            self._calls.setdefault(region, []).append([x.shape, x.detach().double().sum(), codes.detach(), False])
 
     def recall(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The codewords of the pass of which this is the second run; None in a first one."""
+        """Return the codewords of the pass of which this is the second run; None in a first one."""
         if torch.compiler.is_compiling() or not self._calls or torch._C._current_graph_task_id() == -1:
             return None
-        calls = [call for call in self._calls if call[0] == x.shape]
+        calls = [call for calls in self._calls.values() for call in calls if call[0] == x.shape]
         if not calls:
             return None
         if len(calls) > 1:
             total = x.detach().double().sum()
             apart = torch.stack([(call[1] - total).abs() for call in calls])
-            calls = [calls[int(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin())]]  # argmin would take a batch with NaN
+            calls = [calls[int(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin())]]  # argmin would take NaN
         calls[0][-1] = True
         codes: torch.Tensor = calls[0][2]
         return codes
+
+
+def _region() -> Any:
+    """Return an object that lives as long as the present pass may be run again; None where it never is."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None:
+        return hooks[1]
+    if torch.is_grad_enabled():
+        return None
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount > 0:
+            first = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(first, torch._C._FunctionBase):
+                return first
+        frame = frame.f_back
+    return None
 
 
 class _Put(torch.autograd.Function):
@@ -63,6 +86,6 @@ class _Put(torch.autograd.Function):
 
 
 def put(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The values, whose gradient goes to the tensor."""
+    """Return the values; their gradient goes to the tensor."""
     result: torch.Tensor = _Put.apply(tensor, values)
     return result

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..ops.vq import VQOutput, vq
-from ._float32 import Float32Module
+from ._shared import Float32Module
 
 
 class ExtensibleCodebook(Float32Module):

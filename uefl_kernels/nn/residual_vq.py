@@ -1,55 +1,113 @@
-"""``ResidualVQ``: several quantisers in a row, each on what the ones before left over."""
+"""``ResidualVQ``: several quantizers in a row, each on what the ones before left over; in groups, ``GroupedResidualVQ``."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import index
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .._numbers import as_integer
-from . import _beam
-from ._arguments import counts, refuse_together
-from ._dropped import QuantizeDropout
-from ._estimators import directional
-from ._implicit import ImplicitCodebook
-from ._layout import Layout
+from . import _distributed
 from ._losses import masked_mean
+from ._shared import Layout, counts, directional, fixed, no_autocast, refuse_together
 from .vector_quantize import VectorQuantize
 
+Passed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]  # total, indices, losses, input of each
 
-class ResidualVQ(nn.Module):
-    """Quantise x, then the rest, then the rest of that: a vector becomes one codeword per quantiser, and their sum.
+
+class Stack(nn.Module):
+    """Quantizers in a row, of which training may leave out the last ones (``quantize_dropout``)."""
+
+    layers: nn.ModuleList
+    quantize_dropout: bool
+
+    def __init__(self, num_quantizers: int, quantize_dropout: bool, cutoff_index: int, multiple_of: int) -> None:
+        super().__init__()
+        self._num_quantizers = num_quantizers
+        self.quantize_dropout = quantize_dropout and num_quantizers > 1
+        self.quantize_dropout_cutoff_index = cutoff_index
+        self.quantize_dropout_multiple_of = multiple_of
+
+    num_quantizers = fixed("num_quantizers", lambda layer: layer._num_quantizers, "Q, the number of quantizers.")
+
+    @property
+    def quantize_dropout_cutoff_index(self) -> int:
+        """The first quantizer behind which others may be left out."""
+        return self._cutoff
+
+    @quantize_dropout_cutoff_index.setter
+    def quantize_dropout_cutoff_index(self, place: int) -> None:
+        if not 0 <= place < self._num_quantizers:
+            raise ValueError(f"{type(self).__name__}: quantize_dropout_cutoff_index={place} must be 0 to {self._num_quantizers - 1}")
+        self._cutoff = place
+
+    @property
+    def quantize_dropout_multiple_of(self) -> int:
+        """The number of quantizers that are kept is a multiple of it."""
+        return self._multiple
+
+    @quantize_dropout_multiple_of.setter
+    def quantize_dropout_multiple_of(self, count: int) -> None:
+        (self._multiple,) = counts(type(self).__name__, quantize_dropout_multiple_of=count)
+
+    def _kept(self, device: torch.device, seed: int | None) -> int:
+        """Draw how many quantizers run, the same number in all processes; on fake tensors, which have no values, all of them."""
+        if not (self.training and self.quantize_dropout):
+            return self._num_quantizers
+        if seed is not None:  # as the peer draws for this seed
+            last = random.Random(seed).randrange(self._cutoff, self._num_quantizers)
+        else:
+            drawn = torch.randint(self._cutoff, self._num_quantizers, ())
+            if isinstance(drawn, FakeTensor):
+                return self._num_quantizers
+            alone = _distributed.rank_and_size()[1] == 1
+            last = int(drawn if alone else _distributed.same_on_all(drawn.to(device)))
+        return min(self._num_quantizers, -(-(last + 1) // self._multiple) * self._multiple)
+
+    def _padded(self, indices: torch.Tensor) -> torch.Tensor:
+        """Fill up indices ``[..., q]`` to ``[..., Q]`` by -1, for quantizers that are left out."""
+        if not 1 <= indices.shape[-1] <= self._num_quantizers:
+            raise ValueError(
+                f"{type(self).__name__}: indices must have shape [..., 1 to {self._num_quantizers}], got {list(indices.shape)}"
+            )
+        return nn.functional.pad(indices, (0, self._num_quantizers - indices.shape[-1]), value=-1)
+
+
+class ResidualVQ(Stack):
+    """Quantize x, then the rest, then the rest of that: a vector becomes one codeword per quantizer, and their sum.
 
     Args:
         dim: length of the vectors.
         num_quantizers: how many; may be left out when ``codebook_size`` names a size for each.
-        codebook_size: K of all quantisers, or one for each.
+        codebook_size: K of all quantizers, or one for each.
         codebook_dim: length of the codewords; where it is not ``dim``, ``project_in`` and ``project_out`` are linear.
-        shared_codebook: one codebook for all quantisers, updated once at the end of a step from all their rests.
-        diveq: learn the codewords through the sum of all quantisers, moved by noise (``directional_reparam`` of the whole).
-        quantize_dropout: in training, leave out the quantisers behind a random one, so that fewer indices also decode. Under
+        shared_codebook: one codebook for all quantizers, updated once at the end of a step from all their rests.
+        diveq: learn the codewords through the sum of all quantizers, moved by noise (``directional_reparam`` of the whole).
+        quantize_dropout: in training, leave out the quantizers behind a random one, so that fewer indices also decode. Under
             ``torch.distributed`` all processes leave out the same, which costs a message and a wait for the device.
-        quantize_dropout_cutoff_index: the first quantiser behind which they may be left out.
+        quantize_dropout_cutoff_index: the first quantizer behind which they may be left out.
         quantize_dropout_multiple_of: keep a multiple of this many.
         channel_last: False for ``[B, D, N]`` input (the peer fails there).
         accept_image_fmap: ``[B, D, H, W]`` input.
-        implicit_neural_codebook: the codewords of a quantiser depend on the sum of those before, by an MLP (QINCo); they are learned.
+        implicit_neural_codebook: the codewords of a quantizer depend on the sum of those before, by an MLP (QINCo); they are learned.
             Every position has K codewords of its own then, which plain PyTorch compares: N x K x d in memory.
         mlp_kwargs: ``dim_hidden`` and ``depth`` of those MLPs.
-        beam_size: follow so many best sums of codewords instead of one; the k nearest of a quantiser need N x K in blocks of rows.
+        beam_size: follow so many best sums of codewords instead of one; the k nearest of a quantizer need N x K in blocks of rows.
         eval_beam_size: outside training; as ``beam_size`` by default.
-        beam_score_quantizer_weights: of each quantiser's loss in the choice.
-        quant_grad_frac: the share of a quantiser's gradient that reaches the ones before it through the rest.
+        beam_score_quantizer_weights: of each quantizer's loss in the choice.
+        quant_grad_frac: the share of a quantizer's gradient that reaches the ones before it through the rest.
         return_zeros_for_masked_padding: False returns the input at masked positions.
         **vq_kwargs: of every :class:`VectorQuantize`, with one head.
 
     Attributes:
-        codebook_sizes: K of each quantiser.
-        layers: the quantisers, whose ``perplexity`` and ``usage`` say how each of them is used.
+        codebook_sizes: K of each quantizer.
+        layers: the quantizers, whose ``perplexity`` and ``usage`` say how each of them is used.
         codebooks: ``[Q, K, d]``, or a tuple of ``[K, d]`` where sizes differ.
 
     Raises:
@@ -89,7 +147,6 @@ class ResidualVQ(nn.Module):
         return_zeros_for_masked_padding: bool = True,
         **vq_kwargs: Any,
     ) -> None:
-        super().__init__()
         same = as_integer(codebook_size)
         if num_quantizers is None and same is not None:
             raise ValueError("ResidualVQ: name num_quantizers, or one codebook_size for each of them")
@@ -98,49 +155,72 @@ class ResidualVQ(nn.Module):
         if not sizes or len(sizes) != (count or len(sizes)):
             raise ValueError(f"ResidualVQ: codebook_size {codebook_size} does not fit num_quantizers={num_quantizers}; name at least one")
         weights = [1.0] * len(sizes) if beam_score_quantizer_weights is None else list(beam_score_quantizer_weights)
+        separate = bool(vq_kwargs.pop("separate_codebook_per_head", False))
         refuse_together(
             "ResidualVQ",
             (heads != 1, f"heads={heads} is not supported, a residual has one; heads=1"),
-            (bool(vq_kwargs.pop("separate_codebook_per_head", False)), "separate_codebook_per_head needs heads, and a residual has one"),
+            (separate, "separate_codebook_per_head needs heads, and a residual has one"),
             (shared_codebook and len(set(sizes)) > 1, f"shared_codebook=True needs one codebook_size, got {codebook_size}"),
             (eval_beam_size is not None and beam_size is None, "eval_beam_size needs beam_size"),
             (
                 len(weights) != len(sizes),
-                f"beam_score_quantizer_weights must name {len(sizes)}, one for each quantiser, got {len(weights)}",
+                f"beam_score_quantizer_weights must name {len(sizes)}, one for each quantizer, got {len(weights)}",
             ),
             (implicit_neural_codebook and beam_size is not None, "implicit_neural_codebook excludes beam_size"),
         )
-        if implicit_neural_codebook or diveq:
-            vq_kwargs |= {"learnable_codebook": True, "ema_update": False}
-        if diveq:
-            vq_kwargs |= {"route_gradients_to_input": False, "commitment_weight": 0.0}
-        if shared_codebook:
-            vq_kwargs |= {"manual_ema_update": True, "manual_in_place_optimizer_update": True}
-        codebook_dim = dim if codebook_dim is None else codebook_dim
-        self.dim, self.num_quantizers = dim, len(sizes)
-        self.codebook_dim, self.codebook_sizes = codebook_dim, tuple(sizes)
+        super().__init__(len(sizes), quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
+        self.dim, self.codebook_dim = dim, dim if codebook_dim is None else codebook_dim
         self.channel_last, self.accept_image_fmap = channel_last, accept_image_fmap
-        self.quantize_dropout = quantize_dropout and len(sizes) > 1
-        self.dropout = QuantizeDropout(len(sizes), quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
-        self.dropout.check("ResidualVQ")
+        self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
         self.quant_grad_frac = 1.0 if diveq else quant_grad_frac
-        self.shared_codebook, self.diveq = shared_codebook, diveq
-        self.implicit_neural_codebook = implicit_neural_codebook
         self.beam_size, self.eval_beam_size = beam_size, beam_size if eval_beam_size is None else eval_beam_size
         self.beam_score_weights = weights
-        self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
-        self.has_projections = codebook_dim != dim
-        self.project_in: nn.Module = nn.Linear(dim, codebook_dim) if self.has_projections else nn.Identity()
-        self.project_out: nn.Module = nn.Linear(codebook_dim, dim) if self.has_projections else nn.Identity()
-        self.layers = nn.ModuleList(VectorQuantize(codebook_dim, size, **vq_kwargs) for size in sizes)
-        if implicit_neural_codebook:
-            cosine = self._quantizers[0].use_cosine_sim
-            options = {"l2norm_output": cosine, **(mlp_kwargs or {})}
-            self.mlps = nn.ModuleList(ImplicitCodebook(codebook_dim, **options) for _ in sizes[1:])
-        for layer in self._quantizers[1:] if shared_codebook else []:
+        self._shared, self._diveq, self._implicit = shared_codebook, diveq, implicit_neural_codebook
+        self._build(sizes, vq_kwargs, mlp_kwargs or {})
+
+    def _build(self, sizes: Sequence[int], vq_kwargs: dict[str, Any], mlp_kwargs: Mapping[str, Any]) -> None:
+        """Make the projections, the quantizers and their MLPs."""
+        if self._implicit or self._diveq:
+            vq_kwargs |= {"learnable_codebook": True, "ema_update": False}
+        if self._diveq:
+            vq_kwargs |= {"route_gradients_to_input": False, "commitment_weight": 0.0}
+        if self._shared:
+            vq_kwargs |= {"manual_ema_update": True, "manual_in_place_optimizer_update": True}
+        inner, project = self.codebook_dim, self.codebook_dim != self.dim
+        self.project_in: nn.Module = nn.Linear(self.dim, inner) if project else nn.Identity()
+        self.project_out: nn.Module = nn.Linear(inner, self.dim) if project else nn.Identity()
+        self.layers = nn.ModuleList(VectorQuantize(inner, size, **vq_kwargs) for size in sizes)
+        self.mlps: Any = (None,) * (len(sizes) - 1)
+        if self._implicit:
+            options = {"l2norm_output": self._quantizers[0].use_cosine_sim, **mlp_kwargs}
+            self.mlps = nn.ModuleList(ImplicitCodebook(inner, **options) for _ in sizes[1:])
+        for layer in self._quantizers[1:] if self._shared else []:
             layer._codebook = self._quantizers[0]._codebook
             if layer.in_place_codebook_optimizer is not None:
                 layer.in_place_codebook_optimizer = self._quantizers[0].in_place_codebook_optimizer
+
+    # --- attributes of a built layer ---------------------------------------------------------------------------------
+
+    codebook_sizes = fixed(
+        "codebook_sizes", lambda layer: tuple(layer.codebook_size for layer in layer._quantizers), "K of each quantizer."
+    )
+    codebook_size = fixed("codebook_size", lambda layer: layer._quantizers[0].codebook_size, "K of the first quantizer.")
+    uniform_codebook_size = fixed(
+        "uniform_codebook_size", lambda layer: len(set(layer.codebook_sizes)) == 1, "Whether all quantizers have codebooks of one size."
+    )
+    shared_codebook = fixed("shared_codebook", lambda layer: layer._shared, "Whether all quantizers have one codebook.")
+    diveq = fixed("diveq", lambda layer: layer._diveq, "Whether the codewords are learned through the sum of all quantizers.")
+    implicit_neural_codebook = fixed(
+        "implicit_neural_codebook", lambda layer: layer._implicit, "Whether codewords depend on the sum of those before."
+    )
+    has_projections = fixed(
+        "has_projections",
+        lambda layer: not isinstance(layer.project_in, nn.Identity),
+        "Whether ``project_in`` and ``project_out`` are linear.",
+    )
+    vq_is_ema_updating = fixed(
+        "vq_is_ema_updating", lambda layer: layer._quantizers[0].ema_update, "Whether moving averages make the codewords."
+    )
 
     @property
     def layout(self) -> Layout:
@@ -148,44 +228,39 @@ class ResidualVQ(nn.Module):
         return Layout("ResidualVQ", self.dim, self.channel_last, 2 if self.accept_image_fmap else 0)
 
     @property
-    def codebook_size(self) -> int:
-        """K of the first quantiser."""
-        return self.codebook_sizes[0]
-
-    @property
     def codebooks(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """See the class."""
+        """Codewords, ``[Q, K, d]``, or a tuple of ``[K, d]`` where sizes differ."""
         books = tuple(layer.codebook for layer in self._quantizers)
-        return torch.stack(books) if len({len(book) for book in books}) == 1 else books
+        return torch.stack(books) if self.uniform_codebook_size else books
 
     @property
     def _quantizers(self) -> list[VectorQuantize]:
         return [layer for layer in self.layers if isinstance(layer, VectorQuantize)]
 
+    # --- from indices to codewords -----------------------------------------------------------------------------------
+
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """The codeword of every quantiser, ``[Q, ..., d]``.
+        """Return the codeword of every quantizer, ``[Q, ..., d]``.
 
         Args:
             indices: int64 ``[..., q]``; with fewer than Q of them, or -1, the codeword is zero.
         """
-        if not 1 <= indices.shape[-1] <= self.num_quantizers:
-            raise ValueError(f"ResidualVQ: indices must have shape [..., 1 to {self.num_quantizers}], got {list(indices.shape)}")
-        missing = self.num_quantizers - indices.shape[-1]
-        indices = nn.functional.pad(indices, (0, missing), value=-1)
         codes: list[torch.Tensor] = []
-        for place, (layer, chosen) in enumerate(zip(self._quantizers, indices.unbind(-1), strict=True)):
+        for layer, mlp, chosen in zip(self._quantizers, (None, *self.mlps), self._padded(indices).unbind(-1), strict=True):
             found = layer.get_codes_from_indices(chosen)
-            if self.implicit_neural_codebook and place > 0:
-                found = self.mlps[place - 1](found, condition=torch.stack(codes).sum(0))
+            if mlp is not None:
+                found = mlp(found, condition=torch.stack(codes).sum(0))
                 found = found.masked_fill((chosen < 0).unsqueeze(-1), 0)
             codes.append(found)
         return torch.stack(codes)
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """What ``forward`` returns as quantized for these indices; a position whose indices are all -1 is zero."""
+        """Return what ``forward`` returns as quantized for these indices; a position of indices -1 alone is zero."""
         output: torch.Tensor = self.project_out(self.get_codes_from_indices(indices).sum(0))
         output = output.masked_fill((indices < 0).all(-1, keepdim=True), 0)
         return self.layout.outward(output, output.dim())
+
+    # --- forward -----------------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -198,17 +273,17 @@ class ResidualVQ(nn.Module):
         beam_size: int | None = None,
         rand_quantize_dropout_fixed_seed: int | None = None,
     ) -> Any:
-        """Quantise x and, in training, update the codewords (not under ``freeze_codebook``).
+        """Quantize x and, in training, update the codewords (not under ``freeze_codebook``).
 
         Args:
             x: ``[..., dim]``, ``[B, dim, N]`` for ``channel_last=False``, or ``[B, dim, H, W]`` for ``accept_image_fmap``; dtypes as
                 :class:`VectorQuantize`.
             mask: bool, the shape of x less its channels; False marks padding. Not for images.
-            indices: int64 ``[..., Q]``, or Q of ``[...]``: ``(quantized, loss)`` is returned then, with the sum of the quantisers' cross
+            indices: int64 ``[..., Q]``, or Q of ``[...]``: ``(quantized, loss)`` is returned then, with the sum of the quantizers' cross
                 entropies (where the peer fails).
-            return_all_codes: also return the codeword of every quantiser, ``[Q, ..., d]``.
+            return_all_codes: also return the codeword of every quantizer, ``[Q, ..., d]``.
             sample_codebook_temp, freeze_codebook, beam_size: override the constructor's for this call.
-            rand_quantize_dropout_fixed_seed: which quantisers are left out then depends on it alone, as in the peer.
+            rand_quantize_dropout_fixed_seed: which quantizers are left out then depends on it alone, as in the peer.
 
         Returns:
             ``(quantized, indices, losses)``, and the codes when asked. quantized has the shape of x, indices are int64 ``[..., Q]``
@@ -218,52 +293,49 @@ class ResidualVQ(nn.Module):
             ValueError, TypeError, RuntimeError: as :class:`VectorQuantize`.
         """
         self.layout.check(x, mask)
-        if beam_size is None:
-            beam_size = self.beam_size if self.training else self.eval_beam_size
         start = self.project_in(self.layout.inward(x))
-        kept = self.num_quantizers
-        if self.training and self.quantize_dropout and indices is None:
-            kept = self.dropout.kept(x.device, rand_quantize_dropout_fixed_seed)
-        options = {"sample_codebook_temp": sample_codebook_temp, "freeze_codebook": freeze_codebook}
+        options = {"mask": mask, "sample_codebook_temp": sample_codebook_temp, "freeze_codebook": freeze_codebook}
         if indices is not None:
             stacked = indices if isinstance(indices, torch.Tensor) else torch.stack(list(indices), -1)
-            return self._cross_entropies(x, start, stacked, mask, options)
+            total, loss = self._cross_entropies(start, stacked, options)
+            return self._output(x, start, total, mask), loss
+        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed)
+        if beam_size is None:
+            beam_size = self.beam_size if self.training else self.eval_beam_size
         if beam_size is not None and counts("ResidualVQ", beam_size=beam_size)[0] > 1:
-            total, all_indices, losses, inputs = self._beam_search(start, mask, kept, beam_size, options)
+            total, all_indices, losses, inputs = self._beam_search(start, kept, beam_size, options)
         else:
-            total, all_indices, losses, inputs = self._in_turn(start, mask, kept, options)
-        if self.training and self.shared_codebook:
+            total, all_indices, losses, inputs = self._in_turn(start, kept, options)
+        if self.training and self._shared:
             self._update_shared(inputs)
-        left_out = self.num_quantizers - kept
-        all_indices = nn.functional.pad(all_indices, (0, left_out), value=-1)
-        losses = nn.functional.pad(losses, (0, left_out))
+        all_indices = self._padded(all_indices)
+        losses = nn.functional.pad(losses, (0, self._num_quantizers - kept))
         result = (self._output(x, start, total, mask), all_indices, losses)
         return (*result, self.get_codes_from_indices(all_indices)) if return_all_codes else result
 
-    def _in_turn(
-        self, start: torch.Tensor, mask: torch.Tensor | None, kept: int, options: dict[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    def _in_turn(self, start: torch.Tensor, kept: int, options: dict[str, Any]) -> Passed:
+        """Quantize what is left over by each quantizer that is kept."""
         residual, total = start, torch.zeros_like(start)
         indices, losses, inputs = [], [], []
         for place, layer in enumerate(self._quantizers[:kept]):
             inputs.append(residual)
-            quantized, chosen, loss = layer(residual, mask=mask, codebook_transform_fn=self._transform(place, total), **options)
+            quantized, chosen, loss = layer(residual, codebook_transform_fn=self._transform(place, total), **options)
             residual = residual - self._passed(quantized)
             total = total + quantized
             indices.append(chosen)
             losses.append(loss)
         return total, torch.stack(indices, -1), torch.stack(losses), inputs
 
-    def _beam_search(
-        self, start: torch.Tensor, mask: torch.Tensor | None, kept: int, width: int, options: dict[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        beams = _beam.begin(start)
+    def _beam_search(self, start: torch.Tensor, kept: int, width: int, options: dict[str, Any]) -> Passed:
+        """Follow the best ``width`` sums of codewords, and update by the best one at the end."""
+        mask = options["mask"]
+        beams = Beams.begin(start)
         for place, layer in enumerate(self._quantizers[:kept]):
             wide = None if mask is None else mask.unsqueeze(-1).expand(beams.scores.shape)
-            quantized, chosen, loss = layer(beams.residual, mask=wide, topk=width, **options)
+            quantized, chosen, loss = layer(beams.residual, topk=width, **options | {"mask": wide})
             keep = width if place < kept - 1 else 1
-            beams = _beam.extend(beams, quantized, chosen, loss, self._passed(quantized), self.beam_score_weights[place], keep)
-        best = _beam.end(beams)
+            beams = beams.extend(quantized, chosen, loss, self._passed(quantized), self.beam_score_weights[place], keep)
+        best = beams.end()
         losses = torch.stack([masked_mean(loss.unsqueeze(-1), mask) for loss in best.losses.unbind(-1)])
         inputs = list(best.inputs.unbind(-2))
         if self.training and not options["freeze_codebook"]:
@@ -271,28 +343,28 @@ class ResidualVQ(nn.Module):
                 layer.update_indices(given.detach(), chosen, mask=mask)
         return best.total, best.indices, losses, inputs
 
-    def _cross_entropies(
-        self, x: torch.Tensor, start: torch.Tensor, indices: torch.Tensor, mask: torch.Tensor | None, options: dict[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _cross_entropies(self, start: torch.Tensor, indices: torch.Tensor, options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of the codewords and the summed cross entropy of indices ``[..., Q]`` that are given."""
         residual, total, losses = start, torch.zeros_like(start), []
         for place, (layer, chosen) in enumerate(zip(self._quantizers, indices.unbind(-1), strict=True)):
             transform = self._transform(place, total)
-            quantized, loss = layer(residual, indices=chosen, mask=mask, codebook_transform_fn=transform, **options)
+            quantized, loss = layer(residual, indices=chosen, codebook_transform_fn=transform, **options)
             residual, total = residual - self._passed(quantized), total + quantized
             losses.append(loss)
-        return self._output(x, start, total, mask), torch.stack(losses).sum()
+        return total, torch.stack(losses).sum()
 
     def _transform(self, place: int, total: torch.Tensor) -> Any:
-        if not self.implicit_neural_codebook or place == 0:
+        if not self._implicit or place == 0:
             return None
         return partial(cast(ImplicitCodebook, self.mlps[place - 1]).of_all, condition=total)
 
     def _passed(self, quantized: torch.Tensor) -> torch.Tensor:
-        """What is subtracted: ``quant_grad_frac`` of the gradient goes through it."""
+        """Return what is subtracted: ``quant_grad_frac`` of the gradient goes through it."""
         passed = quantized.detach()
         return passed + self.quant_grad_frac * (quantized - passed) if self.quant_grad_frac > 0 else passed
 
     def _update_shared(self, inputs: list[torch.Tensor]) -> None:
+        """Update the codebook that all quantizers share, once for all of them."""
         first = self._quantizers[0]
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return  # a checkpointed region runs again
@@ -302,10 +374,202 @@ class ResidualVQ(nn.Module):
         first.expire_codes_(torch.stack([given.detach() for given in inputs], -2))
 
     def _output(self, x: torch.Tensor, start: torch.Tensor, total: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        if self.diveq and self.training:
+        """Project the sum of the codewords back, and fill the padding."""
+        if self._diveq and self.training:
             total = directional(start, total, 5e-3)
         output: torch.Tensor = self.project_out(total)
         if mask is not None:
             padding = torch.zeros_like(output) if self.return_zeros_for_masked_padding else self.layout.inward(x).to(output.dtype)
             output = torch.where(mask.unsqueeze(-1), output, padding)
         return self.layout.outward(output, x.dim())
+
+
+class Beams(NamedTuple):
+    """Beam search: ``j`` candidates of each position."""
+
+    residual: torch.Tensor  # [..., j, d], what is left over
+    total: torch.Tensor  # [..., j, d], the sum of the codewords
+    scores: torch.Tensor  # [..., j]
+    indices: torch.Tensor  # [..., j, layers]
+    losses: torch.Tensor  # [..., j, layers]
+    inputs: torch.Tensor  # [..., j, layers, d], what each quantizer was given
+
+    @classmethod
+    def begin(cls, x: torch.Tensor) -> Beams:
+        """Make one candidate, which is all of x ``[..., d]``."""
+        lead = x.shape[:-1]
+        return cls(
+            x.unsqueeze(-2),
+            torch.zeros_like(x).unsqueeze(-2),
+            x.new_zeros(*lead, 1),
+            torch.zeros(*lead, 1, 0, dtype=torch.int64, device=x.device),
+            x.new_zeros(*lead, 1, 0, dtype=torch.float32),
+            x.new_zeros(*lead, 1, 0, x.shape[-1]),
+        )
+
+    def extend(
+        self,
+        codes: torch.Tensor,
+        indices: torch.Tensor,
+        losses: torch.Tensor,
+        passed: torch.Tensor,
+        weight: float,
+        keep: int,
+    ) -> Beams:
+        """Extend every candidate by each of its k codewords ``[..., j, k, d]``, and keep the ``keep`` with the least loss.
+
+        ``passed`` is the codewords as they are subtracted, ``weight`` that of this layer's loss in the score.
+        """
+        k = indices.shape[-1]
+
+        def times(held: torch.Tensor, dims: int) -> torch.Tensor:  # [..., j, *] -> [..., j, k, *]
+            shape = list(held.unsqueeze(-1 - dims).shape)
+            shape[-1 - dims] = k
+            return held.unsqueeze(-1 - dims).expand(shape)
+
+        inputs = torch.cat([self.inputs, self.residual.unsqueeze(-2)], -2)
+        grown = (
+            (times(self.residual, 1) - passed, 1),
+            (times(self.total, 1) + codes, 1),
+            (times(self.scores, 0) - losses * weight, 0),
+            (torch.cat([times(self.indices, 1), indices.unsqueeze(-1)], -1), 1),
+            (torch.cat([times(self.losses, 1), losses.unsqueeze(-1)], -1), 1),
+            (times(inputs, 2), 2),
+        )
+        flat = [held.flatten(-2 - dims, -1 - dims) for held, dims in grown]
+        if flat[2].shape[-1] > keep:
+            best = flat[2].topk(keep, dim=-1).indices
+            flat = [_take(held, best, dims) for held, (_, dims) in zip(flat, grown, strict=True)]
+        return Beams(*flat)
+
+    def end(self) -> Beams:
+        """Return the best candidate, without its dimension."""
+        best = self.scores.argmax(-1, keepdim=True)
+        dims = (1, 1, 0, 1, 1, 2)
+        return Beams(*(_take(held, best, after).squeeze(-1 - after) for held, after in zip(self, dims, strict=True)))
+
+
+def _take(held: torch.Tensor, best: torch.Tensor, dims: int) -> torch.Tensor:
+    """Take the candidates ``best`` of ``held``, where ``dims`` dimensions follow that of the candidates."""
+    return torch.take_along_dim(held, best.reshape(*best.shape, *(1,) * dims), dim=-1 - dims)
+
+
+class ImplicitCodebook(nn.Module):
+    """Map a codeword and the sum of the codewords before it to the codeword of a position, by a residual MLP (QINCo).
+
+    The peer's ``MLP``. Source: Huijben et al. 2024, "Residual Quantization with Implicit Neural Codebooks".
+    """
+
+    def __init__(self, dim: int, dim_hidden: int | None = None, depth: int = 4, l2norm_output: bool = False) -> None:
+        super().__init__()
+        hidden = dim if dim_hidden is None else dim_hidden
+        self.proj_in = nn.Linear(2 * dim, dim)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, dim)) for _ in range(depth))
+        self.l2norm_output = l2norm_output
+
+    def forward(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
+        """Return the codeword made of codes ``[..., d]`` for each condition ``[..., d]``."""
+        with no_autocast(codes.device):
+            x = self.proj_in(torch.cat((condition, codes), -1))
+            for layer in self.layers:
+                x = layer(x) + x
+        return nn.functional.normalize(x, dim=-1) if self.l2norm_output else x
+
+    def of_all(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
+        """Return all codewords ``[h, ..., K, d]`` made of codes ``[h, K, d]`` for each condition ``[..., d]``."""
+        books, k, d = codes.shape
+        lead = condition.shape[:-1]
+        codes = codes.reshape(books, *(1,) * len(lead), k, d).expand(books, *lead, k, d)
+        found: torch.Tensor = self(codes, condition=condition.unsqueeze(-2).expand(books, *lead, k, d))
+        return found
+
+
+class GroupedResidualVQ(nn.Module):
+    """Cut the channels into ``groups`` equal parts, each quantized by a :class:`ResidualVQ` of its own.
+
+    Args:
+        dim: length of the vectors, a multiple of ``groups``.
+        groups: how many parts.
+        accept_image_fmap: ``[B, D, H, W]`` input.
+        channel_last: False for ``[B, D, N]`` input.
+        **kwargs: of every :class:`ResidualVQ`.
+
+    Attributes:
+        rvqs: the groups' quantizers.
+        codebooks: ``[groups, Q, K, d]``.
+
+    Raises:
+        ValueError, TypeError: as :class:`ResidualVQ`, and dim no multiple of groups.
+
+    Source: Yang et al. 2023, "HiFi-Codec".
+
+    Equivalent to: ``vector_quantize_pytorch.GroupedResidualVQ`` 1.32 with the same arguments, which also loads its state_dict.
+    """
+
+    def __init__(self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, channel_last: bool = True, **kwargs: Any) -> None:
+        super().__init__()
+        dim, groups = counts("GroupedResidualVQ", dim=dim, groups=groups)
+        if dim % groups:
+            raise ValueError(f"GroupedResidualVQ: dim={dim} cannot be cut into groups={groups}; make it a multiple")
+        self.dim, self.groups, self.accept_image_fmap, self.channel_last = dim, groups, accept_image_fmap, channel_last
+        options = {"accept_image_fmap": accept_image_fmap, "channel_last": channel_last, **kwargs}
+        self.rvqs = nn.ModuleList(ResidualVQ(dim=dim // groups, **options) for _ in range(groups))
+
+    @property
+    def _residuals(self) -> list[ResidualVQ]:
+        return [rvq for rvq in self.rvqs if isinstance(rvq, ResidualVQ)]
+
+    @property
+    def codebooks(self) -> torch.Tensor:
+        """See the class."""
+        return torch.stack([torch.stack(list(rvq.codebooks)) for rvq in self._residuals])
+
+    @property
+    def split_dim(self) -> int:
+        """The dimension of the channels."""
+        return 1 if self.accept_image_fmap or not self.channel_last else -1
+
+    def get_codes_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
+        """``[groups, Q, ..., d]`` of the indices of each group, ``[groups, ..., q]``."""
+        return torch.stack([rvq.get_codes_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)])
+
+    def get_output_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
+        """What ``forward`` returns as quantized for these indices."""
+        outputs = [rvq.get_output_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)]
+        return torch.cat(outputs, self.split_dim)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        indices: Sequence[torch.Tensor] | torch.Tensor | None = None,
+        return_all_codes: bool = False,
+        sample_codebook_temp: float | None = None,
+        freeze_codebook: bool | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> Any:
+        """Quantize x; arguments as :class:`ResidualVQ`, whose quantizers behind a random one all groups leave out alike.
+
+        Returns:
+            ``(quantized, indices, losses)``: indices int64 ``[groups, ..., Q]``, losses ``[groups, Q]``, and the codes ``[groups, Q, ...,
+            d]`` when asked; ``(quantized, loss)`` for indices ``[groups, ..., Q]`` that are given.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: as :class:`ResidualVQ`.
+        """
+        Layout("GroupedResidualVQ", self.dim, self.channel_last, 2 if self.accept_image_fmap else 0).check(x, mask)
+        options: dict[str, Any] = {
+            "mask": mask,
+            "return_all_codes": return_all_codes,
+            "sample_codebook_temp": sample_codebook_temp,
+            "freeze_codebook": freeze_codebook,
+        }
+        if self.training and self._residuals[0].quantize_dropout:
+            options["rand_quantize_dropout_fixed_seed"] = int(_distributed.same_on_all(torch.randint(0, 10_000, (), device=x.device)))
+        given = [None] * self.groups if indices is None else list(indices)
+        parts = x.chunk(self.groups, self.split_dim if x.dim() > 2 else -1)
+        found = [rvq(part, indices=i, **options) for rvq, part, i in zip(self._residuals, parts, given, strict=True)]
+        quantized, *others = zip(*found, strict=True)
+        output = torch.cat(quantized, self.split_dim if x.dim() > 2 else -1)
+        if indices is not None:
+            return output, torch.stack(others[0]).sum()
+        return (output, *map(torch.stack, others))

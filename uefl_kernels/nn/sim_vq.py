@@ -10,10 +10,8 @@ from torch import nn
 
 from .. import vq
 from .._gather import gather
-from ._arguments import counts, numbers
-from ._dropped import QuantizeDropout
-from ._float32 import no_autocast
-from ._layout import Layout
+from ._shared import Layout, counts, fixed, no_autocast, numbers
+from .residual_vq import Stack
 
 
 class SimVQ(nn.Module):
@@ -62,7 +60,7 @@ class SimVQ(nn.Module):
         dim, codebook_size, frozen = counts("SimVQ", dim=dim, codebook_size=codebook_size, frozen_codebook_dim=frozen)
         numbers("SimVQ", None, commitment_weight=commitment_weight)
         numbers("SimVQ", None, input_to_quantize_commit_loss_weight=input_to_quantize_commit_loss_weight)
-        self.dim, self.codebook_size, self.channel_first, self.rotation_trick = dim, codebook_size, channel_first, rotation_trick
+        self.dim, self.channel_first, self.rotation_trick = dim, channel_first, rotation_trick
         self.input_to_quantize_commit_loss_weight = input_to_quantize_commit_loss_weight
         self.commitment_weight = commitment_weight
         codes = init_fn(torch.randn(codebook_size, frozen) * frozen**-0.5)
@@ -73,9 +71,11 @@ class SimVQ(nn.Module):
         """The sizes."""
         return f"dim={self.dim}, codebook_size={self.codebook_size}"
 
+    codebook_size = fixed("codebook_size", lambda layer: len(layer.frozen_codebook), "K.")
+
     @property
     def codebook(self) -> torch.Tensor:
-        """See the class."""
+        """Codewords, ``[K, dim]``."""
         with no_autocast(self.frozen_codebook.device):
             codes: torch.Tensor = self.code_transform(self.frozen_codebook)
         return codes
@@ -86,7 +86,7 @@ class SimVQ(nn.Module):
         return codes.movedim(-1, 1) if self.channel_first else codes
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Quantise x.
+        """Quantize x.
 
         Args:
             x: ``[..., dim]``, or ``[B, dim, ...]`` for ``channel_first``; float32, bfloat16, float16 or float64.
@@ -110,8 +110,8 @@ class SimVQ(nn.Module):
         return layout.outward(out.quantized, x.dim()), out.indices.squeeze(-1), out.loss * self.commitment_weight
 
 
-class ResidualSimVQ(nn.Module):
-    """Quantise x by a :class:`SimVQ`, then the rest by the next one.
+class ResidualSimVQ(Stack):
+    """Quantize x by a :class:`SimVQ`, then the rest by the next one.
 
     Args:
         dim, codebook_size: as :class:`SimVQ`.
@@ -145,15 +145,15 @@ class ResidualSimVQ(nn.Module):
         channel_first: bool = False,
         **sim_vq_kwargs: Any,
     ) -> None:
-        super().__init__()
         if heads != 1:
             raise ValueError(f"ResidualSimVQ: heads={heads} is not supported, a residual has one; heads=1")
         (num_quantizers,) = counts("ResidualSimVQ", num_quantizers=num_quantizers)
-        self.num_quantizers, self.channel_first, self.codebook_size = num_quantizers, channel_first, codebook_size
-        self.quantize_dropout = quantize_dropout and num_quantizers > 1
-        self.dropout = QuantizeDropout(num_quantizers, quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
-        self.dropout.check("ResidualSimVQ")
-        self.layers = nn.ModuleList(SimVQ(dim, codebook_size, channel_first=channel_first, **sim_vq_kwargs) for _ in range(num_quantizers))
+        super().__init__(num_quantizers, quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
+        options = {"channel_first": channel_first, **sim_vq_kwargs}
+        self.layers = nn.ModuleList(SimVQ(dim, codebook_size, **options) for _ in range(num_quantizers))
+
+    codebook_size = fixed("codebook_size", lambda layer: layer._quantizers[0].codebook_size, "K of each quantizer.")
+    channel_first = fixed("channel_first", lambda layer: layer._quantizers[0].channel_first, "Whether the channels come second.")
 
     @property
     def _quantizers(self) -> list[SimVQ]:
@@ -161,14 +161,12 @@ class ResidualSimVQ(nn.Module):
 
     @property
     def codebooks(self) -> torch.Tensor:
-        """See the class."""
+        """Codewords, ``[Q, K, dim]``."""
         return torch.stack([layer.codebook for layer in self._quantizers])
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """``[Q, ..., dim]``, the channels where ``forward`` has them; zeros for -1 and for indices that are left out at the end."""
-        if not 1 <= indices.shape[-1] <= self.num_quantizers:
-            raise ValueError(f"ResidualSimVQ: indices must have shape [..., 1 to {self.num_quantizers}], got {list(indices.shape)}")
-        indices = nn.functional.pad(indices, (0, self.num_quantizers - indices.shape[-1]), value=-1)
+        indices = self._padded(indices)
         return torch.stack([layer.indices_to_codes(i) for layer, i in zip(self._quantizers, indices.unbind(-1), strict=True)])
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
@@ -176,7 +174,7 @@ class ResidualSimVQ(nn.Module):
         return self.get_codes_from_indices(indices).sum(0)
 
     def forward(self, x: torch.Tensor, return_all_codes: bool = False, rand_quantize_dropout_fixed_seed: int | None = None) -> Any:
-        """Quantise x, ``[..., dim]`` or ``[B, dim, ...]``.
+        """Quantize x, ``[..., dim]`` or ``[B, dim, ...]``.
 
         Returns:
             ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``; and the codes when asked.
@@ -184,16 +182,13 @@ class ResidualSimVQ(nn.Module):
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`SimVQ`.
         """
-        kept = self.num_quantizers
-        if self.training and self.quantize_dropout:
-            kept = self.dropout.kept(x.device, rand_quantize_dropout_fixed_seed)
+        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed)
         residual, total, chosen, losses = x, torch.zeros_like(x), [], []
         for layer in self._quantizers[:kept]:
             quantized, indices, loss = layer(residual)
             residual, total = residual - quantized.detach(), total + quantized
             chosen.append(indices)
             losses.append(loss)
-        left_out = (0, self.num_quantizers - kept)
-        all_indices = nn.functional.pad(torch.stack(chosen, -1), left_out, value=-1)
-        result = total, all_indices, nn.functional.pad(torch.stack(losses), left_out)
+        all_indices = self._padded(torch.stack(chosen, -1))
+        result = total, all_indices, nn.functional.pad(torch.stack(losses), (0, self._num_quantizers - kept))
         return (*result, self.get_codes_from_indices(all_indices)) if return_all_codes else result

@@ -3,23 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from . import _affine, _distributed
-from ._arguments import counts, numbers, refuse_together
-from ._choose import Sampling, tally
+from .. import VQOutput, vq, vq_with_sums
+from .._gather import flat_indices, gather
+from .._hold import hold
+from . import _distributed, _losses, _search
 from ._codebook import Codebook, Weight
-from ._codewords import Codewords
-from ._losses import LossBreakdown, Orthogonal
-from ._quantize import Call, Transform, quantize
+from ._losses import LossBreakdown
+from ._recompute import put
+from ._search import Sampling
+from ._shared import (
+    Layout,
+    at_least_float32,
+    by_book,
+    counts,
+    directional,
+    fixed,
+    numbers,
+    refuse_together,
+    rotate,
+    straight_through,
+)
 
 __all__ = ["LossBreakdown", "VectorQuantize"]
 
+Transform = Callable[[torch.Tensor], torch.Tensor]
 
-class VectorQuantize(Codewords):
+
+class Call(NamedTuple):
+    """The arguments of one call of ``forward`` besides its input."""
+
+    mask: torch.Tensor | None
+    frozen: bool
+    sampling: Sampling
+    topk: int | None
+    transform: Transform | None
+    targets: torch.Tensor | None
+    weight: Weight | None
+    accumulate: bool
+    ema: bool | None
+
+
+class Chosen(NamedTuple):
+    """The indices that were chosen, ``[..., heads]`` or ``[..., k]``, their codewords, and what else came with them."""
+
+    pool: torch.Tensor  # the codewords as the ops take them, [K, d] or [h, K, d]
+    indices: torch.Tensor
+    counts: torch.Tensor
+    sums: torch.Tensor | None
+    output: VQOutput | None  # of the op, where it has chosen
+    values: torch.Tensor | None  # the codewords, where the op has not
+    near: torch.Tensor | None  # distances [h, n, K], where something else needs them
+
+    def codes(self) -> torch.Tensor:
+        """Return ``[..., heads * d]`` or ``[..., k, d]``, with a gradient where codewords are learned."""
+        if self.output is None:
+            assert self.values is not None
+            return self.values
+        return gather(self.pool, self.indices).flatten(-2) if self.pool.requires_grad else self.output.quantized.detach()
+
+
+class Quantized(NamedTuple):
+    """Values ``[..., heads * d]`` or ``[..., k, d]``, indices, the weighted loss, its terms, the cross entropy of targets."""
+
+    values: torch.Tensor
+    indices: torch.Tensor
+    loss: torch.Tensor
+    terms: LossBreakdown
+    cross_entropy: torch.Tensor | None
+
+
+def _of_codebook(name: str) -> Any:
+    """Make a property that reads and sets an attribute of the codebook."""
+    return property(lambda layer: getattr(layer._codebook, name), lambda layer, value: setattr(layer._codebook, name, value))
+
+
+class VectorQuantize(nn.Module):
     """Replace every vector by its nearest codeword, and learn the codewords from what they replace.
 
     Same constructor names, forward result and state_dict as ``vector_quantize_pytorch.VectorQuantize`` 1.32, on exact fused
@@ -107,6 +171,31 @@ class VectorQuantize(Codewords):
     Equivalent to: ``vector_quantize_pytorch.VectorQuantize`` with the same arguments.
     """
 
+    dim: int
+    codebook_dim: int
+    heads: int
+    separate_codebook_per_head: bool
+    channel_last: bool
+    accept_image_fmap: bool
+    accept_3d_fmap: bool
+    freeze_codebook: bool
+    learnable_codebook: bool
+    manual_in_place_optimizer_update: bool
+    return_zeros_for_masked_padding: bool
+    rotation_trick: bool
+    directional_reparam: bool
+    directional_reparam_variance: float
+    route_gradients_to_input: bool
+    sync_update_v: float
+    stochastic_sample_codes: bool
+    straight_through: bool
+    commitment_weight: float
+    commitment_use_cross_entropy_loss: bool
+    codebook_diversity_loss_weight: float
+    codebook_diversity_temperature: float
+    orthogonal_reg_active_codes_only: bool
+    orthogonal_reg_max_codes: int | None
+
     def __init__(
         self,
         dim: int,
@@ -154,95 +243,27 @@ class VectorQuantize(Codewords):
         return_zeros_for_masked_padding: bool = True,
         route_gradients_to_input: bool = True,
     ) -> None:
+        options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        codebook_dim = dim if codebook_dim is None else codebook_dim
-        dim, codebook_size, codebook_dim, heads, kmeans_iters = counts(
-            "VectorQuantize", dim=dim, codebook_size=codebook_size, codebook_dim=codebook_dim, heads=heads, kmeans_iters=kmeans_iters
-        )
-        numbers("VectorQuantize", 1, decay=decay, affine_param_batch_decay=affine_param_batch_decay)
-        numbers("VectorQuantize", 1, sync_update_v=sync_update_v, affine_param_codebook_decay=affine_param_codebook_decay)
-        numbers("VectorQuantize", None, eps=eps, commitment_weight=commitment_weight, threshold_ema_dead_code=threshold_ema_dead_code)
-        numbers("VectorQuantize", None, orthogonal_reg_weight=orthogonal_reg_weight, sample_codebook_temp=sample_codebook_temp)
-        numbers("VectorQuantize", None, codebook_diversity_loss_weight=codebook_diversity_loss_weight)
-        if learnable_codebook is None:
-            learnable_codebook = directional_reparam or vq_bridge is not None
-        ema_update = not learnable_codebook if ema_update is None else ema_update
-        if rotation_trick is None:
-            rotation_trick = dim > 1 and not directional_reparam
-        learnable = bool(learnable_codebook)
-        with_optimizer = in_place_codebook_optimizer is not None
-        refuse_together(
-            "VectorQuantize",
-            (learnable and ema_update, "learnable_codebook=True excludes ema_update=True; use one of them"),
-            (learnable and use_cosine_sim, "learnable_codebook=True excludes use_cosine_sim=True; use one of them"),
-            (learnable and straight_through, "learnable_codebook=True excludes straight_through=True; use one of them"),
-            (
-                rotation_trick + directional_reparam + straight_through > 1,
-                "rotation_trick, directional_reparam and straight_through exclude each other; set rotation_trick=False for another one",
-            ),
-            (
-                directional_reparam and threshold_ema_dead_code == 0,
-                "directional_reparam=True leaves codewords behind that no row takes; set threshold_ema_dead_code above 0",
-            ),
-            (
-                not learnable and bool(vq_bridge is not None or sync_update_v or with_optimizer),
-                "vq_bridge, sync_update_v and in_place_codebook_optimizer move codewords by gradients; set learnable_codebook=True and"
-                " ema_update=False",
-            ),
-            (affine_param and use_cosine_sim, "affine_param=True moves codewords, which use_cosine_sim=True keeps at length 1; use one"),
-            (accept_image_fmap and accept_3d_fmap, "accept_image_fmap and accept_3d_fmap exclude each other"),
-            (
-                bool(accept_image_fmap or accept_3d_fmap) and not channel_last,
-                "accept_image_fmap=True says where the channels are, as accept_3d_fmap=True does; leave channel_last at True",
-            ),
-            (
-                orthogonal_reg_weight > 0 and orthogonal_reg_active_codes_only and separate_codebook_per_head and heads > 1,
-                "orthogonal_reg_active_codes_only=True needs one codebook, and separate_codebook_per_head=True has several",
-            ),
-        )
-        self.dim, self.codebook_size, self.codebook_dim, self.heads = dim, codebook_size, codebook_dim, heads
-        self.separate_codebook_per_head, self.freeze_codebook = separate_codebook_per_head, freeze_codebook
-        self.channel_last, self.accept_image_fmap, self.accept_3d_fmap = channel_last, accept_image_fmap, accept_3d_fmap
-        self.use_cosine_sim, self.learnable_codebook = use_cosine_sim, learnable
-        self.commitment_weight, self.commitment_use_cross_entropy_loss = commitment_weight, commitment_use_cross_entropy_loss
-        self.codebook_diversity_loss_weight = codebook_diversity_loss_weight
-        self.codebook_diversity_temperature = codebook_diversity_temperature
-        self.sampling = Sampling(sample_codebook_temp, stochastic_sample_codes, straight_through)
-        self.rotation_trick, self.directional_reparam = rotation_trick, directional_reparam
-        self.directional_reparam_variance, self.sync_update_v = directional_reparam_variance, sync_update_v
-        self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
-        self.route_gradients_to_input = route_gradients_to_input
-        self.orthogonal_reg: Orthogonal | None = None
-        if orthogonal_reg_weight > 0:
-            self.orthogonal_reg = Orthogonal(orthogonal_reg_weight, orthogonal_reg_active_codes_only, orthogonal_reg_max_codes)
-
-        inner = codebook_dim * heads
-        self.has_projections = inner != dim
+        options |= _checked(options)
+        for name in _ATTRIBUTES:
+            setattr(self, name, options[name])
+        inner = self.codebook_dim * self.heads
         self.project_in: nn.Module = nn.Identity()
         self.project_out: nn.Module = nn.Identity()
-        if self.has_projections:
-            self.project_in, self.project_out = nn.Linear(dim, inner), nn.Linear(inner, dim)
+        if inner != self.dim:
+            self.project_in, self.project_out = nn.Linear(self.dim, inner), nn.Linear(inner, self.dim)
             if layernorm_after_project_in:
                 self.project_in = nn.Sequential(self.project_in, nn.LayerNorm(inner))
         self._codebook = Codebook(
-            heads if separate_codebook_per_head else 1,
-            codebook_size,
-            codebook_dim,
-            decay=decay,
-            eps=eps,
-            kmeans_init=kmeans_init,
-            kmeans_iters=kmeans_iters,
-            cosine=use_cosine_sim,
-            threshold=threshold_ema_dead_code,
-            learnable=learnable or orthogonal_reg_weight > 0,
-            ema_update=ema_update,
-            manual_ema_update=manual_ema_update,
-            shared=sync_codebook is not False,
-            shared_kmeans=sync_kmeans,
-            affine=_affine.Decays(affine_param_batch_decay, affine_param_codebook_decay, sync_affine_param) if affine_param else None,
-            bridge=vq_bridge,
+            options["codebook_dim"],
+            options["codebook_size"],
+            self.heads if separate_codebook_per_head else 1,
+            learnable_codebook=self.learnable_codebook or orthogonal_reg_weight > 0,
+            use_ddp=sync_codebook is not False,
+            **{name: options[name] for name in _OF_CODEBOOK},
         )
-        self.manual_in_place_optimizer_update = manual_in_place_optimizer_update
+        self.orthogonal_reg_weight = orthogonal_reg_weight
         self.in_place_codebook_optimizer: torch.optim.Optimizer | None = None
         if in_place_codebook_optimizer is not None:
             self.in_place_codebook_optimizer = in_place_codebook_optimizer(self._codebook.parameters())
@@ -252,10 +273,72 @@ class VectorQuantize(Codewords):
         heads = f", heads={self.heads}" if self.heads > 1 else ""
         return f"dim={self.dim}, codebook_size={self.codebook_size}, codebook_dim={self.codebook_dim}{heads}"
 
+    # --- attributes of a built layer ---------------------------------------------------------------------------------
+
+    decay, eps, kmeans_iters, sync_kmeans, threshold_ema_dead_code, sample_codebook_temp, manual_ema_update = map(
+        _of_codebook,
+        ("decay", "eps", "kmeans_iters", "sync_kmeans", "threshold_ema_dead_code", "sample_codebook_temp", "manual_ema_update"),
+    )
+    affine_param_batch_decay, affine_param_codebook_decay, sync_affine_param, sync_codebook = map(
+        _of_codebook, ("affine_param_batch_decay", "affine_param_codebook_decay", "sync_affine_param", "use_ddp")
+    )
+
     @property
     def ema_update(self) -> bool:
-        """Whether moving averages make the codewords."""
+        """Whether moving averages make the codewords; ``_codebook.ema_update`` may be set."""
         return self._codebook.ema_update
+
+    @property
+    def orthogonal_reg_weight(self) -> float:
+        """Weight of the loss that keeps codewords apart; it needs codewords that are a parameter."""
+        return self._orthogonal_reg_weight
+
+    @orthogonal_reg_weight.setter
+    def orthogonal_reg_weight(self, weight: float) -> None:
+        numbers("VectorQuantize", None, orthogonal_reg_weight=weight)
+        if weight > 0 and not self._codebook.learnable_codebook:
+            raise ValueError(
+                f"VectorQuantize: orthogonal_reg_weight = {weight} moves codewords that are a parameter, and those of this layer are"
+                " a buffer; make the layer with orthogonal_reg_weight above 0"
+            )
+        self._orthogonal_reg_weight = weight
+
+    codebook_size = fixed("codebook_size", lambda layer: layer._codebook.codebook_size, "K.")
+    use_cosine_sim = fixed("use_cosine_sim", lambda layer: layer._codebook.use_cosine_sim, "Whether vectors are compared by the angle.")
+    affine_param = fixed(
+        "affine_param", lambda layer: layer._codebook.affine_param, "Whether the codewords follow the mean and variance of the batches."
+    )
+    kmeans_init = fixed(
+        "kmeans_init",
+        lambda layer: layer._codebook.kmeans_init,
+        "Whether k-means on the first batch makes the codewords; ``_codebook.initted`` says if it has.",
+    )
+    has_projections = fixed(
+        "has_projections",
+        lambda layer: not isinstance(layer.project_in, nn.Identity),
+        "Whether ``project_in`` and ``project_out`` are linear.",
+    )
+    has_commitment_loss = fixed(
+        "has_commitment_loss",
+        lambda layer: layer.commitment_weight > 0 and not layer.directional_reparam,
+        "Whether the loss has a commitment term; follows ``commitment_weight``.",
+    )
+    has_codebook_orthogonal_loss = fixed(
+        "has_codebook_orthogonal_loss",
+        lambda layer: layer.orthogonal_reg_weight > 0,
+        "Whether the loss keeps codewords apart; follows ``orthogonal_reg_weight``.",
+    )
+    has_codebook_diversity_loss = fixed(
+        "has_codebook_diversity_loss",
+        lambda layer: layer.codebook_diversity_loss_weight > 0,
+        "Whether the loss spreads assignments; follows ``codebook_diversity_loss_weight``.",
+    )
+
+    @property
+    def layout(self) -> Layout:
+        """Where the channels of the input are."""
+        spatial = 2 if self.accept_image_fmap else 3 if self.accept_3d_fmap else 0
+        return Layout("VectorQuantize", self.dim, self.channel_last, spatial)
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
@@ -306,23 +389,29 @@ class VectorQuantize(Codewords):
             TypeError: x is not floating point or the mask not bool, or an argument that nobody knows.
             RuntimeError: the codewords, or the first batch of ``kmeans_init``, are not finite (checked on the CPU).
         """
+        # 1. Check the arguments and make the mask of the lengths.
         layout = self.layout
         layout.check(x, mask)
         mask = layout.mask_of(x, mask, lens)
         topk = None if topk is None else self._check_topk(topk)
-        sampling = self.sampling if sample_codebook_temp is None else self.sampling._replace(temperature=sample_codebook_temp)
-        given = self.project_in(layout.inward(x))
+        temperature = self._codebook.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp
+        sampling = Sampling(temperature, self.stochastic_sample_codes, self.straight_through)
         frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
         call = Call(mask, frozen, sampling, topk, codebook_transform_fn, indices, ema_update_weight, accum_ema_update, ema_update)
-        found = quantize(self, given, call)
+
+        # 2. Project; choose, update and measure in between.
+        x = layout.inward(x)
+        found: Quantized = self._codebook(self.project_in(x), self._quantize, call)
         quantized, chosen = self.project_out(found.values), found.indices
+
+        # 3. Return the padding as it is wanted, and the channels to their place.
         if self.heads == 1 and topk is None:
             chosen = chosen.squeeze(-1)
         if mask is not None:
             kept = mask if topk is None else mask.unsqueeze(-1)
             padding = torch.zeros_like(quantized)
             if not self.return_zeros_for_masked_padding:
-                padding = (layout.inward(x) if topk is None else layout.inward(x).unsqueeze(-2)).to(quantized.dtype)
+                padding = (x if topk is None else x.unsqueeze(-2)).to(quantized.dtype)
             quantized = torch.where(kept.unsqueeze(-1), quantized, padding)
             chosen = chosen.masked_fill(~(mask if chosen.dim() == mask.dim() else mask.unsqueeze(-1)), -1)
         quantized = layout.outward(quantized, x.dim())
@@ -330,33 +419,175 @@ class VectorQuantize(Codewords):
             return quantized, found.cross_entropy
         return (quantized, chosen, found.loss, found.terms) if return_loss_breakdown else (quantized, chosen, found.loss)
 
-    def update_indices(self, x: torch.Tensor, indices: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Update the codewords as if ``forward`` had chosen these indices for x; for those that ``topk`` left alone.
+    def _quantize(self, given: torch.Tensor, call: Call) -> Quantized:
+        """Quantize ``[..., heads * d]``, the channels last, and update the codewords as the call and the layer say."""
+        book, mask = self._codebook, call.mask
 
-        Args:
-            x, mask: as for ``forward``.
-            indices: int64 as ``forward`` returns them; -1 counts for codeword 0 unless it is masked, as in the peer.
+        # 1. Mask: whatever the padding holds, NaN included, nothing below sees it.
+        rows = self._unit(given) if book.use_cosine_sim else given
+        if mask is not None:
+            rows = rows.masked_fill(~mask.unsqueeze(-1), 0)
 
-        In a backward pass, where a checkpointed region runs again, it does nothing.
-        """
-        book = self._codebook
-        if not book.tracks() or (not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1):
-            return
-        layout = self.layout
-        layout.check(x, mask)
-        with torch.no_grad():
-            given = self.project_in(layout.inward(x))
-            rows = self._unit(given) if book.cosine else given
-            chosen = indices.reshape(*rows.shape[:-1], self.heads).clamp(min=0)
-            codes = book.codes[0] if len(book.embed) == 1 else book.codes
-            kept = (rows, chosen) if mask is None else (rows[mask], chosen[mask])
-            book.update(*tally(kept[0], codes, kept[1]), rows, mask)
+        # 2. Take the codewords, as they are before this batch moves them.
+        if book.waiting:
+            book.initialize(rows, mask)
+        optimizing = self.in_place_codebook_optimizer is not None
+        updated = self.training and not call.frozen and (optimizing or book.tracks(call.ema))  # here, or with topk by the caller
+        changing = updated and call.topk is None
+        before = book.memory.recall(rows) if changing else None  # not None: a checkpointed region runs this pass again
+        if self.training and book.affine_param and before is None:
+            book.update_affine(rows, mask)
+        in_place = given.new_zeros((), dtype=torch.float32)
+        if changing and optimizing and before is None:
+            in_place = self._optimize(rows, call)
+        if before is not None:
+            embed = put(book.embed, before)
+        else:  # a copy where the codewords are updated in place: the backward pass still needs the ones that were chosen
+            embed = hold(book.embed) if updated else book.embed
+            if changing:
+                book.memory.note(rows, embed)
 
-    update_ema_indices = update_indices
+        # 3. Choose.
+        summed = changing and not optimizing  # also the second time, which must save the same tensors as the first
+        chosen = self._choose(rows, book.seen(embed), call, summed and book.tracks(call.ema))
 
-    def expire_codes_(self, x: torch.Tensor) -> None:
-        """Put dead codewords onto rows of x ``[..., heads * codebook_dim]``, channels last."""
-        self._codebook.expire(self._unit(x) if self.use_cosine_sim else x)
+        # 4. Update; the zeros of the padding have added nothing to the sums.
+        if before is None and call.topk is None:
+            book.counts.copy_(_counts_without_padding(chosen, mask).view_as(book.counts))
+            if summed:
+                self._update(rows, chosen, call)
+
+        # 5. Send the gradient of quantized where it belongs, and measure.
+        values = self._route(rows, chosen, call).to(given.dtype)
+        loss, terms = self._loss(given, rows, chosen, call, in_place)
+        targets = None
+        if call.targets is not None and chosen.near is not None:
+            targets = _losses.cross_entropy(chosen.near, self._by_book(call.targets, given))
+        return Quantized(values, chosen.indices, loss, terms, targets)
+
+    # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def _choose(self, rows: torch.Tensor, codes: torch.Tensor, call: Call, summed: bool) -> Chosen:
+        """Choose codewords by the op, or by what the call asks for instead."""
+        drawn = self.training and (call.sampling.drawn or call.sampling.soft)
+        measured = call.targets is not None or (
+            self.training and (self.has_codebook_diversity_loss or self.commitment_use_cross_entropy_loss)
+        )
+        if call.topk is not None or call.transform is not None or drawn:
+            return self._choose_otherwise(rows, codes, call, summed, measured)
+        shared = codes[0] if len(codes) == 1 else codes  # as the ops take them
+        near = _search.distances(self._split(rows, codes), codes, self.use_cosine_sim) if measured else None
+        learning = self._learning(call.frozen)
+        out, sums = self._run_op(rows, shared if learning else shared.detach(), float(learning and call.mask is None), summed)
+        return Chosen(shared, out.indices, out.counts, sums, out, None, near)
+
+    def _run_op(
+        self, rows: torch.Tensor, codes: torch.Tensor, codebook_weight: float, summed: bool
+    ) -> tuple[VQOutput, torch.Tensor | None]:
+        """Run the op, with the sums of the rows of each codeword where they are wanted."""
+        found = (vq_with_sums if summed else vq)(
+            rows,
+            codes,
+            metric=self._codebook.metric,
+            codebook_weight=codebook_weight,
+            commitment_weight=1.0,
+            estimator="rotation" if self.rotation_trick else "straight_through",
+        )
+        return found if summed else (found, None)  # type: ignore[return-value]
+
+    def _choose_otherwise(self, rows: torch.Tensor, codes: torch.Tensor, call: Call, summed: bool, measured: bool) -> Chosen:
+        """Choose several codewords, draw them, or take them of a codebook that each row has for itself."""
+        cosine, k = self.use_cosine_sim, call.topk
+        sampling = call.sampling if self.training else call.sampling._replace(drawn=False, soft=False)
+        split = self._split(rows, codes)
+        near, own = None, None
+        if call.transform is not None:
+            own = call.transform(codes).flatten(1, -3)
+            own = F.normalize(own, dim=-1, eps=1e-6) if cosine else own
+            near = _search.own_distances(split, own, cosine)
+        elif sampling.soft or measured:
+            near = _search.distances(split, codes, cosine)
+        if own is None and k is not None and not sampling.drawn:
+            indices = _search.nearest(split.detach(), codes.detach(), cosine, k)
+        elif near is not None:
+            indices = _search.draw(near.detach(), sampling, k)
+        else:
+            indices = _search.draw_in_blocks(split, codes, cosine, sampling, k)
+        where = indices if k is not None else indices.unsqueeze(-1)  # [h, n, k]
+        pool = codes.unsqueeze(1).expand(-1, indices.shape[1], -1, -1) if own is None else own
+        taken = torch.take_along_dim(pool, where.unsqueeze(-1), dim=2)
+        if sampling.soft and sampling.temperature > 0 and near is not None:
+            share = (near / sampling.temperature).softmax(-1)
+            share = (share - share.detach()).unsqueeze(-2)
+            taken = taken + share @ (codes.unsqueeze(1) if own is None else own)
+        merged, found = self._from_books(taken, rows), self._from_books(where, rows)
+        shared = codes[0] if len(codes) == 1 else codes
+        if k is not None:  # one head
+            counted = shared.new_zeros(shared.shape[:-1], dtype=torch.int64)
+            return Chosen(shared, found.squeeze(-2), counted, None, None, merged.squeeze(-3), near)
+        found = found.squeeze(-1)
+        counted, sums = _search.tally(rows, shared, found)
+        return Chosen(shared, found, counted, sums if summed else None, None, merged.flatten(-3), near)
+
+    def _split(self, rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        """Reshape rows ``[..., heads * d]`` to ``[h, n, d]``, at least float32."""
+        return by_book(at_least_float32(rows), len(codes), codes.shape[2])
+
+    def _by_book(self, indices: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Reshape indices as the caller has them to ``[h, n]``."""
+        indices = indices.reshape(*given.shape[:-1], self.heads)
+        return by_book(indices, len(self._codebook.embed), 1).squeeze(-1)
+
+    def _from_books(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Reshape ``[h, n, ...]`` in the order of ``by_book`` to ``[..., heads, ...]``."""
+        lead, extra = rows.shape[:-1], values.shape[2:]
+        if len(values) > 1:
+            return values.view(self.heads, *lead, *extra).movedim(0, len(lead))
+        return values.view(lead[0], self.heads, *lead[1:], *extra).movedim(1, len(lead))
+
+    def _unit(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale the vector of every head to length 1, in float32: half precision would leave it off by 2^-9."""
+        split = at_least_float32(x).unflatten(-1, (self.heads, self.codebook_dim))  # type: ignore[no-untyped-call]
+        return F.normalize(split, dim=-1, eps=1e-6).flatten(-2)
+
+    def _learning(self, frozen: bool) -> bool:
+        """Whether the commitment loss moves the codewords."""
+        return self.training and not frozen and self.learnable_codebook and self.has_commitment_loss
+
+    def _check_topk(self, topk: int) -> int:
+        (topk,) = counts("VectorQuantize", topk=topk)
+        in_training = self.commitment_use_cross_entropy_loss or self.in_place_codebook_optimizer is not None
+        refuse_together(
+            "VectorQuantize",
+            (self.heads > 1, "topk is for one head"),
+            (
+                self.training and in_training,
+                "topk excludes commitment_use_cross_entropy_loss and in_place_codebook_optimizer in training",
+            ),
+        )
+        return min(topk, int(self.codebook_size))
+
+    # --- updating ----------------------------------------------------------------------------------------------------
+
+    def _update(self, rows: torch.Tensor, chosen: Chosen, call: Call) -> None:
+        """Move the codewords by the averages, where the batch was summed."""
+        if chosen.sums is not None:
+            counted = _counts_without_padding(chosen, call.mask)
+            options: dict[str, Any] = {"weight": call.weight, "accumulate": call.accumulate, "ema": call.ema}
+            self._codebook.update(counted, chosen.sums, rows.detach(), call.mask, **options)
+
+    def _optimize(self, rows: torch.Tensor, call: Call) -> torch.Tensor:
+        """Step the codewords' own optimizer towards the rows, and update what else the batch moves; return its loss."""
+        book, rows = self._codebook, rows.detach()
+        # In a checkpointed region, its hooks would run the whole of it again for this backward pass.
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            chosen = self._choose(rows, book.seen(hold(book.embed)), call._replace(targets=None), book.tracks(call.ema))
+            loss = _losses.mean_square(chosen.codes() - at_least_float32(rows), call.mask)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._update(rows, chosen, call)
+        if not self.manual_in_place_optimizer_update:
+            self.update_in_place_optimizer()
+        return loss.detach()
 
     def update_in_place_optimizer(self) -> None:
         """Step the codewords' own optimizer with the mean of the gradients of all processes.
@@ -372,29 +603,254 @@ class VectorQuantize(Codewords):
                 "VectorQuantize: in_place_codebook_optimizer holds codewords that were replaced, as load_state_dict(assign=True) or "
                 "to_empty() does; make it anew: layer.in_place_codebook_optimizer = torch.optim.SGD(layer._codebook.parameters(), lr)"
             )
-        _distributed.average_gradients(list(self._codebook.parameters()), self._codebook.shared)
+        _distributed.average_gradients(list(self._codebook.parameters()), self._codebook.use_ddp)
         self.in_place_codebook_optimizer.step()
         self.in_place_codebook_optimizer.zero_grad()
 
-    def _learning(self, frozen: bool) -> bool:
-        """Whether the commitment loss moves the codewords."""
-        weighted = self.commitment_weight > 0 and not self.directional_reparam
-        return self.training and not frozen and self.learnable_codebook and weighted
+    def update_indices(self, x: torch.Tensor, indices: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Update the codewords as if ``forward`` had chosen these indices for x; for those that ``topk`` left alone.
 
-    def _unit(self, x: torch.Tensor) -> torch.Tensor:
-        """Every head's vector scaled to length 1, in float32: half precision would leave it off by 2^-9."""
-        split = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (self.heads, self.codebook_dim))
-        return nn.functional.normalize(split, dim=-1, eps=1e-6).flatten(-2)
+        In a backward pass, where a checkpointed region runs again, it does nothing.
 
-    def _check_topk(self, topk: int) -> int:
-        (topk,) = counts("VectorQuantize", topk=topk)
-        in_training = self.commitment_use_cross_entropy_loss or self.in_place_codebook_optimizer is not None
-        refuse_together(
-            "VectorQuantize",
-            (self.heads > 1, "topk is for one head"),
-            (
-                self.training and in_training,
-                "topk excludes commitment_use_cross_entropy_loss and in_place_codebook_optimizer in training",
-            ),
-        )
-        return min(topk, self.codebook_size)
+        Args:
+            x: as for ``forward``.
+            indices: int64 as ``forward`` returns them; -1 counts for codeword 0 unless it is masked, as in the peer.
+            mask: as for ``forward``.
+        """
+        if not self._codebook.tracks() or (not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1):
+            return
+        layout = self.layout
+        layout.check(x, mask)
+        with torch.no_grad():
+            given = self.project_in(layout.inward(x))
+            self._codebook(self._unit(given) if self.use_cosine_sim else given, self._codebook.update_indices, indices, mask)
+
+    update_ema_indices = update_indices
+
+    def expire_codes_(self, x: torch.Tensor) -> None:
+        """Put dead codewords onto rows of x ``[..., heads * codebook_dim]``, channels last, in training."""
+        self._codebook.expire(self._unit(x) if self.use_cosine_sim else x)
+
+    # --- gradients and losses ----------------------------------------------------------------------------------------
+
+    def _route(self, rows: torch.Tensor, chosen: Chosen, call: Call) -> torch.Tensor:
+        """Choose where the gradient of quantized goes: in training to the input, else to codewords that are learned."""
+        values = None
+        if self.training and rows.requires_grad and self.route_gradients_to_input:
+            x = rows if call.topk is None else rows.unsqueeze(-2)
+            if self.directional_reparam:
+                variance = self.directional_reparam_variance
+                values = self._by_head(x, chosen.codes(), lambda a, b: directional(a, b, variance))
+            elif chosen.output is not None:
+                values = chosen.output.quantized
+            elif self.rotation_trick:
+                values = self._by_head(x, chosen.codes(), rotate)
+            else:
+                values = straight_through(x, chosen.codes())
+        values = chosen.codes() if values is None else values
+        if self.training and self.sync_update_v > 0:
+            values = values + self.sync_update_v * (values - values.detach())
+        return values
+
+    def _by_head(self, x: torch.Tensor, codes: torch.Tensor, apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        heads = (-1, (self.heads, self.codebook_dim))
+        return apply(x.unflatten(*heads), codes.unflatten(*heads)).flatten(-2)
+
+    def _loss(
+        self, given: torch.Tensor, rows: torch.Tensor, chosen: Chosen, call: Call, in_place: torch.Tensor
+    ) -> tuple[torch.Tensor, LossBreakdown]:
+        """Return the weighted loss and its terms."""
+        commitment = self._commitment(given, rows, chosen, call)
+        zero = torch.zeros_like(in_place)
+        diversity, orthogonal = zero, zero
+        weighted = self.training or call.topk is not None
+        loss = commitment * (self.commitment_weight if self.commitment_weight > 0 else 1.0) if weighted else commitment
+        if self.training and self.has_codebook_diversity_loss and chosen.near is not None:
+            kept = None if call.mask is None else self._by_book(call.mask.unsqueeze(-1).expand(chosen.indices.shape), given)
+            diversity = _losses.diversity(chosen.near, kept, given.shape[1:-1].numel(), self.codebook_diversity_temperature)
+            loss = loss + diversity * self.codebook_diversity_loss_weight
+        if self.training and self.has_codebook_orthogonal_loss:
+            embed, counted = hold(self._codebook.embed), self._codebook.counts
+            orthogonal = _losses.orthogonal(embed, counted, self.orthogonal_reg_active_codes_only, self.orthogonal_reg_max_codes)
+            loss = loss + orthogonal * self.orthogonal_reg_weight
+        return loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
+
+    def _commitment(self, given: torch.Tensor, rows: torch.Tensor, chosen: Chosen, call: Call) -> torch.Tensor:
+        """Mean squared distance to the codewords where the mask is True; where it would not be used zero, or NaN for NaN."""
+        out, mask = chosen.output, call.mask
+        learning = self._learning(call.frozen)
+        dtype = torch.float64 if given.dtype == torch.float64 else torch.float32
+        if call.topk is not None and (self.has_commitment_loss or not self.training):
+            target = chosen.codes() if learning else chosen.codes().detach()
+            error = (rows.to(dtype).unsqueeze(-2) - target.to(dtype)).square().mean(-1)
+            return error if mask is None else error.masked_fill(~mask.unsqueeze(-1), 0)
+        if not self.training or not self.has_commitment_loss:
+            loss = (rows.sum() if out is None else out.loss).detach()
+            return torch.where(loss.isnan(), loss, 0.0).to(dtype)
+        if self.commitment_use_cross_entropy_loss:
+            assert chosen.near is not None
+            indices = chosen.indices if mask is None else chosen.indices.masked_fill(~mask.unsqueeze(-1), -1)
+            return _losses.cross_entropy(chosen.near, self._by_book(indices, given))
+        if mask is None and out is not None:
+            # The op adds one such mean per weight; the peer's loss is a single one whose gradient goes both ways.
+            return out.loss - out.loss.detach() / 2 if learning else out.loss
+        # With a mask the peer measures to the input as it was given, also where unit vectors are what is quantized.
+        target = chosen.codes() if learning else chosen.codes().detach()
+        return _losses.mean_square((rows if mask is None else given).to(dtype) - target.to(dtype), mask)
+
+    # --- views of the codebook, and from indices to codewords --------------------------------------------------------
+
+    @property
+    def codebook(self) -> torch.Tensor:
+        """Codewords, ``[K, d]`` or ``[heads, K, d]``; setting them sets their averages."""
+        return self._codebook.embed if self.separate_codebook_per_head else self._codebook.embed[0]
+
+    @codebook.setter
+    def codebook(self, codes: torch.Tensor) -> None:
+        if not isinstance(codes, torch.Tensor):
+            raise TypeError(f"VectorQuantize: codebook must be a torch.Tensor, got {type(codes).__name__}")
+        if codes.shape != self.codebook.shape:
+            raise ValueError(f"VectorQuantize: codebook must have shape {list(self.codebook.shape)}, got {list(codes.shape)}")
+        self._codebook.assign(codes if self.separate_codebook_per_head else codes.unsqueeze(0))
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """How often the last forward pass of this process chose each codeword, ``[K]`` or ``[heads, K]``."""
+        return self._codebook.counts if self.separate_codebook_per_head else self._codebook.counts[0]
+
+    @property
+    def perplexity(self) -> torch.Tensor:
+        """Exp of the entropy of ``counts``: 1 when one codeword takes all or the batch is empty, K when all are used alike."""
+        share = self.counts.float() / self.counts.sum(-1, keepdim=True).clamp(min=1)
+        entropy: torch.Tensor = torch.special.entr(share).sum(-1)
+        return entropy.exp()
+
+    @property
+    def usage(self) -> torch.Tensor:
+        """Share of codewords that ``counts`` holds at least once, between 0 and 1."""
+        return (self.counts > 0).float().mean(-1)
+
+    def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the codewords of indices as ``forward`` returns them; zeros for the index -1 of a masked position.
+
+        Args:
+            indices: int64 ``[...]``, or ``[..., heads]``.
+
+        Returns:
+            ``[..., d]``; ``[..., heads, d]`` for heads that share a codebook, ``[..., heads * d]`` where each has its own;
+            channels in the second dimension where the input has them there.
+        """
+        codes: torch.Tensor = self._codebook(indices, self._gather)
+        if self.heads > 1 and not self.separate_codebook_per_head:
+            codes = codes.unflatten(-1, (self.heads, -1))  # type: ignore[no-untyped-call]
+        return self.layout.outward(codes, codes.dim())
+
+    def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return what ``forward`` returns as quantized for these indices, also behind projections and for several heads."""
+        output: torch.Tensor = self.project_out(self._codebook(indices, self._gather))
+        masked = (indices if self.heads == 1 else indices[..., 0]) < 0
+        output = output.masked_fill(masked.unsqueeze(-1), 0)
+        return self.layout.outward(output, output.dim())
+
+    def _gather(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return codewords ``[..., heads * d]`` of int64 indices as returned."""
+        if indices.dtype != torch.int64:
+            raise TypeError(f"VectorQuantize: indices have dtype {indices.dtype}, expected torch.int64")
+        if self.heads == 1:
+            indices = indices.unsqueeze(-1)
+        elif indices.dim() == 0 or indices.shape[-1] != self.heads:
+            raise ValueError(
+                f"VectorQuantize: indices must have shape [..., {self.heads}] for {self.heads} heads, got {list(indices.shape)}"
+            )
+        codes = self._codebook.codes
+        codes = codes[0] if len(codes) == 1 else codes
+        return gather(codes, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0).flatten(-2)
+
+
+def _counts_without_padding(chosen: Chosen, mask: torch.Tensor | None) -> torch.Tensor:
+    """Count how often each codeword was chosen where the mask is True."""
+    if mask is None:
+        return chosen.counts
+    padding = (~mask).unsqueeze(-1).expand_as(chosen.indices).reshape(-1).long()
+    where = flat_indices(chosen.counts.unsqueeze(-1), chosen.indices)
+    masked = torch.zeros(chosen.counts.numel(), dtype=torch.int64, device=padding.device).scatter_add_(0, where, padding)
+    return chosen.counts - masked.view(chosen.counts.shape)
+
+
+# --- options of the constructor --------------------------------------------------------------------------------------
+
+_ATTRIBUTES = (  # that the layer keeps, and reads in every call
+    *("dim", "codebook_dim", "heads", "separate_codebook_per_head", "channel_last", "accept_image_fmap", "accept_3d_fmap"),
+    *("freeze_codebook", "learnable_codebook", "manual_in_place_optimizer_update", "return_zeros_for_masked_padding"),
+    *("rotation_trick", "directional_reparam", "directional_reparam_variance", "route_gradients_to_input", "sync_update_v"),
+    *("stochastic_sample_codes", "straight_through", "commitment_weight", "commitment_use_cross_entropy_loss"),
+    *("codebook_diversity_loss_weight", "codebook_diversity_temperature"),
+    *("orthogonal_reg_active_codes_only", "orthogonal_reg_max_codes"),
+)
+_OF_CODEBOOK = (  # that the codebook keeps
+    *("decay", "eps", "kmeans_init", "kmeans_iters", "sync_kmeans", "use_cosine_sim", "threshold_ema_dead_code"),
+    *("sample_codebook_temp", "ema_update", "manual_ema_update", "vq_bridge"),
+    *("affine_param", "affine_param_batch_decay", "affine_param_codebook_decay", "sync_affine_param"),
+)
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that have defaults of their own or are counts; raise ValueError for what does not fit."""
+    sizes = {name: options[name] for name in ("dim", "codebook_size", "codebook_dim", "heads", "kmeans_iters")}
+    if sizes["codebook_dim"] is None:
+        sizes["codebook_dim"] = sizes["dim"]
+    found: dict[str, Any] = dict(zip(sizes, counts("VectorQuantize", **sizes), strict=True))
+    for most, names in (
+        (1, ("decay", "affine_param_batch_decay", "sync_update_v", "affine_param_codebook_decay")),
+        (None, ("eps", "commitment_weight", "threshold_ema_dead_code", "orthogonal_reg_weight", "sample_codebook_temp")),
+        (None, ("codebook_diversity_loss_weight",)),
+    ):
+        numbers("VectorQuantize", most, **{name: options[name] for name in names})
+    learnable, ema, rotation = options["learnable_codebook"], options["ema_update"], options["rotation_trick"]
+    if learnable is None:
+        learnable = options["directional_reparam"] or options["vq_bridge"] is not None
+    found["learnable_codebook"] = bool(learnable)
+    found["ema_update"] = not learnable if ema is None else ema
+    found["rotation_trick"] = found["dim"] > 1 and not options["directional_reparam"] if rotation is None else rotation
+    _refuse_conflicts(options | found)
+    return found
+
+
+def _refuse_conflicts(given: dict[str, Any]) -> None:
+    """Raise ValueError for options that exclude each other, or need others."""
+    learnable, cosine, directed = given["learnable_codebook"], given["use_cosine_sim"], given["directional_reparam"]
+    moved = given["vq_bridge"] is not None or given["sync_update_v"] or given["in_place_codebook_optimizer"] is not None
+    maps = given["accept_image_fmap"], given["accept_3d_fmap"]
+    active = given["orthogonal_reg_weight"] > 0 and given["orthogonal_reg_active_codes_only"]
+    refuse_together(
+        "VectorQuantize",
+        (learnable and given["ema_update"], "learnable_codebook=True excludes ema_update=True; use one of them"),
+        (learnable and cosine, "learnable_codebook=True excludes use_cosine_sim=True; use one of them"),
+        (learnable and given["straight_through"], "learnable_codebook=True excludes straight_through=True; use one of them"),
+        (
+            given["rotation_trick"] + directed + given["straight_through"] > 1,
+            "rotation_trick, directional_reparam and straight_through exclude each other; set rotation_trick=False for another one",
+        ),
+        (
+            directed and given["threshold_ema_dead_code"] == 0,
+            "directional_reparam=True leaves codewords behind that no row takes; set threshold_ema_dead_code above 0",
+        ),
+        (
+            not learnable and bool(moved),
+            "vq_bridge, sync_update_v and in_place_codebook_optimizer move codewords by gradients; set learnable_codebook=True and"
+            " ema_update=False",
+        ),
+        (
+            given["affine_param"] and cosine,
+            "affine_param=True moves codewords, which use_cosine_sim=True keeps at length 1; use one",
+        ),
+        (all(maps), "accept_image_fmap and accept_3d_fmap exclude each other"),
+        (
+            any(maps) and not given["channel_last"],
+            "accept_image_fmap=True says where the channels are, as accept_3d_fmap=True does; leave channel_last at True",
+        ),
+        (
+            active and given["separate_codebook_per_head"] and given["heads"] > 1,
+            "orthogonal_reg_active_codes_only=True needs one codebook, and separate_codebook_per_head=True has several",
+        ),
+    )

@@ -1,6 +1,6 @@
-"""Codewords chosen otherwise than as the nearest one: several, drawn, given, or of a codebook that each row has for itself.
+"""Search for codewords other than one nearest: several, drawn, or of a codebook of each row's own.
 
-Rows are ``[h, n, d]`` and codes ``[h, K, d]`` here, h books. One nearest codeword is always the op's.
+Rows are ``[h, n, d]`` and codes ``[h, K, d]`` here, h books. One nearest codeword is always found by an op.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .._gather import flat_indices
 from ..ops.vq import reference
 from ..ops.vq_assign import vq_assign
 from ..ops.vq_forward.reference import add
-from ._float32 import no_autocast
+from ._shared import no_autocast
 
 _BLOCK = 1 << 23  # elements of a block of rows x codewords
 
@@ -29,7 +29,7 @@ class Sampling(NamedTuple):
 
 
 def distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
-    """The larger the nearer: ``[h, n, K]`` of minus the distances, or cosines; differentiable."""
+    """Minus the distances, or the cosines, ``[h, n, K]``: the larger the nearer. Differentiable."""
     with no_autocast(rows.device):
         products = rows @ codes.mT
     if cosine:
@@ -39,12 +39,12 @@ def distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Te
 
 
 def own_distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
-    """The same where each row has codewords of its own, ``[h, n, K, d]``."""
+    """As ``distances``, where each row has codewords of its own, ``[h, n, K, d]``."""
     return (codes * rows.unsqueeze(-2)).sum(-1) if cosine else -F.pairwise_distance(rows.unsqueeze(-2), codes)
 
 
 def draw(near: torch.Tensor, sampling: Sampling, k: int | None = None) -> torch.Tensor:
-    """Indices ``[h, n]``, or ``[h, n, k]`` in descending order, drawn by Gumbel noise."""
+    """Draw indices ``[h, n]``, or ``[h, n, k]`` in descending order, by Gumbel noise."""
     if sampling.drawn and sampling.temperature > 0:
         noise = torch.zeros_like(near).uniform_(0, 1)
         near = near / sampling.temperature - (-noise.clamp(min=1e-20).log()).clamp(min=1e-20).log()
@@ -53,33 +53,34 @@ def draw(near: torch.Tensor, sampling: Sampling, k: int | None = None) -> torch.
 
 @torch.no_grad()
 def draw_in_blocks(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, sampling: Sampling, k: int | None = None) -> torch.Tensor:
-    """The same for rows and codes, with no more distances in memory than those of a block of rows."""
+    """As ``draw`` of the distances, with those of one block of rows in memory."""
     return _in_blocks(rows, codes, lambda x, c: draw(distances(x, c, cosine), sampling, k))
 
 
 @torch.no_grad()
 def nearest(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, k: int) -> torch.Tensor:
-    """Indices ``[h, n, k]`` of the k nearest codewords, nearest first.
+    """Return indices ``[h, n, k]`` of the k nearest codewords, nearest first.
 
     The first is exact. The others are the float64 order of the k + 4 best by float32 scores.
     """
-    first = torch.stack([vq_assign(x, c, metric="cosine" if cosine else "l2") for x, c in zip(rows, codes, strict=True)])
+    metric = "cosine" if cosine else "l2"
+    first = torch.stack([vq_assign(x, c, metric=metric) for x, c in zip(rows, codes, strict=True)])
     if k == 1:
         return first
 
     def rest(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         found = distances(x, c, cosine).topk(min(k + 4, len(c)), dim=-1).indices
-        near = c.double()[found]
-        score = -(near * x.double().unsqueeze(-2)).sum(-1) if cosine else (near - x.double().unsqueeze(-2)).square().sum(-1)
+        near, x = c.double()[found], x.double().unsqueeze(-2)
+        score = -(near * x).sum(-1) if cosine else (near - x).square().sum(-1)
         return found.gather(-1, score.argsort(dim=-1, stable=True))
 
     found = _in_blocks(rows, codes, rest)
-    others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)  # the first one, if it is there, behind all others
+    others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)  # puts the first one behind all others
     return torch.cat([first, found.gather(-1, others)[..., : k - 1]], -1)
 
 
 def tally(x: torch.Tensor, codes: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts and float64 sums of the segments of x ``[..., D]`` that each of codes ``[K, d]`` or ``[S, K, d]`` got, as ``vq_with_sums``."""
+    """Count and sum the segments of x ``[..., D]`` for each of codes ``[K, d]`` or ``[S, K, d]``, as ``vq_with_sums`` does."""
     x, codes = x.detach(), codes.detach()
     flat, d = flat_indices(codes, indices), codes.shape[-1]
     size = codes.shape[:-1].numel()

@@ -1,0 +1,182 @@
+"""Helpers of several layers: checks of arguments, where the channels are, float32 codewords, gradient estimators."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from numbers import Real
+from operator import index
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .._checks import check_tensor
+from .._numbers import is_count
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def counts(layer: str, **values: Any) -> tuple[int, ...]:
+    """Return the values as ints; raise ValueError for one that is no int of at least 1."""
+    for name, value in values.items():
+        if not is_count(value):
+            raise ValueError(f"{layer}: {name} is {value!r}, expected an int of at least 1")
+    return tuple(map(index, values.values()))
+
+
+def numbers(layer: str, most: float | None, **values: Any) -> None:
+    """Raise ValueError for a value that is no finite number of at least 0, or not from 0 to ``most``."""
+    for name, value in values.items():
+        number = float(value) if isinstance(value, Real) else -1.0
+        if not 0 <= number <= (float("inf") if most is None else most) or number == float("inf"):
+            expected = "of at least 0" if most is None else f"from 0 to {most}"
+            raise ValueError(f"{layer}: {name} is {value!r}, expected a number {expected}")
+
+
+def refuse_together(layer: str, *found: tuple[bool, str]) -> None:
+    """Raise ValueError for the first pair whose condition holds."""
+    for refused, message in found:
+        if refused:
+            raise ValueError(f"{layer}: {message}")
+
+
+def fixed(name: str, get: Callable[[Any], Any], doc: str) -> Any:
+    """Make a property that is decided when the layer is made: setting it raises AttributeError instead of doing nothing."""
+
+    def refuse(layer: Any, value: Any) -> None:
+        raise AttributeError(
+            f"{type(layer).__name__}: {name} = {value!r} would change nothing, it is fixed when the layer is made or follows from"
+            f" another attribute ({doc}); make a new layer, or set that attribute"
+        )
+
+    return property(get, refuse, doc=doc)
+
+
+# --- layout --------------------------------------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """Positions of the ``dim`` channels in the input of a layer: last, second, or second of feature maps."""
+
+    layer: str
+    dim: int
+    channel_last: bool = True
+    spatial: int = 0  # dimensions of a feature map; 0 for sequences
+
+    @property
+    def second(self) -> bool:
+        """Whether channels come second where there is more than one other dimension."""
+        return self.spatial > 0 or not self.channel_last
+
+    def check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Raise TypeError or ValueError for an input or a mask that does not fit."""
+        check_tensor(self.layer, "x", x)
+        second = self.second and x.dim() > 2
+        expected = f"[..., {self.dim}]"
+        if self.spatial:
+            expected = f"[B, {self.dim}, {'H, W' if self.spatial == 2 else 'L, H, W'}]"
+        elif second:
+            expected = f"[B, {self.dim}, ...]"
+        wrong = self.spatial and x.dim() != 2 + self.spatial
+        if x.dim() < 2 or wrong or x.shape[1 if second else -1] != self.dim:
+            raise ValueError(f"{self.layer}: x must have shape {expected}, got {list(x.shape)}")
+        if mask is None:
+            return
+        if self.spatial:
+            raise ValueError(f"{self.layer}: mask is for sequences; images (accept_image_fmap=True) take none")
+        check_tensor(self.layer, "mask", mask, (torch.bool,))
+        shape = [*x.shape[:1], *x.shape[2:]] if second else [*x.shape[:-1]]
+        if list(mask.shape) != shape:
+            raise ValueError(f"{self.layer}: mask must have shape {shape} for x {list(x.shape)}, got {list(mask.shape)}")
+
+    def mask_of(self, x: torch.Tensor, mask: torch.Tensor | None, lens: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the mask, or make that of the lengths ``[B]`` of the sequences."""
+        if lens is None:
+            return mask
+        if mask is not None:
+            raise ValueError(f"{self.layer}: mask and lens say the same; give one of them")
+        check_tensor(self.layer, "lens", lens, (torch.int64, torch.int32))
+        if x.dim() != 3 or self.spatial or lens.shape != x.shape[:1]:
+            raise ValueError(
+                f"{self.layer}: lens must have shape [B] for x of three dimensions, got {list(lens.shape)} for {list(x.shape)}"
+            )
+        length = x.shape[-1 if self.second else 1]
+        return torch.arange(length, device=x.device) < lens.unsqueeze(-1)
+
+    def inward(self, x: torch.Tensor) -> torch.Tensor:
+        """Move the channels last."""
+        return x.movedim(1, -1) if self.second and x.dim() > 2 else x
+
+    def outward(self, x: torch.Tensor, given: int) -> torch.Tensor:
+        """Move the channels where an input of ``given`` dimensions has them; further dimensions of x stay last."""
+        return x.movedim(-1, 1) if self.second and given > 2 else x
+
+
+def by_book(x: torch.Tensor, books: int, d: int) -> torch.Tensor:
+    """Reshape ``[..., heads * d]`` to ``[h, n, d]`` in the peer's order (batch, head, position): a seed draws the same rows."""
+    split: torch.Tensor = x.unflatten(-1, (x.shape[-1] // d, d))  # type: ignore[no-untyped-call]
+    if books > 1:
+        return split.movedim(-2, 0).reshape(books, -1, d)
+    return split.movedim(-2, min(1, x.dim() - 1)).reshape(1, -1, d)
+
+
+# --- precision -----------------------------------------------------------------------------------
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Convert half precision to float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Switch autocast off: 8 bits do not tell codewords apart, and indices are decoded without autocast.
+
+    Without autocast it is nothing: ``torch.export`` cannot take one.
+    """
+    active = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if active else contextlib.nullcontext()
+
+
+class Float32Module(nn.Module):
+    """A module that stays float32 when the model around it is cast to half precision.
+
+    Averages do not move in the 8 bits of bfloat16, and the ops take float32 codewords with half-precision input.
+    Casts to float64 and moves between devices work as ever.
+    """
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float32Module:
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            reduced = tensor.dtype == torch.float32 and moved.dtype in (torch.float16, torch.bfloat16)
+            return tensor.to(moved.device) if reduced else moved
+
+        super()._apply(keep, recurse)
+        return self
+
+
+# --- gradients of codewords that ``vq`` has not chosen; its own estimators are closed forms ------
+
+
+def straight_through(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Return the codeword; its gradient goes to x unchanged."""
+    return x + (codes - x).detach()
+
+
+def rotate(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Return the codeword; its gradient is rotated and scaled back to x (Fifty et al. 2024, section 4.2). Last dimension."""
+    length, target = x.norm(dim=-1, keepdim=True), codes.norm(dim=-1, keepdim=True)
+    u, q = (x / length.clamp(min=1e-6)).detach(), (codes / target.clamp(min=1e-6)).detach()
+    w = F.normalize(u + q, dim=-1, eps=1e-6)
+    turned = x - 2 * (x * w).sum(-1, keepdim=True) * w + 2 * (x * u).sum(-1, keepdim=True) * q
+    result: torch.Tensor = turned * (target / length.clamp(min=1e-6)).detach()
+    return result
+
+
+def directional(x: torch.Tensor, codes: torch.Tensor, variance: float) -> torch.Tensor:
+    """Move x by its distance to the codeword in nearly its direction: both get a gradient (DiVeQ, figure 1)."""
+    error = codes - x
+    noised = error + variance**0.5 * torch.randn_like(error)
+    result: torch.Tensor = x + F.normalize(noised, dim=-1, eps=1e-6).detach() * error.norm(dim=-1, keepdim=True)
+    return result
