@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -98,13 +99,28 @@ def test_workflows_and_continuous_integration_call_what_there_is():
     assert texts[0].rstrip().endswith("make test")  # whose last line is pytest's
 
 
-def test_no_source_is_longer_than_400_lines():
-    """A file reads top to bottom; one that has grown is cut by meaning."""
-    folders = ("uefl", "uefl_kernels", "csrc", "tests", "benchmarks", "tools", "examples")
-    sources = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".h", ".cpp", ".cu")]
-    lengths = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in sources}
-    assert len(lengths) > 400
-    assert {path: lines for path, lines in lengths.items() if lines > 400} == {}
+LONG_FUNCTIONS = {
+    "uefl/cli.py::train",
+    "uefl/deploy/agreement.py::agree",
+    "uefl/deploy/command.py::silo",
+    "uefl/data/unlabeled.py::federate",
+    "uefl/data/labeled.py::federate",
+    "uefl_kernels/ops/mc_dropout_mlp/triton.py::_statistics",
+    "uefl_kernels/ops/vq_assign/triton.py::_score",
+    "uefl_kernels/nn/vector_quantize.py::__init__",
+}
+
+
+def test_functions_fit_a_screen():
+    """At most 60 lines without the docstring; those that exceed it today are listed, to shrink and not to grow."""
+    long = set()
+    for path in [path for folder in ("uefl", "uefl_kernels") for path in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                doc = node.body[0] if ast.get_docstring(node) else None
+                lines = node.end_lineno - node.lineno + 1 - (doc.end_lineno - doc.lineno + 1 if doc else 0)
+                long |= {f"{path.relative_to(ROOT)}::{node.name}"} if lines > 60 else set()
+    assert long <= LONG_FUNCTIONS
 
 
 def test_pinned_tools_are_those_of_pre_commit():
