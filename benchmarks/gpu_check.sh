@@ -90,7 +90,7 @@ smoke() {
   LINES_SHOWN=200 step profile 150 "$python" -m benchmarks.gpu_profile --device "$device" --only "${ONLY:-}" --out "$out"
   [ "$device" = cuda ] || return 0
   if command -v ncu >/dev/null; then
-    step ncu 90 ncu --set full --clock-control none -c 16 -k "regex:search|gather|row_s|head" \
+    step ncu 90 ncu --set full --clock-control none -c 16 -k "regex:pack_codebook|search|gather|row_s|head" \
       "$python" -m benchmarks.gpu_profile --once --only 'vq 1000000x64x1024$|vq_assign 1000000x128x1024xfloat16|mc_dropout_mlp'
   fi
   small smoke-triton 200 --jobs "$jobs" --paths triton

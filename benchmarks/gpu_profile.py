@@ -142,10 +142,16 @@ def short(kernel: str) -> str:
 
 
 def limits(device: str) -> dict[str, float]:
-    """Bytes a second of a copy, read and written ones counted, and operations a second of a bfloat16 product: torch's own."""
+    """Bytes a second of a copy, read and written ones counted, and operations a second of a bfloat16 product: torch's own.
+
+    The rehearsal on a CPU multiplies float32, since bfloat16 takes minutes on many of them.
+    """
     op, found = REGISTRY["limits"], {}
     for what, count in (("copy", op.bytes), ("bfloat16", op.flops)):
-        case = next(case for case in op.cases_on(device) if case.name == what) if device == "cuda" else type(op.smoke)(what, 256)
+        if device == "cuda":
+            case = next(case for case in op.cases_on(device) if case.name == what)
+        else:
+            case = type(op.smoke)(what.replace("bfloat16", "float32"), 256)
         found[what] = count(case) / median_us(op.providers["torch"](op.inputs(case, device)), device)[0] * 1e6
     return found
 

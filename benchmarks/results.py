@@ -36,10 +36,12 @@ def about(device: str, threads: int, held: str | None = None) -> dict[str, Any]:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
 
     # A copy of the sources has no history, and its machine maybe no git: there UEFL_COMMIT names the commit.
-    commit, changed = os.environ.get("UEFL_COMMIT", ""), 0
+    commit, changed = os.environ.get("UEFL_COMMIT", ""), False
     if not commit and shutil.which("git"):
         commit = git("describe", "--always").stdout.strip()
-        changed = commit and git("diff", "--quiet", "HEAD", "--", ":/", ":(exclude)*.csv").returncode  # the code, not the results
+        changed = (
+            bool(commit) and git("diff", "--quiet", "HEAD", "--", ":/", ":(exclude)*.csv").returncode != 0
+        )  # the code, not the results
     return {
         "threads": threads,
         "machine": (torch.cuda.get_device_name() if device == "cuda" else _cpu_name()) + (f", held to {held}" if held else ""),
@@ -155,7 +157,7 @@ def summary(rows: list[dict[str, str]]) -> str:
 
 def page(folder: Path) -> str:
     """Return docs/measured.md: results by machine, and the expected times of GPUs."""
-    from . import gpu_model  # which needs the results itself
+    from . import gpu_model, gpu_search  # which need the results themselves
 
     parts = [
         "# Measured",
@@ -174,11 +176,21 @@ def page(folder: Path) -> str:
     parts += [
         "## What the CUDA kernels should take on a GPU",
         "Computed by `python -m benchmarks.gpu_model` from the bytes, products and instructions of the kernels. Expected: every kernel\n"
-        "at its wall, the unit that takes longest at its full rate; its name follows its microseconds. Apart: products and instructions\n"
-        "one after the other. Latency, barriers and launches are not in it. Target: set for an H200 before any kernel had run.\n"
-        "Measured: a call in the results above; not yet, where no such GPU was at hand. The rates of the H100 are measured, those of\n"
-        "the others are vendors' figures, scaled by what the H100 reaches of its own.",
+        "at its wall, the unit that takes longest at its full rate; its name follows its microseconds. The walls are bytes of device\n"
+        "memory, of the second-level cache (L2) and of shared memory, products, pipes, the issue of instructions, the launch, and the\n"
+        "instructions of a loop issued in order. Apart: products and instructions one after the other. Latency of memory and barriers\n"
+        "are not in it. Target: set for an H200 before any kernel had run. Measured: a call in the results above; not yet, where no such\n"
+        "GPU was at hand. The rates of the H100 are measured, but for that of L2, which is a guess; those of the others are vendors'\n"
+        "figures, scaled by what the H100 reaches of its own.",
         gpu_model.summary(),
+        "## What the redesigned search should take: expected, not measured",
+        "Microseconds of a call, computed by `python -m benchmarks.gpu_search` from instructions counted in compiled sketches of the\n"
+        'new kernels. No GPU has run them. "Measured before" and flash-kmeans are of the H100 above, before the redesign. Wall: the\n'
+        "least that bytes or products allow. Issue and L2: what the instructions and the second-level cache need. Expected: from the\n"
+        "largest wall at a rate that kernels reach, to products and comparisons one after the other.\n"
+        '"starts first": sums that begin at the starts of the scores; "multicast": two blocks of a cluster that share what they read\n'
+        "of the codebook.",
+        gpu_search.summary(),
     ]
     return "\n\n".join(parts)
 
