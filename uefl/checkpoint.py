@@ -73,7 +73,7 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[st
     except SafetensorError as error:
         raise OSError(errno.EIO, f"cannot be written ({error})", str(path)) from None
     temporary.chmod(0o666 & ~_umask())
-    _replace(temporary, path)
+    replace(temporary, path)
 
 
 def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: dict[str, str]) -> None:
@@ -103,7 +103,7 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
             for name, about in described.items():
                 file.seek(8 + len(header) + layout[name]["data_offsets"][0])
                 file.write(values[slice(*about["data_offsets"])])
-    _replace(temporary, path)
+    replace(temporary, path)
 
 
 def _taken_apart(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], memoryview]:
@@ -135,7 +135,7 @@ def write_text(path: Path, text: str) -> None:
     with named(path):
         try:
             temporary.write_text(text, encoding="utf-8")
-            _replace(temporary, path)
+            replace(temporary, path)
         except OSError:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ def _digest(path: Path) -> str:
         )
 
 
-def _replace(temporary: Path, path: Path) -> None:
+def replace(temporary: Path, path: Path) -> None:
     """Rename into place after the bytes are on disk."""
     with temporary.open("rb") as file:
         os.fsync(file.fileno())

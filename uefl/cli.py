@@ -23,6 +23,7 @@ from .errors import RunError, UserError
 from .terminal import write_nearest_characters
 
 if TYPE_CHECKING:
+    from .models.saved import SavedModel
     from .report.folder import Run
     from .report.tables import Table
     from .run import Deployment
@@ -211,6 +212,71 @@ def _deployment(engine: _Engine, options: dict[str, Any], *asked: Any) -> Abstra
     from .deploy.choices import CHOICES
 
     return CHOICES[engine.value](**options).deployment(*asked)
+
+
+_Arm = Annotated[str | None, typer.Option(metavar="ARM", help="Whose model; needed where the run has several.", show_default=False)]
+_Client = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Whose part of the model; default: a site that was not trained on.", show_default=False),
+]
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or model-ARM.safetensors of one.", show_default=False)],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, and folders of them.", show_default=False)],
+    arm: _Arm = None,
+    client: _Client = None,
+    passes: Annotated[int | None, typer.Option(min=1, help="Draws with dropout on; default: as in the run.", show_default=False)] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write CSV; - is the output.", show_default=False)] = None,
+    device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
+) -> None:
+    """Predict classes of images with their uncertainty; images are read and resized as the model takes them."""
+    from rich.progress import track
+
+    from . import predict as predictions
+    from .run import chosen_device
+
+    predictor = predictions.Predictor(_model(run, arm).to(chosen_device(device.value)), images, client, passes)
+    errors = Console(stderr=True)
+    rows = track(predictor.rows(), "predicting", predictor.count, console=errors, transient=True, disable=not errors.is_terminal)
+    if csv is None:
+        _show(_console(), predictions.table(list(rows)))
+    elif str(csv) == "-":
+        predictions.write(iter(rows), sys.stdout)
+    else:
+        predictions.write_file(iter(rows), csv)
+        typer.echo(f"{predictor.count} predictions: {csv}")
+    for note in predictor.notes():
+        typer.echo(f"note: {note}", err=True)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or model-ARM.safetensors of one.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help=".safetensors: state dict; .pt2: torch.export; .onnx: ONNX.", show_default=False)
+    ],
+    arm: _Arm = None,
+    client: _Client = None,
+) -> None:
+    """Write a trained model as a plain module: from images, float32 on the scale 0 to 255, to probabilities."""
+    from . import export as exporting
+
+    exporting.write(_model(run, arm), file, client)
+    typer.echo(f"model:    {file}")
+
+
+def _model(run: Path, arm: str | None) -> SavedModel:
+    """The model of a file, or of an arm of a run folder."""
+    from . import api
+    from .models import saved
+
+    if run.is_file():
+        if arm is not None:
+            raise UserError("--arm is for a run folder; a model file has one arm")
+        return saved.load(run)
+    return api.load(run).model(arm)
 
 
 @app.command()

@@ -297,6 +297,14 @@ class Algorithm:
         logits: torch.Tensor = net(images)
         return logits
 
+    def misfit(self, net: nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """How badly a client's ``tensors``, as of :meth:`infer`, fit images ``[B, C, H, W]``, normalized: ``[B]``, lower is better.
+
+        A saved model predicts for a site that was not trained on with the tensors of the client that fits best. None: they have no such
+        measure.
+        """
+        return None
+
 
 # --- the registry --------------------------------------------------------------------------------------------------
 

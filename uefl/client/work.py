@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -121,6 +122,19 @@ class Work:
     """steps done in this round"""
     epoch_step: int = 0
     """steps done in this pass"""
+
+    @classmethod
+    def alone(cls, net: nn.Module, tensors: Mapping[str, torch.Tensor], passes: int) -> Work:
+        """A turn that only predicts, outside of a run: with a network, the tensors of one client, and a number of passes."""
+
+        def no_draws(*place: object) -> None:
+            raise TypeError("a saved model predicts without the draws that protect data")
+
+        run = SimpleNamespace(uncertainty="dropout", passes=passes)
+        room: Any = SimpleNamespace(net=net, context=SimpleNamespace(run=run), amp=nullcontext)
+        data: Any = None
+        message = Message(dict(tensors))
+        return cls("", data, room, message, 0, 0, torch.Generator(), no_draws, private=dict(tensors))
 
     @property
     def net(self) -> nn.Module:

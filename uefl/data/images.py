@@ -17,6 +17,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import UserError
+from ..paths import check_file
 from . import pixels
 from .rotate import resize
 
@@ -60,6 +61,18 @@ class Images:
     """file below the source that holds all of them, where a source has several"""
     kinds: Mapping[str, int] = field(default_factory=dict)
     """images by the kind of change that reading makes in their values; see :mod:`uefl.data.pixels`"""
+
+    def fitted(self, rows: Rows, shape: tuple[int, int, int]) -> torch.Tensor:
+        """Images as a model of the shape (C, H, W) takes them, ``[n, C, H, W]`` uint8: resized, grey as RGB, color as its luma."""
+        channels, *size = shape
+        fitted, damaged = [torch.zeros(0, *shape, dtype=torch.uint8)], DamagedImages()
+        for i in range(len(rows)):
+            with damaged.gathered():
+                image = self.read(rows[i : i + 1], 0)
+                image = image if list(image.shape[2:]) == size else resize(image, (size[0], size[1]))
+                fitted.append(pixels.grey(image) if channels < image.shape[1] else image.expand(-1, channels, -1, -1))
+        damaged.check()
+        return torch.cat(fitted)
 
     def name(self, row: int) -> str:
         """Return the name of an image for a message."""
@@ -142,6 +155,21 @@ def on_disk(root: Path, paths: Sequence[Path]) -> Images:
         return lambda: path.open("rb")
 
     return from_files(str(root), [File(str(path.relative_to(root)), opener(path)) for path in paths])
+
+
+def on_files(paths: Sequence[Path]) -> Images:
+    """Image files anywhere, named as they are given; see :func:`from_files`.
+
+    Raises:
+        UserError: a path that is no file; or as of :func:`from_files`.
+    """
+
+    def opener(path: Path) -> Callable[[], BinaryIO]:
+        return lambda: path.open("rb")
+
+    for path in paths:
+        check_file(path, "the image", "expected an image file")
+    return from_files("", [File(str(path), opener(path)) for path in paths])
 
 
 def from_files(place: str, files: Sequence[File]) -> Images:

@@ -30,11 +30,18 @@ def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False)
     return turned
 
 
-def resize(images: torch.Tensor, size: int) -> torch.Tensor:
-    """Resize ``[..., C, H, W]`` uint8 images to ``[..., C, size, size]``, bilinear with antialiasing; the aspect ratio is not kept."""
+def resize(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
+    """Resize ``[..., C, H, W]`` uint8 images, bilinear with antialiasing; the aspect ratio is not kept.
+
+    Args:
+        images: on any device.
+        size: of the square, or (height, width).
+    """
     from torchvision.transforms.v2 import InterpolationMode, functional
 
-    resized: torch.Tensor = functional.resize(images, [size, size], InterpolationMode.BILINEAR, antialias=True)
+    resized: torch.Tensor = functional.resize(
+        images, [size, size] if isinstance(size, int) else list(size), InterpolationMode.BILINEAR, antialias=True
+    )
     return resized
 
 

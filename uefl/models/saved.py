@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,20 +19,24 @@ from torch import nn
 
 from .. import checkpoint
 from ..algorithms.base import Algorithm, ModelSpec, find
+from ..client.work import Work
 from ..config import Config, Model
 from ..data.federation import Federation
 from ..data.pixels import as_bytes
 from ..engines.base import member
 from ..errors import UserError
 from ..fields import parse
-from ..isolation import isolate, plain_torch
+from ..isolation import isolate, isolated, plain_torch
 from ..paths import check_file
+from ..seeds import seeded
+from ..uncertainty import Prediction, ensemble, joined
 from .normalization import normalization
 
-_FORMAT = "uefl-model-2"
+_FORMAT = "uefl-model-3"
 _BATCH = 500
 _LAYERS = threading.Lock()  # a call that has put a client's layers into a network is alone with it
 Tensors = dict[str, torch.Tensor]
+Images = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
 
 
 class Member(NamedTuple):
@@ -57,6 +62,8 @@ class SavedModel:
     mean: torch.Tensor
     """``[C, 1, 1]`` on the scale 0-255"""
     std: torch.Tensor
+    passes: int = 0
+    """draws with dropout on that the run took for its uncertainty; 0: none, as of an ensemble"""
 
     def __repr__(self) -> str:
         networks = f"{len(self.members)} x {type(self.members[0].net).__name__}"
@@ -87,62 +94,159 @@ class SavedModel:
         )
         return replace(self, members=members, mean=self.mean.to(there), std=self.std.to(there))
 
-    def predict(self, images: torch.Tensor | npt.NDArray[Any], client: str | None = None) -> torch.Tensor:
-        """Class probabilities with dropout off; of an ensemble, the mean over its members.
+    @overload
+    def predict(self, images: Images, client: str | None = None, *, uncertainty: Literal[False] = False) -> torch.Tensor: ...
+    @overload
+    def predict(
+        self, images: Images, client: str | None = None, *, uncertainty: Literal[True], passes: int | None = None, seed: int = 0
+    ) -> Prediction: ...
+    def predict(
+        self, images: Images, client: str | None = None, *, uncertainty: bool = False, passes: int | None = None, seed: int = 0
+    ) -> torch.Tensor | Prediction:
+        """Predict class probabilities with dropout off, or with the uncertainty that the run measures.
 
         Args:
             images: ``[B, C, H, W]`` uint8, pixels 0 to 255, or floats in [0, 1], which are rounded to 8 bits as :func:`uefl.train` rounds
                 them. Their size is the one that the model was trained on, as :func:`uefl.data.rotate.resize` makes it where the run did;
-                grey ones may be ``[B, H, W]``. A tensor or a NumPy array.
-            client: whose parts to predict with; needed exactly where there are any.
+                grey ones may be ``[B, H, W]``. A tensor or a NumPy array; or a list of paths of image files, see :meth:`read`.
+            client: whose parts to predict with. None: of a site that was not trained on. Then the codebook is that of :meth:`fitting`, and
+                private layers have the mean of the clients' weights.
+            uncertainty: also return entropies, from draws with dropout on (MC dropout), or from the members of an ensemble.
+            passes: draws; None: as many as in the run.
+            seed: of the draws.
 
         Returns:
-            ``[B, classes]`` float32, on the CPU.
+            ``[B, classes]`` float32, on the CPU: the mean over the members of an ensemble. With ``uncertainty`` a
+            :class:`uefl.uncertainty.Prediction`: ``probs`` ``[B, classes]``, and ``entropy`` and ``mutual_info`` ``[B]`` in nats.
 
         Raises:
-            UserError: images of another type or shape, no such client.
+            UserError: images of another type or shape, no such client; no client, where its parts have neither a mean nor a best one.
 
         Equivalent to::
 
             x = (images - mean) / std
             torch.stack([algorithm.infer(net, x, tensors_of_client).softmax(-1) for net in networks]).mean(0)  # with the client's layers
         """
-        with plain_torch(), torch.no_grad():
+        with isolated() if uncertainty else plain_torch(), torch.no_grad():  # draws are from torch's global generator
             pixels = self._pixels(images)
-            if client not in (self.clients or (None,)):
-                raise UserError(f"client {client!r} has no part of its own in this model; expected {self._expected()}")
-            parts = [self._predict(batch, client) for batch in pixels.split(_BATCH)]
-            return torch.cat(parts)
+            client = self._part(pixels, client)
+            if not uncertainty:
+                return torch.cat([self._predict(batch, client) for batch in pixels.split(_BATCH)])
+            passes = self.passes if passes is None else passes
+            parts = []
+            for i, batch in enumerate(pixels.split(_BATCH)):
+                with seeded(self.mean.device, seed, "predict", i):
+                    parts.append(ensemble([self._draw(member, batch, client, passes) for member in self.members]))
+            whole = joined([part._replace(extra={}) for part in parts])
+            return Prediction(*(tensor.cpu() for tensor in whole[:4]))  # type: ignore[arg-type]
+
+    def fitting(self, images: Images) -> str | None:
+        """Return the client whose codebook fits images of one site best, by the mean quantization error over all of them.
+
+        Args:
+            images: as of :meth:`predict`.
+
+        Returns:
+            The name of the client; None where the parts of clients have no such measure, or there are none.
+        """
+        errors = self.misfits(images)
+        return min(errors, key=lambda name: errors[name]) if errors else None
+
+    def misfits(self, images: Images) -> dict[str, float]:
+        """Return by client how badly its codebook fits images, a sum over them; empty where :meth:`fitting` is None."""
+        with plain_torch(), torch.no_grad():
+            return self._misfits(self._pixels(images))
+
+    def read(self, paths: Sequence[str | Path]) -> torch.Tensor:
+        """Read image files as the model takes them: by the rules of :mod:`uefl.data.pixels`, in its channels, resized to its size.
+
+        Returns:
+            ``[B, C, H, W]`` uint8.
+
+        Raises:
+            UserError: files that cannot be read; the message names all of them.
+        """
+        from ..data.images import on_files
+
+        images = on_files([Path(path) for path in paths])
+        return images.fitted(np.arange(images.count), self.image_shape)
+
+    def module(self, client: str | None = None) -> nn.Module:
+        """A plain module from images ``[B, C, H, W]``, float32 on the scale 0 to 255, to probabilities ``[B, classes]``, to export.
+
+        Args:
+            client: whose parts it has; None: of :meth:`predict`, without a codebook to choose.
+
+        Raises:
+            UserError: no such client; several codebooks, of which one must be named.
+        """
+        if client is None and self._choices():
+            raise UserError(f"client: a module has one codebook; name {self._expected()}")
+        if client is not None or not self._shared():
+            self._check(client)
+        return Exported(self, client)
 
     def _predict(self, pixels: torch.Tensor, client: str | None) -> torch.Tensor:
         x = (pixels.to(self.mean.device) - self.mean) / self.std
         return torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members]).mean(0).cpu()
 
     def _logits(self, member: Member, x: torch.Tensor, client: str | None) -> torch.Tensor:
-        """The logits of one member, with the client's layers put in their places for this call."""
-        own = member.clients[client] if client is not None else {}
-        weights = member.net.state_dict()
-        layers = [name for name in own if name in weights]
-        rest = {name: tensor for name, tensor in own.items() if name not in layers}
-        if not layers:
-            return self.algorithm.infer(member.net, x, rest)
-        with _LAYERS:
-            before = {name: weights[name].clone() for name in layers}
-            for name in layers:
-                weights[name].copy_(own[name])
-            try:
-                return self.algorithm.infer(member.net, x, rest)
-            finally:
-                for name, tensor in before.items():
-                    weights[name].copy_(tensor)
+        """The logits of one member."""
+        with _layers(member, client) as tensors:
+            return self.algorithm.infer(member.net, x, tensors)
+
+    def _draw(self, member: Member, pixels: torch.Tensor, client: str | None, passes: int) -> Prediction:
+        """What the algorithm says of a batch in a run: from draws with dropout on, or of its own kind."""
+        x = (pixels.to(self.mean.device) - self.mean) / self.std
+        with _layers(member, client) as tensors:
+            turn = Work.alone(member.net, tensors, passes)
+            return self.algorithm.predict(turn, x.contiguous(memory_format=torch.channels_last))
+
+    def _part(self, pixels: torch.Tensor, client: str | None) -> str | None:
+        """The client whose parts are taken; None: nobody's, the mean of the layers."""
+        if client is None and self._choices():
+            errors = self._misfits(pixels)
+            return min(errors, key=lambda name: errors[name])
+        self._check(client)
+        return client
+
+    def _check(self, client: str | None) -> None:
+        if client not in (*self.clients, *([None] if self._shared() else [])):
+            raise UserError(f"client {client!r} has no part of its own in this model; expected {self._expected()}")
+
+    def _choices(self) -> bool:
+        """Whether clients have tensors whose fit to images can be measured."""
+        return bool(self.clients) and type(self.algorithm).misfit is not Algorithm.misfit
+
+    def _shared(self) -> bool:
+        """Whether there is a model without the parts of any client: these are layers only, which have a mean, and not all layers."""
+        net = {name for name, weight in self.members[0].net.state_dict().items() if weight.is_floating_point()}
+        return all(own.keys() < net for own in self.members[0].clients.values())
+
+    def _misfits(self, pixels: torch.Tensor) -> dict[str, float]:
+        """By client, the mean misfit over the images and the members; empty where there is none."""
+        found: dict[str, float] = {}
+        for client in self.clients if self._choices() else ():
+            total = 0.0
+            for batch in pixels.split(_BATCH):
+                x = (batch.to(self.mean.device) - self.mean) / self.std
+                for each in self.members:
+                    with _layers(each, client) as tensors:
+                        misfit = self.algorithm.misfit(each.net, x, tensors)
+                    assert misfit is not None
+                    total += float(misfit.double().sum())
+            found[client] = total
+        return found
 
     def _expected(self) -> str:
         return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
 
-    def _pixels(self, images: torch.Tensor | npt.NDArray[Any]) -> torch.Tensor:
+    def _pixels(self, images: Images) -> torch.Tensor:
         """``[B, C, H, W]``, after checks: numbers on another scale would give a result, and a wrong one."""
+        if isinstance(images, (list, tuple)) and images and all(isinstance(path, (str, Path)) for path in images):
+            return self.read(images)
         if not isinstance(images, (torch.Tensor, np.ndarray)):
-            raise UserError(f"images: expected a tensor or a NumPy array, got {type(images).__name__}")
+            raise UserError(f"images: expected a tensor, a NumPy array or a list of paths, got {type(images).__name__}")
         pixels, _ = as_bytes(images, "images")
         channels, height, width = self.image_shape
         if pixels.dim() == 3 and channels == 1:
@@ -159,6 +263,64 @@ class SavedModel:
                 last = ""
             raise UserError(f"images: expected shape [B, {channels}, {height}, {width}], got {list(images.shape)}{last}")
         return pixels
+
+
+@contextmanager
+def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
+    """Put the client's layers into the network for as long as the context lasts; its other tensors."""
+    own = member.clients[client] if client is not None else {}
+    weights = member.net.state_dict()
+    names = [name for name in own if name in weights]
+    rest = {name: tensor for name, tensor in own.items() if name not in weights}
+    with _LAYERS:  # also for the modes of dropout layers, which draws change
+        before = {name: weights[name].clone() for name in names}
+        for name in names:
+            weights[name].copy_(own[name])
+        try:
+            yield rest
+        finally:
+            for name, tensor in before.items():
+                weights[name].copy_(tensor)
+
+
+class Exported(nn.Module):
+    """The networks of a saved model with the parts of one client, as a module whose weights can be moved, exported and saved.
+
+    Args:
+        model: the saved model.
+        client: whose parts.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, model: SavedModel, client: str | None) -> None:
+        super().__init__()
+        self._infer = model.algorithm.infer
+        self.nets = nn.ModuleList(deepcopy(each.net) for each in model.members)
+        self._names: list[list[str]] = []
+        for i, (net, parts) in enumerate(zip(self.nets, model.members, strict=True)):
+            own = parts.clients[client] if client is not None else {}
+            weights = net.state_dict()
+            with torch.no_grad():
+                for name in own.keys() & weights.keys():
+                    weights[name].copy_(own[name])
+            rest = sorted(own.keys() - weights.keys())
+            self._names.append(rest)
+            for j, name in enumerate(rest):
+                self.register_buffer(f"own_{i}_{j}", own[name].clone())
+        self.register_buffer("mean", model.mean.clone())
+        self.register_buffer("std", model.std.clone())
+        self.eval()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images ``[B, C, H, W]``, float32 on the scale 0 to 255 -> probabilities ``[B, classes]``."""
+        x = (images - self.mean) / self.std
+        probs = []
+        for i, net in enumerate(self.nets):
+            tensors = {name: getattr(self, f"own_{i}_{j}") for j, name in enumerate(self._names[i])}
+            probs.append(self._infer(net, x, tensors).float().softmax(-1))
+        return torch.stack(probs).mean(0)
 
 
 def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> None:
@@ -180,6 +342,7 @@ def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Se
         "normalize": cfg.data.normalize,
         "image_size": cfg.data.image_size,
         "members": len(networks),
+        "passes": 0 if cfg.run.uncertainty == "ensemble" else cfg.run.passes,
         "clients": own,
         "classes": federation.classes,
         "image_shape": federation.image_shape,
@@ -247,7 +410,7 @@ def _model(about: dict[str, Any], tensors: Tensors, network: Callable[[], nn.Mod
     mean, std = normalization(about["normalize"], about["mean"], about["std"])
     spec = ModelSpec(settings, shape, len(classes), network)  # type: ignore[arg-type]
     members = tuple(_member(algorithm, spec, about["clients"], part) for part in parts)
-    return SavedModel(members, algorithm, classes, shape, about["image_size"], mean, std)  # type: ignore[arg-type]
+    return SavedModel(members, algorithm, classes, shape, about["image_size"], mean, std, about["passes"])  # type: ignore[arg-type]
 
 
 def _file(path: Path) -> Path:

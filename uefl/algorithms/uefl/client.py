@@ -205,6 +205,12 @@ class Quantised(Algorithm):
         assert isinstance(net, TokenNet)
         return net.classify(self.quantizer(net.tokens(images), tensors["codebook"]).values)
 
+    def misfit(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The mean squared quantization error ``[B]``."""
+        assert isinstance(net, TokenNet)
+        tokens = net.tokens(images)
+        return (tokens - self.quantizer(tokens, tensors["codebook"]).values).float().square().flatten(1).mean(1)
+
 
 def negative_usage(reply: Reply) -> str | None:
     """Counts are not negative."""

@@ -1,0 +1,318 @@
+"""A trained model in use: uncertainty, sites that were not trained on, files, the commands predict and export."""
+
+import csv
+import io
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+import uefl
+from tests.federated.tiny import federation, settings
+from uefl.algorithms import base
+from uefl.cli import app
+from uefl.data import pixels
+from uefl.errors import UserError
+from uefl.models import saved
+
+from .test_saved import IMAGES, write
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """By algorithm, a model after one round, and its file."""
+    out, found = tmp_path_factory.mktemp("models"), {}
+    for name, keys in {
+        "fedavg": {"passes": 4},
+        "uefl": {"passes": 4},
+        "fedper": {"passes": 4},
+        "local": {"passes": 4},
+        "fedsr": {"passes": 4},
+        "ensemble": {"uncertainty": "ensemble", "members": 2},
+    }.items():
+        path = out / f"model-{name}.safetensors"
+        write(path, settings("uefl" if name == "ensemble" else name, **keys))
+        found[name] = saved.load(path), path
+    for i, own in enumerate(found["uefl"][0].members[0].clients.values()):  # one round leaves all clients the same codebook
+        own["codebook"] += 0.1 * i
+    return found
+
+
+def entropy(probs):
+    return torch.special.entr(probs.double()).sum(-1)
+
+
+def test_the_uncertainty_of_dropout_is_that_of_drawn_masks(models):
+    """Against whole passes of the network in plain PyTorch, each with masks of its own, in float64."""
+    model = saved.load(models["fedavg"][1])
+    net, x = model.members[0].net, (IMAGES - model.mean) / model.std
+    net.head.fc2.weight.data *= 20  # after one round the passes hardly differ
+    torch.manual_seed(0)
+    net.head.train()
+    with torch.no_grad():
+        drawn = torch.stack([net(x).double().softmax(-1) for _ in range(4000)])
+    net.head.eval()
+    said = model.predict(IMAGES, uncertainty=True, passes=4000)
+    torch.testing.assert_close(said.probs.double(), drawn.mean(0), atol=0.02, rtol=0)
+    torch.testing.assert_close(said.entropy.double(), entropy(drawn.mean(0)), atol=0.02, rtol=0)
+    torch.testing.assert_close(said.mutual_info.double(), entropy(drawn.mean(0)) - entropy(drawn).mean(0), atol=0.01, rtol=0)
+    assert float(said.mutual_info.mean()) > 0.001
+
+
+def test_draws_repeat_and_take_the_passes_of_the_run(models):
+    model, _ = models["fedavg"]
+    before = torch.get_rng_state()
+    a, b = model.predict(IMAGES, uncertainty=True), model.predict(IMAGES, uncertainty=True, passes=4, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(map(torch.equal, a[:4], b[:4]))
+    assert not torch.equal(a.probs, model.predict(IMAGES, uncertainty=True, seed=1).probs)
+    assert not any(module.training for module in model.members[0].net.modules())
+    plain = model.predict(IMAGES)
+    torch.testing.assert_close(a.entropy_deterministic.double(), entropy(plain), atol=1e-5, rtol=0)
+
+
+def test_samples_of_the_algorithm_are_its_uncertainty(models):
+    """FedSR draws features from a Gaussian."""
+    model, _ = models["fedsr"]
+    assert float(model.predict(IMAGES, uncertainty=True, passes=50).mutual_info.mean()) > 0
+
+
+def test_the_members_of_an_ensemble_are_its_uncertainty(models):
+    model, _ = models["ensemble"]
+    client = model.clients[0]
+    said = model.predict(IMAGES, client, uncertainty=True)
+    alone = [saved.replace(model, members=(member,)).predict(IMAGES, client) for member in model.members]
+    torch.testing.assert_close(said.probs, torch.stack(alone).mean(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(said.probs, model.predict(IMAGES, client), atol=1e-6, rtol=0)
+    expected = entropy(torch.stack(alone).mean(0)) - entropy(torch.stack(alone)).mean(0)
+    torch.testing.assert_close(said.mutual_info.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_another_site_has_the_codebook_that_fits_best(models):
+    model, _ = models["uefl"]
+    net, x = model.members[0].net, (IMAGES - model.mean) / model.std
+    errors = {}
+    with torch.no_grad():
+        tokens = net.tokens(x)
+        for client in model.clients:
+            book = model.members[0].clients[client]["codebook"]
+            rows = tokens.reshape(-1, book.shape[-1])
+            nearest = book[torch.cdist(rows.double(), book.double()).argmin(1)]
+            errors[client] = float((rows - nearest).double().square().mean())
+    best = min(errors, key=errors.get)
+    assert len(set(errors.values())) > 1
+    assert model.fitting(IMAGES) == best
+    assert torch.equal(model.predict(IMAGES), model.predict(IMAGES, best))
+    assert torch.equal(model.predict(IMAGES, uncertainty=True).probs, model.predict(IMAGES, best, uncertainty=True).probs)
+
+
+def test_another_site_has_the_mean_of_private_layers(models):
+    model, _ = models["fedper"]
+    assert model.fitting(IMAGES) is None
+    net = model.members[0].net
+    with torch.no_grad():
+        expected = net((IMAGES - model.mean) / model.std).softmax(-1)
+    torch.testing.assert_close(model.predict(IMAGES), expected)
+    weights = [model.members[0].clients[client]["head.fc2.weight"] for client in model.clients]
+    torch.testing.assert_close(net.head.fc2.weight.detach(), torch.stack(weights).mean(0), atol=1e-6, rtol=0)
+
+
+def test_training_apart_leaves_no_model_for_another_site(models):
+    model, _ = models["local"]
+    with pytest.raises(UserError, match="client None has no part of its own in this model; expected one of silo-0"):
+        model.predict(IMAGES)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The images as files: grey, in color, 16 bits, of another size."""
+    folder = tmp_path / "images"
+    (folder / "more").mkdir(parents=True)
+    for i, image in enumerate(IMAGES.numpy()[:4, 0]):
+        Image.fromarray(image).save(folder / f"{i}.png")
+    Image.fromarray(np.dstack([IMAGES[4, 0].numpy()] * 3)).save(folder / "4.png")
+    Image.fromarray(IMAGES[5, 0].numpy().astype(np.uint16) * 257).save(folder / "more" / "5.png")
+    Image.fromarray(np.kron(IMAGES[6, 0].numpy(), np.ones((2, 2), np.uint8))).save(folder / "more" / "6.PNG")
+    (folder / "more" / "notes.txt").write_text("x")
+    return folder
+
+
+def test_files_are_read_as_the_model_takes_them(models, files):
+    model, _ = models["fedavg"]
+    paths = [files / f"{i}.png" for i in range(5)] + [files / "more" / "5.png", files / "more" / "6.PNG"]
+    read = model.read(paths)
+    assert torch.equal(read[:6], IMAGES[:6])
+    torch.testing.assert_close(read[6].float(), IMAGES[6].float(), atol=40, rtol=0)  # the filter is wider than a pixel
+    assert torch.equal(model.predict([str(path) for path in paths[:5]]), model.predict(IMAGES[:5]))
+    with pytest.raises(UserError, match=r"absent.png is not there"):
+        model.predict([files / "absent.png"])
+
+
+def test_color_becomes_grey_as_pillow_makes_it():
+    color = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    expected = np.array(Image.fromarray(color).convert("L"))
+    assert torch.equal(pixels.grey(torch.from_numpy(color).movedim(2, 0)[None])[0, 0], torch.from_numpy(expected))
+
+
+def cli(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_predict_writes_csv(models, files, tmp_path):
+    path = models["uefl"][1]
+    model = saved.load(path)
+    result = cli("predict", path, files, "--csv", tmp_path / "out.csv", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    order = [files / f"{i}.png" for i in range(5)] + [files / "more" / "5.png", files / "more" / "6.PNG"]
+    assert [row["image"] for row in rows] == list(map(str, order))
+    said = model.predict(order, uncertainty=True)
+    best = model.fitting(order)
+    assert [row["class"] for row in rows] == [model.classes[k] for k in said.probs.argmax(1).tolist()]
+    for column, values in (("probability", said.probs.amax(1)), ("entropy", said.entropy), ("mutual_information", said.mutual_info)):
+        assert [float(row[column]) for row in rows] == pytest.approx(values.tolist(), abs=2e-6)
+    assert f"note: predicted with the codebook of client {best!r}, which fits these images best of 3" in result.output
+    assert "note: 1 of 7 images are resized to 8x8" in result.output
+    assert "note: 1 of 7 images have 16 bits per value" in result.output
+    assert "color images become grey" in result.output
+    again = cli("predict", path, files, "--csv", "-", "--device", "cpu")
+    assert again.stdout == (tmp_path / "out.csv").read_text()
+    named = cli("predict", path, files, "--client", "silo-1", "--csv", "-", "--device", "cpu")
+    assert "predicted with" not in named.output
+
+
+def test_predict_shows_a_table(models, files):
+    result = cli("predict", models["fedper"][1], files / "0.png", files / "0.png", "--passes", "3")
+    assert result.exit_code == 0, result.output
+    assert "mutual information" in result.stdout
+    assert result.stdout.count("0.png") == 1
+    assert "predicted with the mean of the layers of all clients" in result.output
+
+
+def test_predict_of_a_run_folder(finished, files):
+    out, *_ = finished
+    assert cli("predict", out, files, "--arm", "uefl").exit_code == 0
+    assert "several" in cli("predict", out, files).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{model}", "{files}/absent.png"], "absent.png is not there"),
+        (["{model}", "{empty}"], "no image found"),
+        (["{model}", "{files}/more/notes.txt"], "of no known format"),
+        (["{model}", "{files}", "--client", "berlin"], "client 'berlin' has no part of its own in this model"),
+        (["{model}", "{files}", "--arm", "uefl"], "--arm is for a run folder"),
+        (["{model}", "{files}", "--passes", "0"], "--passes"),
+        (["{empty}", "{files}"], "has no config.toml"),
+        (["{model}", "{files}", "--csv", "{empty}/absent/x.csv"], "cannot be written"),
+    ],
+)
+def test_mistakes_in_predict_are_a_line(models, files, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    places = {"model": models["uefl"][1], "files": files, "empty": tmp_path / "empty"}
+    result = cli("predict", *(argument.format(**places) for argument in arguments))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_uncertainty_in_several_threads(models):
+    model, _ = models["uefl"]
+    alone = {client: model.predict(IMAGES, client, uncertainty=True) for client in model.clients}
+    wrong = []
+
+    def work(client):
+        for _ in range(5):
+            said = model.predict(IMAGES, client, uncertainty=True)
+            wrong.extend([client] * (not all(map(torch.equal, said[:4], alone[client][:4]))))
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in model.clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# --- export ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "client"), [("fedavg", None), ("uefl", "silo-1"), ("fedper", "silo-1"), ("fedper", None), ("ensemble", "silo-0")]
+)
+def test_the_module_predicts_as_the_model(models, name, client):
+    model, _ = models[name]
+    module = model.module(client)
+    torch.testing.assert_close(module(IMAGES.float()), model.predict(IMAGES, client), atol=1e-6, rtol=0)
+    assert model.clients == models[name][0].clients
+
+
+@pytest.mark.parametrize(("name", "client"), [("fedavg", None), ("uefl", "silo-1"), ("fedper", None)])
+def test_export_as_a_program(models, tmp_path, name, client):
+    path = models[name][1]
+    model = saved.load(path)
+    out = tmp_path / "model.pt2"
+    result = cli("export", path, out, *(["--client", client] if client else []))
+    assert result.exit_code == 0, result.output
+    extra = {"uefl.json": ""}
+    program = torch.export.load(str(out), extra_files=extra)
+    for count in (1, 7, 12):
+        torch.testing.assert_close(program.module()(IMAGES[:count].float()), model.predict(IMAGES[:count], client), atol=1e-6, rtol=0)
+    assert json.loads(extra["uefl.json"])["classes"] == list(model.classes)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt2"]
+
+
+def test_export_as_a_state_dict(models, tmp_path):
+    path = models["uefl"][1]
+    model = saved.load(path)
+    assert cli("export", path, tmp_path / "m.safetensors", "--client", "silo-2").exit_code == 0
+    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = json.loads(file.metadata()["uefl-export"])
+    expected = model.module("silo-2").state_dict()
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
+    assert about["image_shape"] == [1, 8, 8]
+
+
+def test_export_as_onnx(models, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, path = models["fedper"]
+    result = cli("export", path, tmp_path / "m.onnx", "--client", "silo-1")
+    assert result.exit_code == 0, result.output
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    for count in (2, 5):
+        (probs,) = session.run(None, {"images": IMAGES[:count].float().numpy()})
+        torch.testing.assert_close(torch.from_numpy(probs), model.predict(IMAGES[:count], "silo-1"), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x.txt", "--client", "silo-0"], "expected a file that ends in .safetensors, .pt2, .onnx"),
+        (["x.pt2"], "name one of silo-0, silo-1, silo-2"),
+        (["x.pt2", "--client", "berlin"], "client 'berlin' has no part"),
+        (["absent/x.pt2", "--client", "silo-0"], "cannot be written"),
+        (["x.pt2", "--client", "silo-0", "--arm", "uefl"], "--arm is for a run folder"),
+    ],
+)
+def test_mistakes_in_export_are_a_line(models, tmp_path, arguments, message):
+    file, *rest = arguments
+    result = cli("export", models["uefl"][1], tmp_path / file, *rest)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_algorithm_without_a_fit_says_so():
+    assert base.Algorithm.misfit(None, None, None, {}) is None
+    assert uefl.Algorithm is base.Algorithm
+    assert federation().silos

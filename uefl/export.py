@@ -1,0 +1,87 @@
+"""Writes a trained model in formats that other programs read."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from . import checkpoint
+from .errors import UserError
+from .isolation import isolated
+from .models.saved import SavedModel
+from .paths import check_name
+
+
+def write(model: SavedModel, path: Path, client: str | None = None) -> None:
+    """Write the module of :meth:`SavedModel.module` into a file; its suffix says in which format.
+
+    ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of images. ``.onnx`` is ONNX, where onnx
+    and onnxscript are installed, for any number of images too. Classes and the shape of the images stand in the metadata of each.
+
+    Args:
+        model: the trained model, on the CPU.
+        path: of the file; it is replaced whole or not at all.
+        client: whose part of the model; None: see :meth:`SavedModel.module`.
+
+    Raises:
+        UserError: another suffix, no such client, a format whose package is absent, a model that the format has no operations for, or a
+            file that cannot be written.
+    """
+    check_name(path, "the file")
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"{path}: expected a file that ends in {', '.join(FORMATS)}")
+    about = {"classes": list(model.classes), "image_shape": list(model.image_shape), "client": client, "scale": "0-255"}
+    temporary = path.with_name(f"{path.name}.tmp")
+    with isolated(), torch.no_grad():
+        module = model.module(client)
+        example = torch.zeros(2, *model.image_shape)
+        try:
+            FORMATS[path.suffix.lower()](module, example, temporary, about)
+            checkpoint.replace(temporary, path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror or error})") from None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _state_dict(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str, object]) -> None:
+    checkpoint.save_tensors(path, module.state_dict(), {"uefl-export": json.dumps(about)})
+
+
+def _program(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str, object]) -> None:
+    program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    with path.open("wb") as file:
+        torch.export.save(program, file, extra_files={"uefl.json": json.dumps(about)})
+
+
+def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str, object]) -> None:
+    for package in ("onnx", "onnxscript"):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise UserError(f"ONNX needs the package {package}; install it with: pip install onnx onnxscript") from None
+    keys = {"dynamo": True, "verbose": False, "input_names": ["images"], "output_names": ["probabilities"], "external_data": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.onnx.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},), **keys)  # type: ignore[arg-type]
+        except torch.onnx.OnnxExporterError as error:
+            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            raise UserError(f"this model has no ONNX form here ({reason}); export it as .pt2") from None
+    assert program is not None
+    program.model.metadata_props.update({key: json.dumps(value) for key, value in about.items()})
+    program.save(str(path))
+
+
+FORMATS: dict[str, Callable[[nn.Module, torch.Tensor, Path, dict[str, object]], None]] = {
+    ".safetensors": _state_dict,
+    ".pt2": _program,
+    ".onnx": _onnx,
+}
+"""By suffix, what writes a file."""

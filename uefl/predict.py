@@ -1,0 +1,151 @@
+"""Predictions of a trained model for image files, as the command ``uefl predict`` makes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import numpy as np
+
+from .checkpoint import write_text
+from .data import pixels
+from .data.folder import visible
+from .data.images import Images, on_files
+from .errors import UserError
+from .models.saved import SavedModel
+from .paths import check_name, special
+from .report.tables import Table, number
+
+COLUMNS = ("image", "class", "probability", "entropy", "mutual_information")
+"""``class`` is the one with the highest probability; entropy and mutual information are in nats"""
+_BATCH = 500
+
+
+class Row(NamedTuple):
+    """What the model says of one image."""
+
+    image: str
+    label: str
+    probability: float
+    entropy: float
+    mutual_information: float
+
+
+class Predictor:
+    """A model and the image files to predict for; the files' headers are read when it is made.
+
+    Args:
+        model: the trained model.
+        paths: files, and folders, of which all images are taken, also in folders inside.
+        client: whose parts of the model to take; None: see :meth:`SavedModel.predict`.
+        passes: draws; None: as many as in the run.
+
+    Raises:
+        UserError: no image, a path that is none, files that cannot be read; no such client.
+    """
+
+    def __init__(self, model: SavedModel, paths: Sequence[Path], client: str | None = None, passes: int | None = None) -> None:
+        self._model, self._passes = model, passes
+        files = list(dict.fromkeys(file for path in paths for file in _files(path)))
+        if not files:
+            raise UserError(f"{', '.join(map(str, paths))}: no image found")
+        self.images: Images = on_files(files)
+        self.client = client
+        if client is not None and client not in model.clients:
+            raise UserError(f"client {client!r} has no part of its own in this model; {_expected(model)}")
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return self.images.count
+
+    def notes(self) -> list[str]:
+        """What was done to the images, and whose parts of the model are taken; call it after :meth:`rows`."""
+        height, width = self._model.image_shape[1:]
+        resized = int((self.images.shapes != [height, width]).any(1).sum())
+        found = pixels.notes(self.images.kinds, self.count)
+        found += [f"{resized} of {self.count} images are resized to {width}x{height}"] if resized else []
+        found += ["color images become grey, as the model takes them"] if self.images.channels > self._model.image_shape[0] else []
+        return found + self._choice
+
+    def rows(self, advance: Callable[[int], None] = lambda count: None) -> Iterator[Row]:
+        """Predict for one batch after the other.
+
+        Args:
+            advance: called with the number of images that are done.
+        """
+        model, client = self._model, self.client
+        self._choice: list[str] = []
+        if client is None and model.clients:
+            client = self._fitting()
+            best = f"the codebook of client {client!r}, which fits these images best of {len(model.clients)}"
+            self._choice = [f"predicted with {best if client else 'the mean of the layers of all clients'}"]
+        for start in range(0, self.count, _BATCH):
+            rows = np.arange(start, min(start + _BATCH, self.count))
+            batch = self.images.fitted(rows, model.image_shape)
+            said = model.predict(batch, client, uncertainty=True, passes=self._passes, seed=start)
+            chances, classes = said.probs.max(1)
+            each = zip(rows, classes.tolist(), chances.tolist(), said.entropy.tolist(), said.mutual_info.tolist(), strict=True)
+            yield from (Row(self.images.files[row], model.classes[k], p, spread, info) for row, k, p, spread, info in each)
+            advance(len(rows))
+
+    def _fitting(self) -> str | None:
+        """Choose by all images, a batch at a time in memory."""
+        totals: dict[str, float] = {}
+        for start in range(0, self.count, _BATCH):
+            rows = np.arange(start, min(start + _BATCH, self.count))
+            for name, misfit in self._model.misfits(self.images.fitted(rows, self._model.image_shape)).items():
+                totals[name] = totals.get(name, 0.0) + misfit
+        return min(totals, key=lambda name: totals[name]) if totals else None
+
+
+def write(rows: Iterator[Row], file: TextIO) -> None:
+    """Write rows as CSV with a header."""
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for row in rows:
+        table.writerow([row.image, row.label, *(f"{value:.6f}" for value in row[2:])])
+
+
+def write_file(rows: Iterator[Row], path: Path) -> None:
+    """Write a CSV file whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    text = io.StringIO()
+    write(rows, text)
+    try:
+        write_text(path, text.getvalue())
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror})") from None
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return rows as a table for the terminal."""
+    cells = [[row.image, row.label, *map(number, row[2:])] for row in rows]
+    return Table("predictions", ["image", "class", "probability", "entropy", "mutual information"], cells)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The image files of a path, by name."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    check_name(path, "the image")
+    if not path.is_dir() or special(path) is not None:
+        yield path
+        return
+    for entry in visible(path):
+        if entry.is_dir():
+            yield from _files(entry)
+        elif entry.suffix.lower() in IMG_EXTENSIONS:
+            yield entry
+
+
+def _expected(model: SavedModel) -> str:
+    if not model.clients:
+        return "its clients share all of it, leave --client out"
+    return f"expected one of {', '.join(model.clients)}, or none, for a site that was not trained on"
