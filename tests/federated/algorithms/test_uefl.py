@@ -8,6 +8,7 @@ from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.extension import above, drawn, unsure
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.engines.base import Message
+from uefl.errors import UserError
 
 
 def turns(algorithm, count):
@@ -135,6 +136,52 @@ def test_the_cap_on_iterations_repeats_the_last_number_of_rounds():
     assert settings(rounds=[2, 1, 3], max_iterations=1).training.iterations() == [2]
 
 
+@pytest.mark.parametrize("share", ["none", "group"])
+def test_new_codewords_may_begin_at_noise_with_the_schedule_of_k_means(share):
+    books = {}
+    for start in ("kmeans", "normal"):
+        algorithm, _, _ = arm(settings(extend="all", rounds=[1, 1, 1], lr=1e-12, new_codewords=start, ext_share=share))
+        records = finish(algorithm)
+        assert [(r["codewords"], r["extended"]) for r in records] == [(4, False)] * 3 + [(8, True)] * 3 + [(12, True)] * 3
+        books[start] = visible(algorithm, "silo-0")
+    assert torch.equal(books["kmeans"][:4], books["normal"][:4])
+    drawn_ones = books["normal"][4:]
+    assert (drawn_ones < 0).float().mean() > 0.2  # where features, which come after a ReLU, have none
+    assert torch.unique(books["normal"], dim=0).shape == (12, 4)
+    private = not torch.equal(books["normal"], visible(algorithm, "silo-1"))
+    assert private is (share == "none")
+
+
+def test_a_codebook_may_double_with_each_extension():
+    cfg = settings(extend="all", rounds=[1, 1, 1], growth="double")
+    algorithm, _, _ = arm(cfg)
+    records = finish(algorithm)
+    assert [r["codewords"] for r in records] == [4] * 3 + [8] * 3 + [16] * 3
+    assert [state(algorithm).tensors[f"block.{i}"].shape[0] for i in range(7)] == [4] * 4 + [8] * 3
+    assert all(len(r["usage"]) == r["codewords"] for r in records)
+    assert again(cfg) == records
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"growth": "double", "extension": "residual"}, "extension"),
+        ({"growth": "double", "ext_share": "group"}, "ext_share"),
+        ({"usage_aware": "equal", "ema_decay": 0.9}, "ema_decay"),
+    ],
+)
+def test_keys_that_exclude_each_other_are_refused(keys, named):
+    with pytest.raises(UserError, match=named):
+        settings(**keys)
+
+
+def test_a_silo_too_small_for_the_largest_extension_is_refused_before_training():
+    settings_of = {"extend": "all", "codewords": 16, "max_iterations": 4}
+    arm(settings(**settings_of))
+    with pytest.raises(UserError, match="too few for 64 new codewords"):
+        arm(settings(growth="double", **settings_of))
+
+
 def test_group_sharing_gives_one_block_to_all_clients_extended_together():
     algorithm, _, _ = arm(settings(ext_share="group", gamma=0.0, rounds=[1, 2]))
     turns(algorithm, 2)
@@ -211,19 +258,27 @@ def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
     assert [r["codewords"] for r in records] == [4] * 9
 
 
-@pytest.mark.parametrize(("by_use", "expected"), [(True, [1.0, 2.0]), (False, [(10 * 1 + 30 * 2) / 40] * 2)], ids=["use", "examples"])
-def test_codewords_are_averaged_by_use_or_by_examples(by_use, expected):
+@pytest.mark.parametrize(
+    ("by_use", "expected"),
+    [
+        (True, [(3 * 1 + 1 * 2) / 4, 2.0, 1.0]),
+        ("equal", [(1 + 2) / 2, 2.0, 1.0]),
+        (False, [(10 * 1 + 30 * 2) / 40] * 3),
+    ],
+    ids=["use", "users", "examples"],
+)
+def test_codewords_are_averaged_by_use_or_by_users_or_by_examples(by_use, expected):
     def meddle(reply):
         if "codebook" in reply.tensors:
             first = reply.client == "silo-0"
             reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], 1.0 if first else 2.0)
-            reply.tensors["usage"] = torch.tensor([7, 0, 7, 0] if first else [0, 9, 0, 9])
+            reply.tensors["usage"] = torch.tensor([3, 0, 7, 0] if first else [1, 9, 0, 9])
         return reply
 
     fed = federation(sizes=(10, 30), noise=(0.1, 0.1))
     algorithm, _, _ = arm(settings(extend="none", usage_aware=by_use), fed, wrap=lambda e: Meddler(e, meddle))
     algorithm.turn()
-    assert visible(algorithm, "silo-0")[:2, 0].tolist() == pytest.approx(expected)
+    assert visible(algorithm, "silo-0")[:3, 0].tolist() == pytest.approx(expected)
 
 
 def test_perplexity_is_that_of_batches_of_100_images():

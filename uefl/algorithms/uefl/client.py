@@ -53,7 +53,7 @@ class Quantised(Algorithm):
 
     @property
     def block(self) -> int:
-        """How many codewords there are from the start, and in every extension, those of all segments together."""
+        """How many codewords there are from the start, those of all segments together."""
         return int(self.parameters.codewords * (self.parameters.segments if self.quantizer.segment_codebooks else 1))
 
     @property
@@ -71,20 +71,24 @@ class Quantised(Algorithm):
         super().check(federation, arm, net)
         if not isinstance(net, TokenNet) or (isinstance(net, Net) and not isinstance(net.head, Head)):
             raise UserError(f"arm {arm!r}: a codebook needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
-        segments, codewords = self.parameters.segments, self.parameters.codewords
+        segments = self.parameters.segments
         if net.dim % segments:
             raise UserError(f"key 'arms.{arm}.segments': expected a divisor of the {net.dim} channels of the encoder; got {segments}")
         few = min(federation.silos, key=lambda silo: silo.sizes.train)
         per_image = net.positions * (1 if self.quantizer.segment_codebooks else segments)
-        if few.sizes.train * per_image < codewords:
+        if few.sizes.train * per_image < self.most_new():
             rows = f"{few.sizes.train} training images of {per_image} feature vectors"
-            raise UserError(f"silo {few.name!r} has {rows}, too few for {codewords} codewords; lower codewords")
+            raise UserError(f"silo {few.name!r} has {rows}, too few for {self.most_new()} new codewords; lower codewords")
 
-    def start(self, length: int, *place: int) -> torch.Tensor:
-        """Codewords ``[..., v, length]`` to begin with, N(0, 1)."""
+    def most_new(self) -> int:
+        """Return the largest number of codewords that k-means makes at once."""
+        return int(self.parameters.codewords)
+
+    def start(self, length: int, *place: int | str, count: int = 0) -> torch.Tensor:
+        """Draw codewords ``[..., v, length]`` from N(0, 1), ``count`` of them, or as many as the codebook begins with."""
         generator = torch.Generator().manual_seed(derive(self.context.seed, "codebook", *place))
         shape = [self.parameters.segments] if self.quantizer.segment_codebooks else []
-        return torch.randn(*shape, self.parameters.codewords, length, generator=generator)
+        return torch.randn(*shape, count or self.parameters.codewords, length, generator=generator)
 
     def length(self, net: torch.nn.Module) -> int:
         """Elements of a codeword."""

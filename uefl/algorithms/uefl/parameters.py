@@ -12,7 +12,7 @@ from .. import base
 class Codebook(base.Parameters):
     """Parameters of a quantiser between encoder and head, and of the threshold."""
 
-    codewords: int = Field(32, ge=1, le=2**20, description="size of the shared codebook, and of every extension")
+    codewords: int = Field(32, ge=1, le=2**20, description="size of the shared codebook, and of an extension")
     segments: int = Field(
         1, ge=1, le=4096, description="equal parts that each feature vector is cut into before it is quantised; a divisor of its channels"
     )
@@ -43,6 +43,13 @@ class Parameters(Codebook):
         "append",
         description="`append`: new codewords are searched with the others; `residual`: they quantise what the others leave of a feature",
     )
+    new_codewords: Literal["kmeans", "normal"] = Field(
+        "kmeans", description="how those of an extension begin: `kmeans`: centroids of the client's features; `normal`: N(0, 1)"
+    )
+    growth: Literal["add", "double"] = Field(
+        "add",
+        description="size of an extension: `add`: `codewords`, each time; `double`: as many as the client has, so that its codebook doubles",
+    )
     ext_share: Literal["none", "group"] = Field(
         "none", description="`none`: extensions are private to a client; `group`: one for all clients extended at the same time"
     )
@@ -60,8 +67,10 @@ class Parameters(Codebook):
     reinit: bool = Field(False, description="make the shared codebook anew before every iteration but the first, by k-means as well")
     segment_codebooks: bool = Field(False, description="codewords of its own for each segment, in the place of one codebook for all")
     # how codewords learn
-    usage_aware: bool = Field(
-        True, description="average each codeword by how often each client used it; `false`: by the number of examples"
+    usage_aware: bool | Literal["equal"] = Field(
+        True,
+        description="average each codeword by how often each client used it; `equal`: over the clients that used it, which count alike; "
+        "`false`: by the number of examples",
     )
     codebook_lr: float = Field(1.0, gt=0, description="learning rate of the codewords, as a multiple of `lr`")
     ema_decay: float = Field(
@@ -88,4 +97,14 @@ class Parameters(Codebook):
             raise ValueError(
                 "codebook_lr is for codewords that learn by gradient, and with ema_decay they do not; leave one of the two out"
             )
+        if self.ema_decay and self.usage_aware == "equal":
+            raise ValueError("usage_aware = 'equal' is for codewords that learn by gradient; with ema_decay the counts weigh them")
+        return self
+
+    @model_validator(mode="after")
+    def _blocks_of_one_size(self) -> Parameters:
+        if self.growth == "double":
+            for key, value in (("extension", "residual"), ("ext_share", "group")):
+                if getattr(self, key) == value:
+                    raise ValueError(f"growth = 'double' makes extensions of several sizes, and {key} = {value!r} needs one; leave one out")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from typing import ClassVar
@@ -70,6 +71,12 @@ class UEFL(Quantised):
             self.extend(state, clients, self.start(self.length(net)).to(values.device))
         return state
 
+    def most_new(self) -> int:
+        """Return the size of the last extension that a client can get; where codebooks double, it is the largest."""
+        extensions = len(self.context.training.iterations()) - 1
+        doubled = extensions if self.parameters.growth == "double" else 0
+        return int(self.parameters.codewords * 2 ** max(doubled - 1, 0))
+
     def extend(self, state: State, clients: list[str], block: torch.Tensor) -> None:
         """Show clients a new block of codewords, ``[..., v, d]``."""
         state.plain["members"].append(sorted(clients))
@@ -122,10 +129,23 @@ class UEFL(Quantised):
         if first or (self.parameters.reinit and turn.iteration > 0 and turn.trained == 0):
             for i, names in enumerate(state.plain["members"][: len(self.sharing)]):
                 self.put(state, i, self.pooled_kmeans(state, names, "codebook", turn))
-        pending = state.plain["pending"]
-        if turn.train and pending and self.parameters.ext_share == "group":
-            self.extend(state, pending, self.pooled_kmeans(state, pending, "extend", turn))
-            state.scratch["growing"], state.plain["pending"] = list(pending), []
+        pending, group = state.plain["pending"], self.parameters.ext_share == "group"
+        normal = self.parameters.new_codewords == "normal"
+        if not turn.train or not pending or not (group or normal):
+            return
+        for names in [pending] if group else [[name] for name in pending]:
+            self.extend(state, names, self.drawn(state, names, turn) if normal else self.pooled_kmeans(state, names, "extend", turn))
+        state.scratch["growing"], state.plain["pending"] = list(pending), []
+
+    def size_of_extension(self, state: State, client: str) -> int:
+        """Return how many codewords the next extension of a client has, in each segment."""
+        return int(self.visible(state, client).shape[-2] if self.parameters.growth == "double" else self.parameters.codewords)
+
+    def drawn(self, state: State, clients: list[str], turn: Turn) -> torch.Tensor:
+        """Draw an extension ``[..., v, d]`` from N(0, 1), for clients that share it."""
+        shared = state.tensors["block.0"]
+        block = self.start(shared.shape[-1], "extend", turn.iteration, clients[0], count=self.size_of_extension(state, clients[0]))
+        return block.to(shared.device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """The client's own codebook with it; and for a private extension, the order to make one."""
@@ -135,9 +155,9 @@ class UEFL(Quantised):
         codebook = message.tensors["codebook"] = self.visible(state, client)
         *segments, rows, length = codebook.shape
         if turn.train and client in state.plain["pending"]:
-            seed = derive(self.context.seed, "extend", turn.iteration, client)
-            message.options |= {"new_codewords": self.parameters.codewords, "new_at": rows, "kmeans_seed": seed}
-            rows += self.parameters.codewords
+            seed, count = derive(self.context.seed, "extend", turn.iteration, client), self.size_of_extension(state, client)
+            message.options |= {"new_codewords": count, "new_at": rows, "kmeans_seed": seed}
+            rows += count
         message.expects["usage"] = Expected((*segments, rows), torch.int64)
         if self.parameters.ema_decay:
             message.tensors["moving"] = self.visible(state, client, "moving")
@@ -149,11 +169,11 @@ class UEFL(Quantised):
         return message
 
     def all_blocks(self, state: State, device: torch.device) -> dict[str, torch.Tensor]:
-        """What an unseen client chooses from: every block, and the codebooks that trained clients see as rows of a mask."""
-        count = len(state.plain["members"])
+        """What an unseen client chooses from: every codeword, and the codebooks that trained clients see as rows of a mask."""
+        blocks = [state.tensors[f"block.{i}"] for i in range(len(state.plain["members"]))]
         books = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
-        mask = torch.tensor([[i in book for i in range(count)] for book in books], device=device)
-        return {"blocks": joined([state.tensors[f"block.{i}"] for i in range(count)]), "books": mask}
+        mask = torch.tensor([[i in book for i, block in enumerate(blocks) for _ in range(block.shape[-2])] for book in books], device=device)
+        return {"blocks": joined(blocks), "books": mask}
 
     def unsound(self, message: Message, reply: Reply) -> str | None:
         """Refuse counts that are negative."""
@@ -166,8 +186,12 @@ class UEFL(Quantised):
 
     @property
     def by_use(self) -> bool:
-        """Whether a client's codewords weigh as much as it used them; its moving averages know that themselves."""
+        """Whether a client's codewords weigh as it used them; its moving averages know that themselves."""
         return bool(self.parameters.usage_aware and not self.parameters.ema_decay)
+
+    def weights(self, counts: torch.Tensor) -> torch.Tensor:
+        """Return the weights ``[..., v]`` of a client's codewords, from how often it used them."""
+        return counts > 0 if self.parameters.usage_aware == "equal" else counts
 
     def averages(self, state: State) -> dict[str, Mean]:
         """One average per block."""
@@ -181,13 +205,14 @@ class UEFL(Quantised):
             averages[name].add(update.tensors[name], self.weight(update))
         if "usage" not in update.tensors:
             return
-        sent = update.tensors["moving" if self.parameters.ema_decay else "codebook"].split(self.parameters.codewords, -2)
-        usage = update.tensors["usage"].split(self.parameters.codewords, -1)
         blocks, used = self.seen(state, update.client), state.scratch["usage"]
+        ends = list(itertools.accumulate(state.tensors[f"block.{i}"].shape[-2] for i in blocks))
+        sent = update.tensors["moving" if self.parameters.ema_decay else "codebook"].tensor_split(ends, -2)
+        usage = update.tensors["usage"].tensor_split(ends, -1)
         for i, part, counts in zip(blocks, sent, usage, strict=False):
-            averages[f"{self.averaged}.{i}"].add(part, counts if self.by_use else self.weight(update))
+            averages[f"{self.averaged}.{i}"].add(part, self.weights(counts) if self.by_use else self.weight(update))
             used[i] = used.get(i, 0) + counts
-        if len(sent) > len(blocks):
+        if sent[-1].shape[-2]:
             state.scratch["new"][update.client] = sent[-1].clone()
             state.scratch["growing"].append(update.client)
             state.plain["pending"].remove(update.client)

@@ -4,7 +4,7 @@ Its accuracy and all other metrics are those with the codewords that every train
 other choices, from one pass with dropout off: ``accuracy_union`` with all codewords of all clients, and ``accuracy_best`` with the codebook
 of the trained client that fits the images best, by the mean squared quantisation error; no label is used.
 
-A message to such a client has all blocks of codewords, ``blocks [..., n * v, d]``, and in ``books [K, n]`` which of them clients see.
+A message to such a client has all codewords, ``blocks [..., V, d]``, and in ``books [K, V]`` which of them clients see.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...client.work import Work
 from ...engines.base import Message
 from ...models.net import TokenNet
 from ...uncertainty import of_head
-from .quantizer import Quantizer, joined
+from .quantizer import Quantizer
 
 COLUMNS = {
     "accuracy_union": "accuracy of an unseen client with all codewords of all clients, dropout off",
@@ -31,11 +31,9 @@ def choices(quantizer: Quantizer, net: TokenNet, tokens: torch.Tensor, message: 
     """Of B images and K books: ``error [B, K]``, ``probs.books [B, K, C]`` and ``probs.union [B, C]``; empty for a trained client."""
     if "books" not in message.tensors:
         return {}
-    books = message.tensors["books"].tolist()
-    blocks = message.tensors["blocks"].tensor_split(len(books[0]), -2)
     errors, probs = [], []
-    for book in books:
-        values = quantizer(tokens, joined([block for block, seen in zip(blocks, book, strict=True) if seen])).values
+    for book in message.tensors["books"]:
+        values = quantizer(tokens, message.tensors["blocks"][..., book, :]).values
         errors.append((tokens - values).float().square().flatten(1).mean(1))
         probs.append(of_head(net.head, values, 0).probs)
     found = {"error": torch.stack(errors, 1), "probs.books": torch.stack(probs, 1)}

@@ -22,14 +22,14 @@ class CodewordMean:
         self._usage = torch.zeros(old.shape[:-1], dtype=torch.float64, device=old.device)
 
     def add(self, codewords: torch.Tensor, usage: torch.Tensor) -> None:
-        """codewords [..., V, d] of one client, usage [..., V] its assignment counts."""
+        """Add the codewords ``[..., V, d]`` of one client, with the weights ``usage [..., V]``."""
         usage = usage.double()
         self._sum += codewords.double() * usage[..., None]
         self._usage += usage
 
     def result(self) -> torch.Tensor:
         """[..., V, d] float32."""
-        mean = self._sum / self._usage.clamp_min(1)[..., None]
+        mean = self._sum / self._usage.clamp_min(1)[..., None]  # weights are whole numbers
         return torch.where(self._usage[..., None] > 0, mean, self._old.double()).float()
 
 
