@@ -1,7 +1,8 @@
 """Keep what a suite found: ``python tools/results.py runs/table1-cpu ...``.
 
 It writes NAME.json, the numbers of every seed, NAME.md, the table of the report, and NAME.png into reproduction/results. The picture is the
-curve of a sweep, else the accuracy over the rounds.
+curve of a sweep, else the accuracy over the rounds. ``python tools/results.py reproduction/results/NAME.json`` makes the tables of NAME.md
+again from the kept numbers, as after a change of the suite's averages or of the paper's numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from uefl.suites.report import reasons
+from uefl.suites import report
+from uefl.suites.suite import load
 
 PLACE = Path(__file__).parents[1] / "reproduction" / "results"
 LARGEST = 60_000  # bytes of a picture
@@ -35,9 +37,33 @@ def keep(folder: Path, place: Path = PLACE) -> None:
         pages.append(f"![{what}, {name}]({name}.png)")
     pages.append(f"Every number by seed: [{name}.json]({name}.json)")
     if found["missing"]:
-        pages += ["## Not there", "\n".join(f"- {line}" for line in reasons(found["missing"]))]
+        pages += ["## Not there", "\n".join(f"- {line}" for line in report.reasons(found["missing"]))]
     (place / f"{name}.json").write_text(_short(found), encoding="utf-8")
     (place / f"{name}.md").write_text("\n\n".join(pages) + "\n", encoding="utf-8")
+
+
+class Kept(report.Result):
+    """The numbers of a kept file, in the place of runs."""
+
+    numbers: dict[str, Any]
+
+    def values(self, case: str, arm: str, measure: str) -> dict[int, float]:
+        """Return one measure by seed."""
+        if case in self.suite.averages:
+            return super().values(case, arm, measure)
+        found = self.numbers.get(case, {}).get(arm, {}).get(measure, {})
+        return {int(seed): value for seed, value in found.items()}
+
+
+def again(path: Path) -> None:
+    """Make the tables of a kept page from its numbers; what else the page says stays."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    result = Kept(load(found["suite"]), found["scale"], {(case, arm): {} for case, arms in found["cases"].items() for arm in arms}, {})
+    object.__setattr__(result, "numbers", found["cases"])
+    tables = iter([report.table(result), *(block for block in report.differences(result) if isinstance(block, report.Table))])
+    page = path.with_suffix(".md")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(re.sub(r"(?:^\|.*\n)+", lambda _: next(tables).markdown(), text, flags=re.MULTILINE), encoding="utf-8")
 
 
 def _short(found: dict[str, Any]) -> str:
@@ -48,4 +74,4 @@ def _short(found: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        keep(Path(argument))
+        (again if argument.endswith(".json") else keep)(Path(argument))

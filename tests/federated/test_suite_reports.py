@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from uefl.report import read_run
 from uefl.suites import report, suite
 
 from . import run_folder
-from .test_suites import TINY, tiny
+from .test_suites import REPRODUCTION, TINY, tiny
 
 
 def _finished(tmp_path: Path, accuracies: dict[str, list[float]]) -> report.Result:
@@ -132,15 +133,69 @@ def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
     assert numbers["cases"]["few"]["uefl"]["accuracy"] == {str(seed): pytest.approx(0.6) for seed in range(3)}
 
 
+def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
+    """Of the seeds that all its cases have; an arm that one of them lacks has no average."""
+    (tmp_path / "mine.toml").write_text(
+        TINY.replace('data.source = "cifar100"\n', "arms.fedprox = {}\n")
+        + '[averages.both]\ncases = ["few", "absent"]\n[averages.both.paper]\nuefl = { accuracy = 0.5 }\n'
+    )
+    whole = suite.load(str(tmp_path / "mine.toml"))
+    given = {("few", "fedavg"): [0.1, 0.3, 0.2], ("few", "uefl"): [0.2, 0.5], ("absent", "uefl"): [0.4, 0.5, 0.9]}
+    jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
+    for job in jobs:  # the two cases share the runs of fedavg
+        accuracies = given.get((job.case, job.arm), given["few", "fedavg"])
+        if job.seed < len(accuracies) and not job.folder.exists():
+            lines = [line | {"accuracy": accuracies[job.seed]} for line in run_folder.records((job.arm,))]
+            run_folder.write(job.folder, lines, seed=job.seed)
+    result = report.collect(whole, "cpu", jobs, {})
+    assert result.arms("both") == ["fedavg", "uefl"]
+    assert result.values("both", "uefl", "accuracy") == pytest.approx({0: 0.3, 1: 0.5})
+    rows = {row[0]: row for row in report.table(result).rows}
+    assert rows["both / uefl"][1:4] == ["2", "0.400 ± 0.141", "0.500"]
+    assert rows["both / uefl"][4].startswith("+0.200 [")  # 0.3 - 0.1, 0.5 - 0.3
+    assert rows["both / fedavg"][4] == ""
+
+
+def test_what_begins_with_best_is_of_the_round_of_the_highest_accuracy(tmp_path: Path) -> None:
+    text = TINY.replace('"accuracy", "entropy"]', '"best_accuracy", "best_entropy", "last_accuracy"]')
+    (tmp_path / "mine.toml").write_text(text.replace("uefl = { acc", "uefl = { best_acc"))
+    whole = suite.load(str(tmp_path / "mine.toml"))
+    (job, *_) = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
+    lines = run_folder.records(("fedavg",))
+    at = {0: (0.5, 1.0), 1: (0.8, 0.7), 2: (0.6, 0.3)}
+    lines = [line | dict(zip(("accuracy", "entropy"), at[min(line["round"], 2)], strict=True)) for line in lines]
+    run_folder.write(job.folder, lines)
+    result = report.collect(whole, "cpu", [job], {})
+    found = [result.values("few", "fedavg", measure)[0] for measure in whole.measures]
+    assert found == pytest.approx([0.8, 0.7, 0.6])
+    assert "test images is the highest" in str(report.content(result, []).sections[0].blocks)
+
+
+def _tool():
+    spec = importlib.util.spec_from_file_location("results_tool", REPRODUCTION.parent / "tools" / "results.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool
+
+
+@pytest.mark.parametrize("name", ["table2", "local-epochs"])
+def test_the_tables_of_a_kept_page_are_those_of_its_numbers(name: str, tmp_path: Path) -> None:
+    for kind in ("md", "json"):
+        shutil.copy(REPRODUCTION / "results" / f"{name}.{kind}", tmp_path)
+    before = (tmp_path / f"{name}.md").read_text()
+    (tmp_path / f"{name}.md").write_text(before.replace("0.", "9."))
+    _tool().again(tmp_path / f"{name}.json")
+    tables = [line for line in before.splitlines() if line.startswith("|")]
+    assert [line for line in (tmp_path / f"{name}.md").read_text().splitlines() if line.startswith("|")] == tables
+
+
 def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
     """Table, numbers by seed and one picture; what is not there is said."""
     result = replace(
         _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}), missing={"few/uefl/seed-3": "no file in /some/where: why"}
     )
     report.write(result, tmp_path / "out")
-    spec = importlib.util.spec_from_file_location("results_tool", Path(__file__).parents[2] / "tools" / "results.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = _tool()
     tool.keep(tmp_path / "out", tmp_path / "kept")
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"tiny.md", "tiny.json", "tiny.png"}
     kept = json.loads((tmp_path / "kept" / "tiny.json").read_text())

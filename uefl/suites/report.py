@@ -27,10 +27,13 @@ from .suite import Job, Scale, Suite
 _COLUMNS = 3  # of panels
 _LEGEND = (
     "Mean ± sample deviation over the seeds; accuracy, also of an angle, and what ends in _last4 are the mean of a run's last four rounds, "
-    "or of all where it has fewer{selected}; everything else is of its last round. "
+    "or of all where it has fewer{of_a_round}; everything else is of its last round. "
     "The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean (Student's t)."
 )
-_SELECTED = ", selected_accuracy that of the round which is best on the server's validation images"
+_OF_A_ROUND = {
+    "selected_accuracy": ", selected_accuracy that of the round which is best on the server's validation images",
+    "best_": ", what begins with best_ that of the round whose accuracy on the test images is the highest",
+}
 _PAPER = "The paper's numbers are of one run each, without a deviation."
 _CPU = (
     "This is the scale `cpu`: smaller networks, fewer images and rounds, of which the numbers of the full size cannot be expected. "
@@ -50,13 +53,23 @@ class Result:
     """by folder, why a run is not there"""
 
     def values(self, case: str, arm: str, measure: str) -> dict[int, float]:
-        """One measure by seed, as far as it is there."""
+        """Return one measure by seed, as far as it is there; of an average, over the seeds that all its cases have."""
+        if case in self.suite.averages:
+            cases = [self.values(of, arm, measure) for of in self.suite.averages[case].cases]
+            return {seed: statistics.fmean(of[seed] for of in cases) for seed in cases[0] if all(seed in of for of in cases)}
         found = {seed: _value(run, arm, measure) for seed, run in self.runs.get((case, arm), {}).items()}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def arms(self, case: str) -> list[str]:
-        """The arms of a case of which there is a run, in the order of the case."""
+        """Return the arms of a case of which there is a run, in the order of the case; of an average, those of all its cases."""
+        if case in self.suite.averages:
+            first, *others = (self.arms(of) for of in self.suite.averages[case].cases)
+            return [arm for arm in first if all(arm in arms for arms in others)]
         return [arm for of, arm in self.runs if of == case]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return every case and arm of which there is a run, and then the averages over cases."""
+        return [(case, arm) for case in (*self.suite.cases, *self.suite.averages) for arm in self.arms(case)]
 
 
 def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, str]) -> Result:
@@ -104,31 +117,29 @@ def plain(result: Result) -> dict[str, object]:
 
 
 def table(result: Result) -> Table:
-    """A row per case and arm."""
+    """Make a row for each case and arm, and for each average over cases."""
     suite = result.suite
-    printed = {measure for case in suite.cases.values() for numbers in case.paper.values() for measure in numbers}
+    printed = {measure for row in (*suite.cases, *suite.averages) for numbers in suite.paper(row).values() for measure in numbers}
     header = ["case / arm", "seeds"]
     for i, measure in enumerate(suite.measures):
         header += [measure] + (["paper"] if measure in printed else []) + ([f"less {suite.against}, 95 %"] if i == 0 else [])
     rows = []
-    for case in suite.cases:
-        for arm in result.arms(case):
-            row = [f"{case} / {arm}", str(len(result.runs[case, arm]))]
-            for i, measure in enumerate(suite.measures):
-                values = result.values(case, arm, measure)
-                row.append(_spread(list(values.values())))
-                if measure in printed:
-                    row.append(number(suite.cases[case].paper.get(arm, {}).get(measure)))
-                if i == 0:
-                    row.append("" if (case, arm) == suite.reference(case) else interval(_differences(result, case, arm, measure)))
-            rows.append(row)
+    for case, arm in result.rows():
+        row = [f"{case} / {arm}", str(len(result.values(case, arm, suite.measures[0])))]
+        for i, measure in enumerate(suite.measures):
+            row.append(_spread(list(result.values(case, arm, measure).values())))
+            if measure in printed:
+                row.append(number(suite.paper(case).get(arm, {}).get(measure)))
+            if i == 0:
+                row.append("" if (case, arm) == suite.reference(case) else interval(_differences(result, case, arm, measure)))
+        rows.append(row)
     return Table(f"{suite.name}: {suite.about}", header, rows)
 
 
 def differences(result: Result) -> list[Block]:
     """A sentence and a table: every measure of every arm less that of the arm compared with; nothing where there is one measure."""
     suite = result.suite
-    arms = [(case, arm) for case in suite.cases for arm in result.arms(case) if (case, arm) != suite.reference(case)]
+    arms = [(case, arm) for case, arm in result.rows() if (case, arm) != suite.reference(case)]
     if not arms or len(suite.measures) == 1:
         return []
     found = {m: [interval(_differences(result, *place, m)) for place in arms] for m in suite.measures}
@@ -141,8 +152,8 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     """The whole report."""
     runs = sum(map(len, result.runs.values()))
     cases = result.suite.cases.values()
-    selected = _SELECTED if "selected_accuracy" in result.suite.measures else ""
-    legend = _LEGEND.format(against=result.suite.against, selected=selected)
+    named = [text for start, text in _OF_A_ROUND.items() if any(measure.startswith(start) for measure in result.suite.measures)]
+    legend = _LEGEND.format(against=result.suite.against, of_a_round="".join(named))
     blocks: list[Block] = [table(result), *unequal(result), *partial(result), legend, *elsewhere(result), *differences(result)]
     if any(case.paper for case in cases):
         blocks.append(_PAPER)
@@ -230,11 +241,15 @@ def partial(result: Result) -> list[str]:
 def _value(run: Run, arm: str, measure: str) -> float | None:
     """Return a value of the summary, or the mean of a column over the clients, at the last round or, ``COLUMN_last4``, the last four.
 
-    ``MEASURE@ANGLE`` is the same over the clients whose images are turned by so many degrees.
+    ``best_COLUMN`` is that of the round whose accuracy is the highest, and ``MEASURE@ANGLE`` is over the clients whose images are turned by
+    so many degrees.
     """
     if "@" in measure:
         return _turned(run, arm, *measure.split("@", 1))
     outcome = run.arms[arm] | cost.read(run.path)
+    best, at_best = outcome.get("best"), measure.removeprefix("best_")
+    if best and at_best != measure and any(isinstance(r.get(at_best), (int, float)) for r in run.of(arm)):
+        return float(np.nanmean(run.series(arm, at_best)[best["round"] - 1]))
     selected = outcome.get("selected", {}).get("accuracy")
     outcome |= {"accuracy": outcome["accuracy_last4"]["mean"], "last_accuracy": outcome["accuracy"], "selected_accuracy": selected}
     found, column = outcome.get(measure), measure.removesuffix("_last4")

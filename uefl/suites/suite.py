@@ -13,6 +13,7 @@ A file ``NAME.toml`` begins with a comment line that says what it is, and holds:
                        names the case whose arm it is compared with, where both differ in what is no arm's own, as ``training.lr``
 ``[cases.NAME.cpu]``   sections that ``--scale cpu`` changes in this case
 ``[cases.NAME.paper]`` ``ARM = {MEASURE = NUMBER}``: what the paper prints
+``[averages.NAME]``    ``cases``, whose mean is a row of its own, paired by seed, and what the paper prints for it in ``paper``
 =====================  ===============================================================================================
 
 A run has one arm and one seed, so that arms and seeds can go on side by side, and an arm that is added later takes no other one again.
@@ -67,6 +68,13 @@ class Case(_Table):
         return self.model_dump(include={"base", "run", "data", "model", "training", "arms"}, exclude_unset=True)
 
 
+class Average(_Table):
+    """A row of a suite's table: the mean over several cases."""
+
+    cases: list[str] = Field(min_length=2)
+    paper: dict[str, dict[str, float]] = {}
+
+
 class Suite(_Table):
     """A file of cases."""
 
@@ -79,6 +87,7 @@ class Suite(_Table):
     all: Sections = {}
     cpu: Sections = {}
     cases: dict[str, Case] = Field(min_length=1)
+    averages: dict[str, Average] = {}
 
     def configs(self, scale: Scale) -> dict[str, Config]:
         """The configuration of every case, with all its arms.
@@ -96,12 +105,13 @@ class Suite(_Table):
                     table = merged(table, sections)
             try:
                 made[name] = config.load(table).absolute()
-                self._check_paper(case, made[name])
+                self._check_paper(case.paper, list(made[name].arms))
             except UserError as error:
                 raise UserError(f"suite {self.name!r}, case {name!r}: {error}") from None
         arms = dict.fromkeys(arm for cfg in made.values() for arm in cfg.arms)
         if self.against not in arms:
             raise UserError(f"suite {self.name!r}, key 'against': no case has an arm {self.against!r}; there are {', '.join(arms)}")
+        self._check_averages(made)
         for name in self.cases:
             of, arm = self.reference(name)
             if of not in made:
@@ -111,13 +121,27 @@ class Suite(_Table):
         return made
 
     def reference(self, case: str) -> tuple[str, str]:
-        """The case and the arm that the arms of a case are compared with."""
-        return self.cases[case].against or case, self.against
+        """Return the case and the arm that the arms of a case, or of an average, are compared with."""
+        return (self.cases[case].against if case in self.cases else None) or case, self.against
 
-    def _check_paper(self, case: Case, cfg: Config) -> None:
+    def paper(self, row: str) -> dict[str, dict[str, float]]:
+        """Return what the paper prints for a case or an average."""
+        return (self.cases[row] if row in self.cases else self.averages[row]).paper
+
+    def _check_averages(self, made: dict[str, Config]) -> None:
+        for name, average in self.averages.items():
+            unknown = next((case for case in average.cases if case not in made), None)
+            if unknown is not None:
+                raise UserError(f"suite {self.name!r}, key 'averages.{name}.cases': no case {unknown!r}{nearest(unknown, made)}")
+            if name in made:
+                raise UserError(f"suite {self.name!r}, key 'averages': {name!r} is a case already; choose another name")
+            arms = [arm for arm in made[average.cases[0]].arms if all(arm in made[case].arms for case in average.cases)]
+            self._check_paper(average.paper, arms)
+
+    def _check_paper(self, paper: dict[str, dict[str, float]], arms: list[str]) -> None:
         """Numbers of a paper stand beside ours: for an arm of the case, and a measure of the suite."""
-        for arm, numbers in case.paper.items():
-            for what, name, known in (("arm", arm, list(cfg.arms)), *(("measure", measure, self.measures) for measure in numbers)):
+        for arm, numbers in paper.items():
+            for what, name, known in (("arm", arm, arms), *(("measure", measure, self.measures) for measure in numbers)):
                 if name not in known:
                     raise UserError(f"key 'paper': there is no {what} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
 

@@ -176,10 +176,13 @@ def test_keys_that_exclude_each_other_are_refused(keys, named):
 
 
 def test_a_silo_too_small_for_the_largest_extension_is_refused_before_training():
-    settings_of = {"extend": "all", "codewords": 16, "max_iterations": 4}
-    arm(settings(**settings_of))
-    with pytest.raises(UserError, match="too few for 64 new codewords"):
-        arm(settings(growth="double", **settings_of))
+    keys = {"extend": "all", "codewords": 64, "max_iterations": 4}
+    for growth in ("add", "double"):
+        _, room, _ = arm(settings(growth=growth, **keys))
+        if growth == "add":
+            room.algorithm.check(federation(), "arm", room.net)
+    with pytest.raises(UserError, match=r"silo-0.*256"):
+        room.algorithm.check(federation(), "arm", room.net)
 
 
 def test_group_sharing_gives_one_block_to_all_clients_extended_together():

@@ -66,8 +66,9 @@ class Overheard:
         ({"personal": True}, 6, 3),
         ({"personal": [["silo-0", "silo-2"], ["silo-1"]]}, 5, 3),
         ({"ext_share": "group"}, 2, 1),
+        ({"growth": "double", "rounds": [1, 1, 1]}, 7, 3),  # of several sizes
     ],
-    ids=["private", "personal", "lists", "group"],
+    ids=["private", "personal", "lists", "group", "doubled"],
 )
 def test_an_unseen_client_is_sent_every_block_and_the_codebook_of_every_trained_client(keys, blocks, books):
     overheard = []
@@ -77,13 +78,14 @@ def test_an_unseen_client_is_sent_every_block_and_the_codebook_of_every_trained_
         return overheard[0]
 
     fed = federation(unseen=1)
-    algorithm, _, _ = arm(settings(extend="all", rounds=[2, 1], **keys), fed, overhear)
+    algorithm, _, _ = arm(settings(**{"extend": "all", "rounds": [2, 1], **keys}), fed, overhear)
     finish(algorithm)
     sent = overheard[0].sent[-1].tensors
-    every = sent["blocks"].unflatten(0, (blocks, -1))  # of as many codewords each
-    assert [torch.equal(block, state(algorithm).tensors[f"block.{i}"]) for i, block in enumerate(every)] == [True] * blocks
+    every = [state(algorithm).tensors[f"block.{i}"] for i in range(blocks)]
+    assert torch.equal(sent["blocks"], torch.cat(every))
+    assert f"block.{blocks}" not in state(algorithm).tensors
     assert len({tuple(block.flatten().tolist()) for block in every}) == blocks, "no block stands for another one"
-    seen = [every[chosen].flatten(0, 1) for chosen in sent["books"]]
+    seen = [sent["blocks"][chosen] for chosen in sent["books"]]
     assert len(seen) == books
     for silo in fed.silos:
         assert sum(torch.equal(book, visible(algorithm, silo.name)) for book in seen) == 1

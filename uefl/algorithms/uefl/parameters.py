@@ -48,7 +48,7 @@ class Parameters(Codebook):
     )
     growth: Literal["add", "double"] = Field(
         "add",
-        description="size of an extension: `add`: `codewords`, each time; `double`: as many as the client has, so that its codebook doubles",
+        description="size of an extension: `add`: always `codewords`; `double`: as many codewords as the client has by then",
     )
     ext_share: Literal["none", "group"] = Field(
         "none", description="`none`: extensions are private to a client; `group`: one for all clients extended at the same time"

@@ -172,7 +172,8 @@ class UEFL(Quantised):
         """What an unseen client chooses from: every codeword, and the codebooks that trained clients see as rows of a mask."""
         blocks = [state.tensors[f"block.{i}"] for i in range(len(state.plain["members"]))]
         books = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
-        mask = torch.tensor([[i in book for i, block in enumerate(blocks) for _ in range(block.shape[-2])] for book in books], device=device)
+        block_of = [i for i, block in enumerate(blocks) for _ in range(block.shape[-2])]
+        mask = torch.tensor([[i in book for i in block_of] for book in books], device=device)
         return {"blocks": joined(blocks), "books": mask}
 
     def unsound(self, message: Message, reply: Reply) -> str | None:

@@ -1,0 +1,277 @@
+"""The suites of reproduction/ ask what the paper's tables ask: their data, sizes, arms and printed numbers, from the paper's text.
+
+The numbers here were copied from the paper (Zhang, Cao and Liu, ICML 2025) independently of the files, by domain where it prints them so.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from typing import Any
+
+import pytest
+
+from uefl.suites import suite
+
+NINE = [0, 0, 0, -50, -50, -50, 120, 120, 120]
+DOMAINS = ("0", "-50", "120")
+SETS = {  # table 1: source, encoder, pretrained, training and test images of a silo, codewords, gamma, rounds of the first iteration
+    "mnist": ("mnist", "cnn", False, 2000, 500, 32, 0.3, 20),
+    "fashion": ("fashion_mnist", "cnn", False, 2000, 500, 64, 0.1, 30),
+    "gtsrb": ("gtsrb", "vgg16_bn", True, 2000, 500, 64, 0.1, 40),
+    "cifar10": ("cifar10", "vgg16_bn", True, 2000, 500, 64, 0.2, 40),
+    "cifar100": ("cifar100", "vgg16_bn", True, 4000, 1000, 32, 0.1, 40),  # 32 codewords in each of four segments: appendix L
+}
+TABLE_5 = {
+    ("fedavg", "accuracy"): [
+        (0.874, 0.848, 0.618), (0.801, 0.825, 0.784), (0.670, 0.677, 0.634), (0.676, 0.622, 0.553), (0.110, 0.072, 0.083),
+    ],
+    ("fedavg", "entropy"): [(0.212, 0.231, 0.377), (0.246, 0.232, 0.341), (0.623, 0.634, 0.652), (0.172, 0.178, 0.183), (1.74, 1.86, 2.13)],
+    ("distrans", "accuracy"): [
+        (0.856, 0.799, 0.789), (0.721, 0.705, 0.694), (0.898, 0.900, 0.897), (0.721, 0.719, 0.659), (0.289, 0.261, 0.251),
+    ],
+    ("uefl", "accuracy"): [
+        (0.951, 0.885, 0.924), (0.857, 0.848, 0.845), (0.950, 0.964, 0.911), (0.776, 0.713, 0.671), (0.362, 0.335, 0.282),
+    ],
+    ("uefl", "entropy"): [
+        (0.120, 0.196, 0.131), (0.147, 0.188, 0.167), (0.0196, 0.0206, 0.0314), (0.0192, 0.0245, 0.0229), (0.728, 0.624, 0.612),
+    ],
+}  # fmt: skip
+UNSEEN = {  # tables 2 and 3: the domains, then the printed mean
+    "table2": {
+        "rotated-mnist": {
+            "fedavg": (0.827, 0.982, 0.990, 0.991, 0.982, 0.899, 0.945),
+            "fedsr": (0.842, 0.980, 0.989, 0.990, 0.983, 0.900, 0.947),
+            "fediir": (0.838, 0.982, 0.991, 0.991, 0.985, 0.908, 0.950),
+            "uefl": (0.881, 0.973, 0.976, 0.978, 0.979, 0.932, 0.953),
+        },
+        "pacs": {
+            "fedavg": (0.78, 0.73, 0.92, 0.79, 0.803),
+            "fedsr": (0.83, 0.75, 0.94, 0.82, 0.834),
+            "fediir": (0.83, 0.76, 0.94, 0.82, 0.837),
+            "uefl": (0.81, 0.80, 0.94, 0.82, 0.845),
+        },
+    },
+    "table3": {
+        "rotated-mnist": {
+            "fedavg": (0.779, 0.959, 0.969, 0.970, 0.960, 0.812, 0.908),
+            "fedsr": (0.783, 0.957, 0.963, 0.971, 0.960, 0.840, 0.912),
+            "fediir": (0.840, 0.968, 0.977, 0.977, 0.974, 0.845, 0.930),
+            "uefl": (0.864, 0.955, 0.964, 0.969, 0.947, 0.906, 0.9342),
+        },
+    },
+}
+TABLES: dict[str, dict[str, dict[str, dict[str, float]]]] = {
+    "table4": {
+        "emnist-letters": {k: {"accuracy": v} for k, v in {"fedavg": 0.9589, "fedsr": 0.8622, "fedcr": 0.9747, "uefl": 0.9829}.items()},
+        "fashion": {k: {"accuracy": v} for k, v in {"fedavg": 0.8815, "fedsr": 0.8555, "fedcr": 0.9378, "uefl": 0.9393}.items()},
+        "cifar10": {k: {"accuracy": v} for k, v in {"fedavg": 0.7683, "fedsr": 0.6147, "fedcr": 0.8474, "uefl": 0.8611}.items()},
+        "cifar100": {k: {"accuracy": v} for k, v in {"fedavg": 0.3208, "fedsr": 0.4082, "fedcr": 0.6296, "uefl": 0.6337}.items()},
+    },
+    "table6": {
+        "scratch-upright": {"centralised": {"accuracy": 0.3852}, "fedavg": {"accuracy": 0.2447}},
+        "scratch-turned": {"fedavg": {"accuracy": 0.0852}, "uefl": {"accuracy": 0.1062}},
+        "pretrained-upright": {"centralised": {"accuracy": 0.6604}, "fedavg": {"accuracy": 0.6496}},
+        "pretrained-turned": {"fedavg": {"accuracy": 0.5005}, "uefl": {"accuracy": 0.5619}},
+    },
+    "table7": {
+        str(angle): {"fedavg": {"accuracy": fedavg}, "uefl": {"accuracy": uefl}}
+        for angle, fedavg, uefl in [
+            (10, 0.5935, 0.6232), (20, 0.5469, 0.6039), (30, 0.5106, 0.5600), (40, 0.4799, 0.5311), (50, 0.4494, 0.5074),
+            (60, 0.4368, 0.4939), (70, 0.4188, 0.4737),
+        ]
+    },
+    "table8": {
+        case: {arm: {"best_accuracy": accuracy, "best_entropy": entropy}}
+        for case, arm, accuracy, entropy in [
+            ("mnist", "fedavg", 0.782, 0.261), ("mnist-uefl", "uefl", 0.920, 0.149),
+            ("fashion", "fedavg", 0.801, 0.289), ("fashion-uefl", "uefl", 0.850, 0.167),
+            ("gtsrb", "fedavg", 0.657, 0.645), ("gtsrb-uefl", "uefl", 0.942, 0.0239),
+            ("cifar10", "fedavg", 0.618, 0.173), ("cifar10-uefl", "uefl", 0.720, 0.0222),
+            ("cifar100", "fedavg", 0.093, 1.74), ("cifar100-uefl", "uefl", 0.326, 0.655),
+        ]
+    },
+    "table9": {
+        case: {"uefl": {"accuracy": accuracy, "entropy": entropy}}
+        for case, accuracy, entropy in [
+            ("mnist-dropout", 0.920, 0.149), ("mnist-ensemble", 0.926, 0.211),
+            ("fashion-dropout", 0.850, 0.167), ("fashion-ensemble", 0.853, 0.289),
+            ("gtsrb-dropout", 0.942, 0.0239), ("gtsrb-ensemble", 0.940, 0.041),
+            ("cifar10-dropout", 0.720, 0.0222), ("cifar10-ensemble", 0.717, 0.043),
+            ("cifar100-dropout", 0.326, 0.655), ("cifar100-ensemble", 0.331, 0.873),
+        ]
+    },
+    "table10": {
+        "mnist": {"tpt": {"accuracy": 0.9584, "start_accuracy": 0.9375}},
+        "mnist-uefl": {"uefl": {"accuracy": 0.9778}},
+        "cifar100-together": {},
+        "cifar100": {"tpt": {"accuracy": 0.3482, "start_accuracy": 0.3473}},
+        "cifar100-uefl": {"uefl": {"accuracy": 0.5074}},
+    },
+    "table11": {
+        "cifar10": {
+            "fedavg": {"milliseconds": 16.102, "milliseconds_gpu": 16.154, "parameters_millions": 14.991},
+            "uefl": {"milliseconds": 16.611, "milliseconds_gpu": 16.733, "parameters_millions": 15.491},
+        },
+    },
+    "table12": {
+        "fashion": {"fedavg": {"accuracy": 0.8745}, "vhl": {"accuracy": 0.9152}, "uefl": {"accuracy": 0.9059}},
+        "cifar10": {
+            "fedavg": {"accuracy": 0.5899}, "vhl": {"accuracy": 0.6123}, "fedbr": {"accuracy": 0.6461}, "uefl": {"accuracy": 0.6267},
+        },
+    },
+}  # fmt: skip
+BY_DOMAIN = {  # tables 13 to 16: rows of silos or domains, of which the suites print the mean; VQ loss, perplexity, entropy, accuracy
+    ("table14", "8", "uefl"): [(3.61, 4.78, 2.02, 0.257), (3.68, 4.86, 2.01, 0.265), (3.38, 4.81, 2.03, 0.249)],
+    ("table14", "16", "uefl"): [(3.41, 10.46, 1.36, 0.515), (3.55, 10.54, 1.37, 0.506), (3.23, 10.61, 1.39, 0.486)],
+    ("table14", "32", "uefl"): [(0.127, 25.91, 0.0412, 0.956), (0.0885, 25.42, 0.0313, 0.966), (0.178, 26.37, 0.117, 0.911)],
+    ("table14", "64", "uefl"): [(0.0975, 26.79, 0.0086, 0.965), (0.0853, 26.32, 0.0084, 0.974), (0.1907, 27.23, 0.0166, 0.926)],
+    ("table14", "128", "uefl"): [(0.0512, 38.73, None, 0.954), (0.0453, 34.16, None, 0.968), (0.0726, 43.42, None, 0.917)],
+    ("table14", "256", "uefl"): [(0.0543, 41.20, 0.0043, 0.962), (0.0301, 38.96, 0.0054, 0.959), (0.0577, 50.57, 0.0103, 0.904)],
+    ("table15", "mnist", "uefl-normal"): [(0.6202, 6.26, 0.125, 0.888), (0.6063, 5.99, 0.296, 0.554), (0.6096, 5.35, 0.267, 0.622)],
+    ("table15", "mnist", "uefl"): [(0.0862, 59.64, 0.0935, 0.945), (0.0785, 57.58, 0.1604, 0.906), (0.0779, 99.38, 0.1509, 0.929)],
+    ("table16", "cifar100", "static-512"): [(3.10, 17.54, 1.66, 0.142), (2.91, 17.41, 1.76, 0.135), (2.63, 16.82, 1.76, 0.112)],
+    ("table16", "cifar100", "uefl-128"): [(1.28, 19.31, 0.782, 0.375), (0.976, 27.42, 0.667, 0.341), (0.978, 22.00, 0.711, 0.304)],
+}
+SILOS_13 = {  # accuracy and entropy of silos 1a, 1b, 1c, 2a, 3a
+    "fedavg": ((0.964, 0.936, 0.964, 0.796, 0.508), (0.0312, 0.0252, 0.0499, 0.1477, 0.2560)),
+    "uefl": ((0.952, 0.974, 0.944, 0.836, 0.828), (0.0291, 0.0170, 0.0308, 0.1261, 0.1048)),
+}
+
+
+def paper(name: str) -> dict[str, Any]:
+    return {case: whole.paper for case, whole in suite.load(name).cases.items()}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_prints_the_numbers_of_the_paper(name: str) -> None:
+    assert paper(name) == TABLES[name]
+
+
+def test_tables_1_and_5_have_the_numbers_of_every_rotation_and_their_means() -> None:
+    printed = paper("table1")
+    for (arm, measure), rows in TABLE_5.items():
+        for case, row in zip(SETS, rows, strict=True):
+            numbers = printed[case][arm]
+            assert [numbers[f"{measure}@{angle}"] for angle in DOMAINS] == list(row), (case, arm)
+            assert numbers[measure] == pytest.approx(statistics.fmean(row), abs=0.006), (case, arm)
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_tables_2_and_3_have_every_domain_and_the_printed_means(name: str) -> None:
+    whole = suite.load(name)
+    assert [case for average in whole.averages.values() for case in average.cases] == list(whole.cases)
+    for average, arms in UNSEEN[name].items():
+        cases = whole.averages[average].cases
+        for arm, row in arms.items():
+            measured = [whole.cases[case].paper[arm] for case in cases] + [whole.averages[average].paper[arm]]
+            assert [numbers["unseen_accuracy"] for numbers in measured] == list(row), (average, arm)
+
+
+def test_tables_13_to_16_have_the_means_over_the_domains() -> None:
+    for (name, case, arm), rows in BY_DOMAIN.items():
+        for measure, column in zip(("vq_loss", "perplexity", "entropy", "accuracy"), zip(*rows, strict=True), strict=True):
+            found = paper(name)[case][arm].get(measure)
+            if None in column:
+                assert found is None
+            else:
+                assert found == pytest.approx(statistics.fmean(column), rel=0.01), (name, case, arm, measure)
+    for arm, (accuracy, entropy) in SILOS_13.items():
+        numbers = paper("table13")["mnist"][arm]
+        assert numbers["accuracy"] == pytest.approx(statistics.fmean(accuracy), abs=0.001)
+        assert numbers["entropy"] == pytest.approx(statistics.fmean(entropy), abs=0.001)
+        by_angle = (statistics.fmean(accuracy[:3]), accuracy[3], accuracy[4])
+        assert [numbers[f"accuracy@{angle}"] for angle in DOMAINS] == pytest.approx(by_angle, abs=0.001)
+
+
+@pytest.mark.parametrize("name", ["table1", "table8", "table9"])
+def test_a_table_of_nine_silos_has_the_data_and_the_sizes_of_the_paper(name: str) -> None:
+    for case, cfg in suite.load(name).configs("paper").items():
+        source, encoder, pretrained, train, test, codewords, gamma, rounds = SETS[case.partition("-")[0]]
+        if (name, source) == ("table9", "fashion_mnist"):
+            rounds = 20
+        data, training = cfg.data, cfg.training
+        assert (data.source, data.clients, data.train_per_client, data.test_per_client) == (source, 9, train, test), case
+        assert (list(data.partition.angles), cfg.model.encoder, cfg.model.pretrained) == (NINE, encoder, pretrained), case
+        assert (training.local_epochs, training.lr, training.batch_size, training.optimizer) == (20, 1e-4, 1024, "adam"), case
+        assert training.iterations()[0] == rounds, case
+        for arm in cfg.arms.values():
+            if arm.algorithm == "uefl":
+                assert (arm.parameters.codewords, arm.parameters.gamma, arm.parameters.commitment) == (codewords, gamma, 0.25), case
+
+
+def test_tables_6_7_and_10_share_the_federation_of_five_clients() -> None:
+    """Table 10 prints table 7's result at 50 degrees; "local" of table 6 is one model on all data."""
+    seven, ten, six = (suite.load(name).configs("paper") for name in ("table7", "table10", "table6"))
+    for angle, cfg in ((int(case), cfg) for case, cfg in seven.items()):
+        assert list(cfg.data.partition.angles) == [-angle, -angle / 2, 0, angle / 2, angle]
+        assert (cfg.data.source, cfg.data.clients, cfg.data.train_per_client, cfg.data.test_per_client) == ("cifar100", 5, 10000, 2000)
+        assert (cfg.model.encoder, cfg.model.pretrained, cfg.training.local_epochs) == ("vgg16_bn", True, 5)
+    for case in ("cifar100", "cifar100-uefl"):
+        assert ten[case].data == seven["50"].data.model_copy(update={"partition": ten[case].data.partition})
+        assert list(ten[case].data.partition.angles) == [-50, -25, 0, 25, 50]
+        assert ten[case].training.local_epochs == 5
+    chosen = [configs[case].arms["uefl"].parameters for configs, case in ((ten, "cifar100-uefl"), (seven, "50"))]
+    assert chosen[0] == chosen[1]
+    together = ten["cifar100-together"]
+    assert (together.data.clients, together.data.train_per_client) == (1, 50000)
+    for case, cfg in six.items():
+        assert {arm.algorithm for arm in cfg.arms.values()} == {"centralised", "fedavg", "uefl"}
+        assert cfg.model.pretrained is case.startswith("pretrained")
+        angles = [-30, -15, 0, 15, 30] if case.endswith("turned") else []
+        assert [angle for angle in cfg.data.partition.angles if angle] == [angle for angle in angles if angle]
+
+
+@pytest.mark.parametrize("scale", ["cpu", "paper"])
+def test_table_8_leaves_fedavg_without_the_iterations_that_uefl_has_in_addition(scale: suite.Scale) -> None:
+    configs = suite.load("table8").configs(scale)
+    for case, cfg in configs.items():
+        if case.endswith("-uefl"):
+            first = configs[case.removesuffix("-uefl")]
+            assert (list(first.arms), list(cfg.arms)) == (["fedavg"], ["uefl"])
+            assert (first.training.iterations(), first.data) == (cfg.training.iterations()[:1], cfg.data)
+            assert suite.load("table8").reference(case) == (case.removesuffix("-uefl"), "fedavg")
+
+
+@pytest.mark.parametrize("scale", ["cpu", "paper"])
+def test_table_15_changes_nothing_but_where_new_codewords_begin(scale: suite.Scale) -> None:
+    (cfg,) = suite.load("table15").configs(scale).values()
+    keys = {name: arm.parameters.model_dump() for name, arm in cfg.arms.items()}
+    assert [keys[f"{arm}-normal"].pop("new_codewords") for arm in ("uefl", "extend-all")] == ["normal"] * 2
+    assert [keys[arm].pop("new_codewords") for arm in ("uefl", "extend-all")] == ["kmeans"] * 2
+    assert keys["uefl-normal"] == keys["uefl"]
+    assert keys["extend-all-normal"] == keys["extend-all"]
+    assert keys["static-96"]["codewords"] == 3 * keys["extend-all"]["codewords"] == 3 * keys["static-32"]["codewords"]
+
+
+@pytest.mark.parametrize("scale", ["cpu", "paper"])
+def test_both_ways_of_table_16_end_with_the_same_number_of_codewords(scale: suite.Scale) -> None:
+    for cfg in suite.load("table16").configs(scale).values():
+        extensions = len(cfg.training.iterations()) - 1
+        for arm in cfg.arms.values():
+            p = arm.parameters
+            assert p.codewords * (2**extensions if p.growth == "double" and p.extend != "none" else 1) == 512
+
+
+def test_tables_13_and_14_have_the_data_of_the_paper() -> None:
+    (cfg,) = suite.load("table13").configs("paper").values()
+    assert (cfg.data.source, list(cfg.data.partition.angles)) == ("mnist", [0, 0, 0, -50, 120])
+    for case, each in suite.load("table14").configs("paper").items():
+        assert (each.data.source, list(each.data.partition.angles), each.arms["uefl"].parameters.codewords) == ("gtsrb", NINE, int(case))
+
+
+def test_tables_4_and_12_have_the_data_of_the_paper() -> None:
+    sources = [cfg.data.source for cfg in suite.load("table4").configs("paper").values()]
+    assert sources == ["emnist_letters", "fashion_mnist", "cifar10", "cifar100"]
+    assert {cfg.data.clients for cfg in suite.load("table4").configs("paper").values()} == {100}
+    twelve = suite.load("table12").configs("paper")
+    assert {case: (cfg.data.source, cfg.data.clients) for case, cfg in twelve.items()} == {
+        "fashion": ("fashion_mnist", 10),
+        "cifar10": ("cifar10", 10),
+    }
+
+
+def test_only_tables_of_a_paper_print_its_numbers() -> None:
+    for name, about in suite.suites().items():
+        whole = suite.load(name)
+        assert re.search("[Tt]able", about) or not any(case.paper for case in whole.cases.values()), name
