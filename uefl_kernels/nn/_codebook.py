@@ -18,7 +18,7 @@ from .. import vq_with_sums
 from . import _distributed
 from ._recompute import Memory
 from ._search import tally
-from ._shared import Float32Module, by_book, fixed, no_autocast
+from ._shared import Float32Module, absent, by_book, fixed, no_autocast
 
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -129,6 +129,13 @@ class Codebook(Float32Module):
         "has_dead_code_replacement",
         lambda layer: layer.threshold_ema_dead_code > 0,
         "Whether codewords are revived; follows ``threshold_ema_dead_code``.",
+    )
+
+    gumbel_sample, sample_fn, replace_sample_fn, all_reduce_fn, kmeans_all_reduce_fn = map(
+        absent, ("gumbel_sample", "sample_fn", "replace_sample_fn", "all_reduce_fn", "kmeans_all_reduce_fn")
+    )
+    update_codebook, update_with_decay, track_cluster_size_and_embed_avg = map(
+        absent, ("update_codebook", "update_with_decay", "track_cluster_size_and_embed_avg")
     )
 
     @property

@@ -54,6 +54,15 @@ def fixed(name: str, get: Callable[[Any], Any], doc: str) -> Any:
     return property(get, refuse, doc=doc)
 
 
+def absent(name: str) -> Any:
+    """Make a property for an attribute of the peer's that is not here: setting it raises AttributeError instead of doing nothing."""
+
+    def refuse(layer: Any, value: Any = None) -> Any:
+        raise AttributeError(f"{type(layer).__name__}: {name} of vector-quantize-pytorch is not supported, so it cannot be set")
+
+    return property(refuse, refuse)
+
+
 # --- layout --------------------------------------------------------------------------------------
 
 

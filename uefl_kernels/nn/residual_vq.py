@@ -169,7 +169,7 @@ class ResidualVQ(Stack):
             (implicit_neural_codebook and beam_size is not None, "implicit_neural_codebook excludes beam_size"),
         )
         super().__init__(len(sizes), quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
-        self.dim, self.codebook_dim = dim, dim if codebook_dim is None else codebook_dim
+        self._dim, self._codebook_dim = dim, dim if codebook_dim is None else codebook_dim
         self.channel_last, self.accept_image_fmap = channel_last, accept_image_fmap
         self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
         self.quant_grad_frac = 1.0 if diveq else quant_grad_frac
@@ -201,6 +201,8 @@ class ResidualVQ(Stack):
 
     # --- attributes of a built layer ---------------------------------------------------------------------------------
 
+    dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
+    codebook_dim = fixed("codebook_dim", lambda layer: layer._codebook_dim, "Length of a codeword.")
     codebook_sizes = fixed(
         "codebook_sizes", lambda layer: tuple(layer.codebook_size for layer in layer._quantizers), "K of each quantizer."
     )
@@ -496,7 +498,7 @@ class GroupedResidualVQ(nn.Module):
 
     Attributes:
         rvqs: the groups' quantizers.
-        codebooks: ``[groups, Q, K, d]``.
+        codebooks: ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the quantizers' sizes differ.
 
     Raises:
         ValueError, TypeError: as :class:`ResidualVQ`, and dim no multiple of groups.
@@ -511,18 +513,24 @@ class GroupedResidualVQ(nn.Module):
         dim, groups = counts("GroupedResidualVQ", dim=dim, groups=groups)
         if dim % groups:
             raise ValueError(f"GroupedResidualVQ: dim={dim} cannot be cut into groups={groups}; make it a multiple")
-        self.dim, self.groups, self.accept_image_fmap, self.channel_last = dim, groups, accept_image_fmap, channel_last
+        self._dim = dim
         options = {"accept_image_fmap": accept_image_fmap, "channel_last": channel_last, **kwargs}
         self.rvqs = nn.ModuleList(ResidualVQ(dim=dim // groups, **options) for _ in range(groups))
+
+    dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
+    groups = fixed("groups", lambda layer: len(layer.rvqs), "How many parts the channels are cut into.")
+    accept_image_fmap = fixed("accept_image_fmap", lambda layer: layer.rvqs[0].accept_image_fmap, "Whether images are taken.")
+    channel_last = fixed("channel_last", lambda layer: layer.rvqs[0].channel_last, "Whether the channels come last.")
 
     @property
     def _residuals(self) -> list[ResidualVQ]:
         return [rvq for rvq in self.rvqs if isinstance(rvq, ResidualVQ)]
 
     @property
-    def codebooks(self) -> torch.Tensor:
-        """See the class."""
-        return torch.stack([torch.stack(list(rvq.codebooks)) for rvq in self._residuals])
+    def codebooks(self) -> torch.Tensor | tuple[tuple[torch.Tensor, ...], ...]:
+        """Codewords, ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the quantizers' sizes differ."""
+        books = tuple(tuple(rvq.codebooks) for rvq in self._residuals)
+        return torch.stack([torch.stack(group) for group in books]) if self._residuals[0].uniform_codebook_size else books
 
     @property
     def split_dim(self) -> int:

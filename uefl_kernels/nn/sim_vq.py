@@ -60,7 +60,7 @@ class SimVQ(nn.Module):
         dim, codebook_size, frozen = counts("SimVQ", dim=dim, codebook_size=codebook_size, frozen_codebook_dim=frozen)
         numbers("SimVQ", None, commitment_weight=commitment_weight)
         numbers("SimVQ", None, input_to_quantize_commit_loss_weight=input_to_quantize_commit_loss_weight)
-        self.dim, self.channel_first, self.rotation_trick = dim, channel_first, rotation_trick
+        self._dim, self.channel_first, self.rotation_trick = dim, channel_first, rotation_trick
         self.input_to_quantize_commit_loss_weight = input_to_quantize_commit_loss_weight
         self.commitment_weight = commitment_weight
         codes = init_fn(torch.randn(codebook_size, frozen) * frozen**-0.5)
@@ -71,6 +71,7 @@ class SimVQ(nn.Module):
         """The sizes."""
         return f"dim={self.dim}, codebook_size={self.codebook_size}"
 
+    dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
     codebook_size = fixed("codebook_size", lambda layer: len(layer.frozen_codebook), "K.")
 
     @property
@@ -153,6 +154,7 @@ class ResidualSimVQ(Stack):
         self.layers = nn.ModuleList(SimVQ(dim, codebook_size, **options) for _ in range(num_quantizers))
 
     codebook_size = fixed("codebook_size", lambda layer: layer._quantizers[0].codebook_size, "K of each quantizer.")
+    codebook_dim = fixed("codebook_dim", lambda layer: layer._quantizers[0].dim, "Length of a codeword.")
     channel_first = fixed("channel_first", lambda layer: layer._quantizers[0].channel_first, "Whether the channels come second.")
 
     @property

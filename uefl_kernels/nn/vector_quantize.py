@@ -19,6 +19,7 @@ from ._recompute import put
 from ._search import Sampling
 from ._shared import (
     Layout,
+    absent,
     at_least_float32,
     by_book,
     counts,
@@ -171,15 +172,10 @@ class VectorQuantize(nn.Module):
     Equivalent to: ``vector_quantize_pytorch.VectorQuantize`` with the same arguments.
     """
 
-    dim: int
-    codebook_dim: int
-    heads: int
-    separate_codebook_per_head: bool
     channel_last: bool
     accept_image_fmap: bool
     accept_3d_fmap: bool
     freeze_codebook: bool
-    learnable_codebook: bool
     manual_in_place_optimizer_update: bool
     return_zeros_for_masked_padding: bool
     rotation_trick: bool
@@ -248,6 +244,8 @@ class VectorQuantize(nn.Module):
         options |= _checked(options)
         for name in _ATTRIBUTES:
             setattr(self, name, options[name])
+        for name in _SIZES:
+            setattr(self, f"_{name}", options[name])
         inner = self.codebook_dim * self.heads
         self.project_in: nn.Module = nn.Identity()
         self.project_out: nn.Module = nn.Identity()
@@ -303,6 +301,14 @@ class VectorQuantize(nn.Module):
             )
         self._orthogonal_reg_weight = weight
 
+    dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
+    codebook_dim = fixed("codebook_dim", lambda layer: layer._codebook_dim, "Length of a codeword.")
+    heads = fixed("heads", lambda layer: layer._heads, "Codewords per vector.")
+    separate_codebook_per_head = fixed(
+        "separate_codebook_per_head", lambda layer: layer._separate_codebook_per_head, "Whether each head has a codebook of its own."
+    )
+    learnable_codebook = fixed("learnable_codebook", lambda layer: layer._learnable_codebook, "Whether gradients move the codewords.")
+    zero, maybe_split_heads_from_input = map(absent, ("zero", "maybe_split_heads_from_input"))
     codebook_size = fixed("codebook_size", lambda layer: layer._codebook.codebook_size, "K.")
     use_cosine_sim = fixed("use_cosine_sim", lambda layer: layer._codebook.use_cosine_sim, "Whether vectors are compared by the angle.")
     affine_param = fixed(
@@ -780,13 +786,14 @@ def _counts_without_padding(chosen: Chosen, mask: torch.Tensor | None) -> torch.
 # --- options of the constructor --------------------------------------------------------------------------------------
 
 _ATTRIBUTES = (  # that the layer keeps, and reads in every call
-    *("dim", "codebook_dim", "heads", "separate_codebook_per_head", "channel_last", "accept_image_fmap", "accept_3d_fmap"),
-    *("freeze_codebook", "learnable_codebook", "manual_in_place_optimizer_update", "return_zeros_for_masked_padding"),
+    *("channel_last", "accept_image_fmap", "accept_3d_fmap", "freeze_codebook"),
+    *("manual_in_place_optimizer_update", "return_zeros_for_masked_padding"),
     *("rotation_trick", "directional_reparam", "directional_reparam_variance", "route_gradients_to_input", "sync_update_v"),
     *("stochastic_sample_codes", "straight_through", "commitment_weight", "commitment_use_cross_entropy_loss"),
     *("codebook_diversity_loss_weight", "codebook_diversity_temperature"),
     *("orthogonal_reg_active_codes_only", "orthogonal_reg_max_codes"),
 )
+_SIZES = ("dim", "codebook_dim", "heads", "separate_codebook_per_head", "learnable_codebook")  # fixed from then on
 _OF_CODEBOOK = (  # that the codebook keeps
     *("decay", "eps", "kmeans_init", "kmeans_iters", "sync_kmeans", "use_cosine_sim", "threshold_ema_dead_code"),
     *("sample_codebook_temp", "ema_update", "manual_ema_update", "vq_bridge"),

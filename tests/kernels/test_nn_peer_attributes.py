@@ -1,0 +1,298 @@
+"""Attributes of vector-quantize-pytorch's layers on ours: setting one works, or raises; none is taken without effect."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import uefl_kernels.nn
+from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, SimVQ, VectorQuantize
+
+from .conftest import normal
+from .nn_layers import state
+
+# Of the peer's version 1.32; test_the_list_is_that_of_the_peer compares.
+ATTRIBUTES = {
+    "VectorQuantize": (
+        "_codebook accept_3d_fmap accept_image_fmap channel_last codebook codebook_diversity_loss_weight"
+        " codebook_diversity_temperature codebook_size commitment_use_cross_entropy_loss commitment_weight dim"
+        " directional_reparam directional_reparam_variance ema_update eps expire_codes_ forward freeze_codebook"
+        " get_codes_from_indices get_output_from_indices has_codebook_diversity_loss has_codebook_orthogonal_loss"
+        " has_commitment_loss has_projections heads in_place_codebook_optimizer learnable_codebook"
+        " manual_in_place_optimizer_update maybe_split_heads_from_input orthogonal_reg_active_codes_only"
+        " orthogonal_reg_max_codes orthogonal_reg_weight project_in project_out return_zeros_for_masked_padding"
+        " rotation_trick route_gradients_to_input separate_codebook_per_head sync_update_v update_ema_indices"
+        " update_in_place_optimizer update_indices use_cosine_sim zero"
+    ),
+    "Codebook": (
+        "affine_param all_reduce_fn cluster_size codebook_size decay ema_update embed embed_avg eps expire_codes_ forward"
+        " gumbel_sample has_dead_code_replacement init_embed_ initted kmeans_all_reduce_fn kmeans_iters learnable_codebook"
+        " manual_ema_update num_codebooks replace replace_sample_fn reset_cluster_size sample_codebook_temp sample_fn"
+        " sync_affine_param threshold_ema_dead_code track_cluster_size_and_embed_avg transform_input update_affine"
+        " update_codebook update_ema update_ema_indices update_indices update_with_decay use_cosine_sim use_ddp vq_bridge"
+    ),
+    "ResidualVQ": (
+        "accept_image_fmap beam_score_weights beam_size codebook_dim codebook_size codebook_sizes codebooks diveq"
+        " eval_beam_size forward get_codes_from_indices get_output_from_indices has_projections implicit_neural_codebook"
+        " layers mlps num_quantizers project_in project_out quant_grad_frac quantize_dropout quantize_dropout_cutoff_index"
+        " quantize_dropout_multiple_of return_zeros_for_masked_padding shared_codebook uniform_codebook_size"
+        " vq_is_ema_updating"
+    ),
+    "GroupedResidualVQ": (
+        "accept_image_fmap codebooks dim forward get_codes_from_indices get_output_from_indices groups rvqs split_dim"
+    ),
+    "SimVQ": (
+        "channel_first code_transform codebook codebook_size commitment_weight forward frozen_codebook indices_to_codes"
+        " input_to_quantize_commit_loss_weight rotation_trick"
+    ),
+    "ResidualSimVQ": (
+        "channel_first codebook_dim codebook_size codebooks forward get_codes_from_indices get_output_from_indices layers"
+        " num_quantizers quantize_dropout quantize_dropout_cutoff_index quantize_dropout_multiple_of"
+    ),
+}
+# Internals of the peer's that are not here: to read or to set one raises AttributeError.
+ABSENT = {
+    *("zero", "maybe_split_heads_from_input", "gumbel_sample", "sample_fn", "replace_sample_fn", "all_reduce_fn"),
+    *("kmeans_all_reduce_fn", "update_codebook", "update_with_decay", "track_cluster_size_and_embed_avg"),
+}
+MAKE = {
+    "VectorQuantize": lambda kit: kit.VectorQuantize(8, 16),
+    "Codebook": lambda kit: kit.VectorQuantize(8, 16)._codebook,
+    "ResidualVQ": lambda kit: kit.ResidualVQ(dim=8, num_quantizers=3, codebook_size=16),
+    "GroupedResidualVQ": lambda kit: kit.GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16),
+    "SimVQ": lambda kit: kit.SimVQ(8, 16),
+    "ResidualSimVQ": lambda kit: kit.ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16),
+}
+PAIRS = [(kind, name) for kind, names in ATTRIBUTES.items() for name in names.split()]
+
+
+def own_names(layer):
+    classes = itertools.takewhile(lambda kind: kind is not nn.Module, type(layer).__mro__)
+    found = {name for kind in classes for name in vars(kind) if not name.startswith("__")}
+    found |= {*vars(layer), *layer._parameters, *layer._buffers, *layer._modules} - set(vars(nn.Module()))
+    return {name for name in found if name == "_codebook" or not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", ATTRIBUTES)
+def test_the_list_is_that_of_the_peer(kind):
+    peer = pytest.importorskip("vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed")
+    assert own_names(MAKE[kind](peer)) == set(ATTRIBUTES[kind].split())
+
+
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
+def test_an_attribute_is_there_or_refused(kind, name):
+    layer = MAKE[kind](uefl_kernels.nn)
+    assert hasattr(layer, name) == (name not in ABSENT)
+    if name in ABSENT:
+        with pytest.raises(AttributeError, match=name):
+            setattr(layer, name, None)
+
+
+# name -> value, options of the layer, and what else the attribute needs
+LEARNED = {"learnable_codebook": True, "ema_update": False}
+REVIVED = {"threshold_ema_dead_code": 3.0}
+SETTINGS = {
+    "commitment_weight": (3.0, {}),
+    "commitment_use_cross_entropy_loss": (True, {}),
+    "codebook_diversity_loss_weight": (2.0, {}),
+    "codebook_diversity_temperature": (3.0, {"codebook_diversity_loss_weight": 1.0}),
+    "orthogonal_reg_weight": (100.0, {"orthogonal_reg_weight": 1.0}),
+    "orthogonal_reg_active_codes_only": (True, {"orthogonal_reg_weight": 1.0, "codebook_size": 64}),
+    "orthogonal_reg_max_codes": (4, {"orthogonal_reg_weight": 1.0}),
+    "rotation_trick": (False, {}),
+    "directional_reparam_variance": (0.7, {"directional_reparam": True, **REVIVED}),
+    "freeze_codebook": (True, {}),
+    "sync_update_v": (0.5, LEARNED),
+    "route_gradients_to_input": (False, LEARNED),
+    "stochastic_sample_codes": (True, {}),
+    "straight_through": (True, {"rotation_trick": False}),
+    "sample_codebook_temp": (5.0, {"stochastic_sample_codes": True, "sample_codebook_temp": 0.0}),
+    "decay": (0.1, {}),
+    "eps": (0.9, {}),
+    "kmeans_iters": (1, {"kmeans_init": True}),
+    "threshold_ema_dead_code": (0.0, REVIVED),
+    "manual_ema_update": (True, {}),
+    "affine_param_batch_decay": (0.1, {"affine_param": True}),
+    "affine_param_codebook_decay": (0.1, {"affine_param": True}),
+}
+ON_CODEBOOK = {"sample_codebook_temp", "decay", "eps", "kmeans_iters", "threshold_ema_dead_code", "manual_ema_update"}
+CASES = [(name, False) for name in SETTINGS] + [(name, True) for name in sorted(ON_CODEBOOK)]
+
+
+def steps(layer):
+    found = []
+    for step in range(3):
+        torch.manual_seed(step)
+        x = normal(2, 40, 8, seed=step).requires_grad_()
+        quantized, indices, loss = layer(x)
+        (quantized * normal(2, 40, 8, seed=9)).sum().add(loss.sum()).backward()
+        found += [quantized.detach(), indices, loss.detach(), x.grad]
+    return [*found, *state(layer).values()]
+
+
+def same(first, second):
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize(("name", "on_codebook"), CASES)
+def test_set_later_is_as_set_at_first(name, on_codebook):
+    value, options = SETTINGS[name]
+    layers = []
+    for given in (options, options | {name: value}, options):
+        torch.manual_seed(0)
+        layers.append(VectorQuantize(**{"dim": 8, "codebook_size": 16} | given))
+    plain, made, later = layers
+    setattr(later._codebook if on_codebook else later, name, value)
+    assert getattr(later, name) == value
+    first, found = steps(made), steps(later)
+    assert same(first, found)
+    assert not same(first, steps(plain))
+
+
+@pytest.mark.parametrize("name", ["ema_update", "use_ddp", "reset_cluster_size"])
+def test_attributes_of_the_codebook_alone(name):
+    torch.manual_seed(0)
+    vq = VectorQuantize(8, 64, **REVIVED)
+    if name == "ema_update":
+        vq._codebook.ema_update = False
+        vq._codebook.threshold_ema_dead_code = 0
+        before = vq.codebook.clone()
+        vq(normal(4, 40, 8))
+        assert torch.equal(vq.codebook, before)
+    elif name == "reset_cluster_size":
+        vq._codebook.reset_cluster_size = 7.0
+        vq(normal(4, 40, 8))
+        assert (vq._codebook.cluster_size == 7).any()
+    else:  # without processes it changes nothing
+        vq._codebook.use_ddp = False
+        assert vq.sync_codebook is False
+
+
+def test_dead_codewords_by_a_schedule():
+    torch.manual_seed(0)
+    vq = VectorQuantize(8, 32, threshold_ema_dead_code=50, decay=1.0, ema_update=False)
+    before = vq.codebook.clone()
+    vq._codebook.threshold_ema_dead_code = 0
+    vq(normal(1, 100, 8))
+    assert torch.equal(vq.codebook, before)
+    assert not vq._codebook.has_dead_code_replacement
+    vq._codebook.threshold_ema_dead_code = 50
+    vq(normal(1, 100, 8))
+    assert (vq.codebook != before).any(-1).all()
+
+
+@pytest.mark.parametrize("make", [MAKE["ResidualVQ"], MAKE["ResidualSimVQ"]], ids=["ResidualVQ", "ResidualSimVQ"])
+@pytest.mark.parametrize(("name", "value"), [("quantize_dropout_cutoff_index", 2), ("quantize_dropout_multiple_of", 3)])
+def test_quantizers_that_are_left_out(make, name, value):
+    layer, x = make(uefl_kernels.nn), normal(1, 4, 8)
+    layer.quantize_dropout = True
+    torch.manual_seed(0)
+    assert any((layer(x)[1] == -1).any() for _ in range(20))
+    setattr(layer, name, value)
+    assert not any((layer(x)[1] == -1).any() for _ in range(20))
+    with pytest.raises(ValueError, match=name):
+        setattr(layer, name, -1)
+
+
+FIXED = [
+    (kind, name)
+    for kind, names in (
+        (
+            "VectorQuantize",
+            "dim heads codebook_size codebook_dim separate_codebook_per_head use_cosine_sim learnable_codebook affine_param"
+            " kmeans_init has_projections has_commitment_loss has_codebook_orthogonal_loss has_codebook_diversity_loss",
+        ),
+        ("Codebook", "num_codebooks codebook_size learnable_codebook use_cosine_sim affine_param has_dead_code_replacement"),
+        (
+            "ResidualVQ",
+            "num_quantizers codebook_size codebook_sizes codebook_dim uniform_codebook_size shared_codebook diveq"
+            " implicit_neural_codebook has_projections vq_is_ema_updating",
+        ),
+        ("GroupedResidualVQ", "dim groups accept_image_fmap channel_last"),
+        ("SimVQ", "codebook_size"),
+        ("ResidualSimVQ", "num_quantizers codebook_size codebook_dim channel_first"),
+    )
+    for name in names.split()
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), FIXED)
+def test_what_would_change_nothing_is_refused(kind, name):
+    layer = MAKE[kind](uefl_kernels.nn)
+    value = getattr(layer, name)
+    with pytest.raises(AttributeError, match=name):
+        setattr(layer, name, value)
+    assert getattr(layer, name) == value
+
+
+def test_orthogonal_loss_of_codewords_that_no_gradient_moves():
+    vq = VectorQuantize(8, 16)
+    with pytest.raises(ValueError, match="orthogonal_reg_weight"):
+        vq.orthogonal_reg_weight = 1.0
+    assert vq.orthogonal_reg_weight == 0
+
+
+def test_orthogonal_loss_of_no_codeword_that_was_chosen():
+    vq = VectorQuantize(8, 16, orthogonal_reg_weight=1.0, orthogonal_reg_active_codes_only=True)
+    loss = vq(normal(4, 8), mask=torch.zeros(4, dtype=torch.bool))[2]
+    assert loss == 0
+
+
+def test_methods_of_the_codebook():
+    torch.manual_seed(0)
+    rows = normal(1, 200, 8)
+    vq = VectorQuantize(8, 16, kmeans_init=True, threshold_ema_dead_code=2)
+    other = VectorQuantize(8, 16, kmeans_init=True, threshold_ema_dead_code=2)
+    torch.manual_seed(1)
+    vq._codebook.init_embed_(rows)
+    torch.manual_seed(1)
+    other.eval()(rows[0])
+    assert torch.equal(vq.codebook, other.codebook)
+    vq._codebook.init_embed_(rows + 1)
+    assert torch.equal(vq.codebook, other.codebook)
+    before = vq.codebook.clone()
+    dead = torch.zeros(1, 16, dtype=torch.bool).index_fill(1, torch.tensor([3, 5]), True)
+    vq._codebook.replace(rows, dead)
+    assert ((vq.codebook != before).any(-1) == dead[0]).all()
+    assert (vq.codebook[dead[0]].unsqueeze(1) == rows).all(-1).any(-1).all()
+    vq._codebook.cluster_size[0, 7] = 0
+    vq.eval()._codebook.expire_codes_(rows)
+    assert torch.equal(vq.codebook[7], before[7])
+    vq.train()._codebook.expire_codes_(rows)
+    assert not torch.equal(vq.codebook[7], before[7])
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_given_indices_move_the_codebook_as_forward_does(heads):
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        layers.append(VectorQuantize(8, 16, heads=heads, codebook_dim=8 // heads))
+    x = normal(3, 20, 8)
+    indices = layers[0](x)[1]
+    layers[1]._codebook.update_indices(x, indices)
+    assert all(map(torch.equal, state(layers[0]).values(), state(layers[1]).values()))
+
+
+def test_codebooks_of_groups_with_unequal_sizes():
+    groups = GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=(32, 8))
+    assert [[list(book.shape) for book in group] for group in groups.codebooks] == [[[32, 4], [8, 4]]] * 2
+    assert list(GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16).codebooks.shape) == [2, 3, 16, 4]
+
+
+def test_attributes_of_the_others():
+    sim, residual, x = SimVQ(8, 16), ResidualVQ(dim=8, num_quantizers=2, codebook_size=16), normal(1, 30, 8)
+    loss = sim(x)[2]
+    sim.commitment_weight = 3.0
+    torch.testing.assert_close(sim(x)[2], 3 * loss)
+    sim.channel_first = True
+    assert sim(x.mT)[0].shape == (1, 8, 30)
+    residual.eval()
+    residual.beam_size = residual.eval_beam_size = 3
+    wide = residual(x)[0]
+    residual.eval_beam_size = None
+    assert (x - wide).square().mean() <= (x - residual(x)[0]).square().mean()
+    assert ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16).codebook_dim == 8
