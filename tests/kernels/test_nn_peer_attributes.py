@@ -41,9 +41,7 @@ ATTRIBUTES = {
         " quantize_dropout_multiple_of return_zeros_for_masked_padding shared_codebook uniform_codebook_size"
         " vq_is_ema_updating"
     ),
-    "GroupedResidualVQ": (
-        "accept_image_fmap codebooks dim forward get_codes_from_indices get_output_from_indices groups rvqs split_dim"
-    ),
+    "GroupedResidualVQ": ("accept_image_fmap codebooks dim forward get_codes_from_indices get_output_from_indices groups rvqs split_dim"),
     "SimVQ": (
         "channel_first code_transform codebook codebook_size commitment_weight forward frozen_codebook indices_to_codes"
         " input_to_quantize_commit_loss_weight rotation_trick"

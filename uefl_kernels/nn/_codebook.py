@@ -6,6 +6,7 @@ of it, and in the first batch where a mask or other processes take part.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,7 @@ class Codebook(Float32Module):
         # of one process.
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
         self._known: tuple[torch.Tensor, int] | None = None  # `initted` and its version when it was last seen True
+        self._begun = False  # whether `initted` was ever seen True, or loaded as False with codewords
         self.memory = Memory()
 
     def extra_repr(self) -> str:
@@ -112,6 +114,8 @@ class Codebook(Float32Module):
 
     def forward(self, x: torch.Tensor, step: Callable[..., Any], *args: Any) -> Any:
         """Return ``step(x, *args)``, a step of the layer: hooks of this module run around all that uses its tensors."""
+        if self.embed_avg.dtype in (torch.float16, torch.bfloat16):
+            self._restore_float32()
         return step(x, *args)
 
     # --- what is fixed when the layer is made ------------------------------------------------------------------------
@@ -169,9 +173,29 @@ class Codebook(Float32Module):
     @torch.no_grad()
     def assign(self, codes: torch.Tensor) -> None:
         """Set the codewords ``[h, K, d]`` and their averages: the next step moves them from there, k-means leaves them."""
+        self._require_whole()
         self.embed.copy_(codes)
         self.embed_avg.copy_(codes * self.cluster_size.unsqueeze(-1))
         self.initted.fill_(True)
+
+    def _require_whole(self) -> None:
+        """Raise RuntimeError where FSDP shards the codewords: what the layer writes into them in a pass would be lost."""
+        if "embed" in vars(self):  # where FSDP puts a view of its flat parameter
+            raise RuntimeError(
+                "VectorQuantize: FSDP shards the codewords, and what this layer writes into them (k-means, averages, revival) would be"
+                " lost; give FSDP ignored_states=list(layer._codebook.parameters())"
+            )
+
+    def _restore_float32(self) -> None:
+        """Make float buffers float32 again that were cast behind the module: averages do not move in half precision."""
+        cast = [(name, buffer) for name, buffer in self.named_buffers(recurse=False) if buffer.dtype in (torch.float16, torch.bfloat16)]
+        for _, buffer in cast:
+            buffer.data = buffer.data.float()
+        warnings.warn(
+            f"VectorQuantize: {', '.join(name for name, _ in cast)} were rounded to half precision, as by buffer_dtype of FSDP, and are"
+            " float32 again; keep them by ignored_modules=[layer._codebook] or buffer_dtype=torch.float32",
+            stacklevel=2,
+        )
 
     # --- moving averages ---------------------------------------------------------------------------------------------
 
@@ -239,6 +263,7 @@ class Codebook(Float32Module):
     @torch.no_grad()
     def update_ema(self) -> None:
         """Set codewords to sums / sizes, with Laplace smoothing; ``manual_ema_update`` leaves the call to the caller."""
+        self._require_whole()
         total = self.cluster_size.sum(-1, keepdim=True)
         size = (self.cluster_size + self.eps) / (total + self.cluster_size.shape[-1] * self.eps) * total
         size = size.unsqueeze(-1)  # zero only where every average is: decay 0 and a batch without rows
@@ -326,6 +351,7 @@ class Codebook(Float32Module):
 
     def _revive(self, dead: torch.Tensor, taken: torch.Tensor, priority: torch.Tensor, rows: torch.Tensor) -> None:
         """Put the dead codewords ``[h, K]``, in random order, onto the rows that are offered; with too few rows the rest wait."""
+        self._require_whole()
         size = self.reset_cluster_size or self.threshold_ema_dead_code
         held = taken.squeeze(-1) > 0
         queue = priority.squeeze(-1).masked_fill(~dead, 2.0).argsort(dim=-1, stable=True).argsort(-1)
@@ -393,13 +419,19 @@ class Codebook(Float32Module):
             return known is None or known[0] is not initted
         if torch.compiler.is_compiling() or initted.is_meta or isinstance(initted, FakeTensor):
             return known is None  # export puts other tensors into the buffers while it traces
-        same = known is not None and known[0] is initted and known[1] == initted._version
+        same = known is not None and known[0] is initted and known[1] == _version(initted)
         if same and initted.device.type != "cpu":
             return False
         if not bool(initted):
-            return True
-        self._known = (initted, initted._version)
+            if self._begun or not bool(self.embed.any()):
+                return True
+            initted.fill_(True)  # wrappers that average a model may copy the codewords and not the flag
+        self._see(initted)
         return False
+
+    def _see(self, initted: torch.Tensor) -> None:
+        """Remember that the flag is True."""
+        self._known, self._begun = (initted, _version(initted)), True
 
     @torch.no_grad()
     def initialize(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
@@ -411,15 +443,16 @@ class Codebook(Float32Module):
         if found is None:
             return
         means, counts = found
-        begun, state = self.initted, (self.embed, self.cluster_size, self.embed_avg)
+        begun = self.initted if self._begun else self.initted | self.embed.any()
+        state = (self.embed, self.cluster_size, self.embed_avg)
         before = [buffer.clone() for buffer in state]
         self.embed_avg.copy_(means * counts)
         self.cluster_size.copy_(counts.squeeze(-1))
         self.update_ema()
         for buffer, kept in zip(state, before, strict=True):
             buffer.copy_(torch.where(begun, kept, buffer))
-        begun.fill_(True)
-        self._known = (begun, 0 if torch.compiler.is_compiling() else begun._version)
+        self.initted.fill_(True)
+        self._see(self.initted)
 
     def init_embed_(self, data: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         """Run k-means on rows ``[h, ..., d]``, unless the codebook has begun."""
@@ -457,7 +490,7 @@ class Codebook(Float32Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Codebook:
         known = self._known is not None and self._known[0] is self.initted
         super()._apply(fn, recurse)
-        self._known = (self.initted, self.initted._version) if known else None
+        self._known = (self.initted, _version(self.initted)) if known else None
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any) -> None:
@@ -469,9 +502,14 @@ class Codebook(Float32Module):
         if self.initted.is_meta or isinstance(self.initted, FakeTensor):
             return
         if bool(self.initted):
-            self._known = (self.initted, self.initted._version)
+            self._see(self.initted)
         else:
-            self.kmeans_init = True
+            self.kmeans_init, self._begun = True, bool(self.embed.any())
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return how often the tensor was written; -1 where that is not known, of inference tensors and in a compiled graph."""
+    return -1 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
 def _heads_last(rows: torch.Tensor) -> torch.Tensor:

@@ -26,14 +26,14 @@ _ACTIVATIONS: dict[Any, str] = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu
 
 
 class Functional(TorchFunctionMode):
-    """Switches functional dropouts on, and counts them."""
+    """Switches functional dropouts on, and remembers whether there was one."""
 
-    training, calls = True, 0
+    training, called = True, False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in _FUNCTIONS:
-            self.calls += 1
+            self.called = True  # is only written here: a compiled model would be compiled again for each value that it reads
             switch = _FUNCTIONS[function]
             bound = dict(zip(("input", "p", switch, "inplace"), args, strict=False)) | kwargs
             _require_rate(function, bound.get("p"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from .._numbers import is_count, is_seed
+from .._numbers import as_integer, is_count, is_seed
 from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp, mc_dropout_probs
 from ._model_cut import (
     Chain,
@@ -31,6 +33,7 @@ from ._model_cut import (
 )
 
 _MOST_LOGITS = 2**22  # of a folded batch
+_LOCK = threading.RLock()  # of what a call changes for its time: the modes of a model, and torch's generators
 Run = tuple[Callable[..., torch.Tensor], Sequence[Any]]
 
 
@@ -52,6 +55,9 @@ class MCDropout(nn.Module):
     (``load_state_dict(assign=True)``; new values in place are seen without). Other changes of its ``forward``, and of what it computes from
     tensors that are neither, need another ``MCDropout``.
 
+    Calls from several threads run one after the other, as they change the modes of the model and, with a seed, torch's generators. A plain
+    call of the model in another thread at that time sees the dropouts on.
+
     Args:
         model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters stay its own.
         passes: T, at least 1; with one, variance and mutual_info are 0 whatever the model, so they say nothing.
@@ -59,14 +65,16 @@ class MCDropout(nn.Module):
             all positions of a row ``[B, ..., D]``. Outside the chain every row runs as a batch of its own with the same draws: by
             ``torch.vmap`` where it takes the model, row by row where it does not, which is slow.
         max_rows: of a folded batch; a batch that is larger is not cut.
+        class_dim: dimension of the classes in what the model returns, 1 for segmentation models ``[B, C, H, W]``; ``mean_probs``,
+            ``variance`` and the probabilities have them there as well.
         insert: for a model that has no dropout: the rate of one before its last ``nn.Linear``, or ``{name: rate}`` of dropouts before
             the modules so named (as by ``named_modules``), on their first argument; beside those that it has. The model stays as it is.
 
     Raises:
         TypeError: ``model`` is not a module; a dropout is reached by integers.
-        ValueError: ``passes`` or ``max_rows`` below 1; the model has no dropout with p > 0, a rate is 1; ``insert`` is no rate in (0, 1),
-            names no module or one that the model does not call; also in a call, where the model was changed so. In a call with
-            ``consistent``: rows see each other, or a tensor does not have the batch first.
+        ValueError: ``passes`` or ``max_rows`` below 1; ``class_dim`` is 0 or no integer; the model has no dropout with p > 0, a rate
+            is 1; ``insert`` is no rate in (0, 1), names no module or one that the model does not call; also in a call, where the model was
+            changed so. In a call with ``consistent``: rows see each other, or a tensor does not have the batch first.
         RuntimeError: in a call, for a model that cannot be traced: no dropout is reached, or a module of ``insert`` is not called.
 
     Shapes: the arguments of ``model`` -> :class:`~uefl_kernels.MCStats`, ``[B, ..., C]`` and ``[B, ...]``. Differentiable.
@@ -89,6 +97,7 @@ class MCDropout(nn.Module):
         *,
         consistent: bool = False,
         max_rows: int = 4096,
+        class_dim: int = -1,
         insert: float | Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
@@ -96,7 +105,10 @@ class MCDropout(nn.Module):
             raise TypeError(f"MCDropout: model must be a torch.nn.Module, got {type(model).__name__}")
         for name, value in (("passes", passes), ("max_rows", max_rows)):
             _count(name, value)
+        if as_integer(class_dim) in (None, 0):
+            raise ValueError(f"MCDropout: class_dim must be the dimension of the classes, an integer and not 0, got {class_dim!r}")
         self.model, self.passes, self.consistent, self.max_rows, self.insert = model, passes, consistent, max_rows, insert
+        self.class_dim = index(class_dim)
         self._trace()
 
     @property
@@ -117,7 +129,8 @@ class MCDropout(nn.Module):
     def _trace(self) -> None:
         """Cut the model as it is now."""
         self._rates = insertions(self.model, self.insert)
-        self._parts, problem = cut_model(self.model, self._rates)
+        with _locked():
+            self._parts, problem = cut_model(self.model, self._rates)
         if problem:
             warnings.warn(f"MCDropout: {problem}; the whole model runs for every pass", stacklevel=3)
         self._seen = _modules(self.model)
@@ -125,8 +138,11 @@ class MCDropout(nn.Module):
 
     def forward(self, *args: Any, seed: int | None = None, **kwargs: Any) -> MCStats:
         """The statistics of the passes; ``seed`` of the masks, or None: they follow torch's generator."""
-        with self._open(args, kwargs, seed) as passes:
-            return passes.statistics(_count("passes", self.passes), seed)
+        with _locked(), self._open(args, kwargs, seed) as passes:
+            found = passes.statistics(_count("passes", self.passes), seed)
+        if self.class_dim == -1:
+            return found
+        return found._replace(mean_probs=self._outward(found.mean_probs, 0), variance=self._outward(found.variance, 0))
 
     def probs(self, *args: Any, seed: int | None = None, **kwargs: Any) -> torch.Tensor:
         """The probabilities of every pass, ``[passes, B, ..., C]``, float32 (float64 where the logits are).
@@ -134,8 +150,26 @@ class MCDropout(nn.Module):
         Those of the masks of a call with the same seed. With ``consistent=True``, ``probs[t]`` is one sampled network on all rows: what
         the joint entropy of a batch is made of (BatchBALD, eq. 12). Raises what a call does.
         """
-        with self._open(args, kwargs, seed) as passes:
-            return passes.probs(_count("passes", self.passes), seed)
+        with _locked(), self._open(args, kwargs, seed) as passes:
+            return self._outward(passes.probs(_count("passes", self.passes), seed), 1)
+
+    def _outward(self, values: torch.Tensor, passes: int) -> torch.Tensor:
+        """Move the classes from the last dimension to ``class_dim``, behind so many dimensions of passes."""
+        return values.movedim(-1, self.class_dim + passes if self.class_dim > 0 else self.class_dim)
+
+    def _logits(self, output: Any) -> torch.Tensor:
+        """Move the classes last, and refuse what are no logits of several classes."""
+        dims = output.dim() if isinstance(output, torch.Tensor) else 0
+        if dims < 2 or not output.is_floating_point() or not -dims < self.class_dim < dims:
+            got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+            shape = "[B, ..., C]" if self.class_dim == -1 else f"with the classes in dimension {self.class_dim}"
+            raise TypeError(f"MCDropout: the model must return logits {shape}, got {got}")
+        if output.shape[self.class_dim] == 1:  # the softmax of one number is 1, and its entropy 0, whatever the number is
+            raise ValueError(
+                f"MCDropout: one logit {list(output.shape)} is one class; let the model return two, torch.cat([-z, z], -1) / 2"
+            )
+        logits: torch.Tensor = output.movedim(self.class_dim, -1)
+        return logits
 
     @contextmanager
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None) -> Iterator[ChainPasses | ModelPasses]:
@@ -150,7 +184,7 @@ class MCDropout(nn.Module):
             raise TypeError("MCDropout: the model takes tensors, got a NumPy array; give torch.from_numpy(x), in the dtype of the model")
         with dropouts_on(self.model) as functional:
             boundary: tuple[Any, ...] = parts.prefix(*args, **kwargs) if parts is not None else ()
-            if parts is not None and parts.chain is not None:
+            if parts is not None and parts.chain is not None and self.class_dim in (-1, boundary[0].dim() - 1):
                 yield ChainPasses(parts.chain, boundary[0], self.consistent)
             elif self.consistent:
                 run, values = self._independent(parts, boundary, args, kwargs, functional)
@@ -159,23 +193,23 @@ class MCDropout(nn.Module):
                 yield ModelPasses(lambda _: self._whole(*args, **kwargs).unsqueeze(0), 1)
             else:
                 yield self._folded(parts.suffix, boundary, max_rows, functional)
-            if parts is None and functional.calls == 0 and all(isinstance(m, _DropoutNd) for m in self.model.modules() if drops(m)):
+            if parts is None and not functional.called and all(isinstance(m, _DropoutNd) for m in self.model.modules() if drops(m)):
                 raise RuntimeError(no_dropout(self.model))
 
     def _whole(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The logits of the model as it is, with the dropouts of ``insert``."""
         with inserted_before(self.model, self._rates):
-            return _logits(self.model(*map(_copy, args), **{name: _copy(value) for name, value in kwargs.items()}))
+            return self._logits(self.model(*map(_copy, args), **{name: _copy(value) for name, value in kwargs.items()}))
 
     def _folded(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], max_rows: int, functional: Functional) -> ModelPasses:
         """Passes stacked along the first dimension where a trial says that they may be, else one by one."""
         rows = _rows(boundary) or 0
         logits = self._folds(suffix, boundary, functional) if rows > 0 else 0
         if logits == 0:
-            return ModelPasses(lambda _: _logits(suffix(*map(_copy, boundary))).unsqueeze(0), 1)
+            return ModelPasses(lambda _: self._logits(suffix(*map(_copy, boundary))).unsqueeze(0), 1)
 
         def draw(count: int) -> torch.Tensor:
-            stacked = _logits(suffix(*_repeat(boundary, count)))
+            stacked = self._logits(suffix(*_repeat(boundary, count)))
             return stacked.reshape(count, rows, *stacked.shape[1:])
 
         return ModelPasses(draw, max(1, min(max_rows // rows, _MOST_LOGITS // logits)))
@@ -191,8 +225,8 @@ class MCDropout(nn.Module):
         if shapes not in self._tried:
             with dropouts_off(self.model, functional):
                 other = [value.flip(-1) / 2 if value.is_floating_point() else value for value in boundary]
-                alone = [_logits(suffix(*map(_copy, values))) for values in (boundary, other)]
-                together = _logits(suffix(*map(torch.cat, zip(boundary, other, strict=True))))
+                alone = [self._logits(suffix(*map(_copy, values))) for values in (boundary, other)]
+                together = self._logits(suffix(*map(torch.cat, zip(boundary, other, strict=True))))
             self._tried[shapes] = alone[0].numel() if _agree(together, torch.cat(alone)) else 0
         return self._tried[shapes]
 
@@ -209,7 +243,7 @@ class MCDropout(nn.Module):
 
         runs: list[Run] = [(whole, [value for value in given if isinstance(value, torch.Tensor)])]
         if parts is not None:
-            runs.insert(0, (lambda *values: _logits(parts.suffix(*map(_copy, values))), boundary))
+            runs.insert(0, (lambda *values: self._logits(parts.suffix(*map(_copy, values))), boundary))
         for run, values in runs:
             rows = _rows(values)
             if rows == 0:
@@ -317,6 +351,11 @@ def of_one_row(run: Callable[..., torch.Tensor], values: Sequence[torch.Tensor])
     return torch.stack([*outputs, one(*last)])
 
 
+def _locked() -> contextlib.AbstractContextManager[object]:
+    """Keep other threads' calls away; a compiled graph has no threads."""
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else _LOCK
+
+
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
     """What a cut depends on, to be compared (modules are equal to themselves alone): which modules, whether altered, whether they drop."""
     return [(name, module, altered(module), drops(module)) for name, module in model.named_modules()]
@@ -344,12 +383,3 @@ def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 def _repeat(values: tuple[Any, ...], times: int) -> list[torch.Tensor]:
     return [value.repeat(times, *[1] * (value.dim() - 1)) for value in values]
-
-
-def _logits(output: Any) -> torch.Tensor:
-    if not isinstance(output, torch.Tensor) or output.dim() < 2 or not output.is_floating_point():
-        got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise TypeError(f"MCDropout: the model must return logits [B, ..., C], got {got}")
-    if output.shape[-1] == 1:  # the softmax of one number is 1, and its entropy 0, whatever the number is
-        raise ValueError(f"MCDropout: one logit {list(output.shape)} is one class; let the model return two, torch.cat([-z, z], -1) / 2")
-    return output

@@ -1,0 +1,341 @@
+"""Layers in other people's wrappers: averaged models, offloading, sharding, inference mode, passes without gradient."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from uefl_kernels.nn import MCDropout, ResidualVQ, VectorQuantize
+
+from .conftest import normal
+from .nn_layers import layer, state
+
+
+def trained(**options):
+    vq = layer(kmeans_init=True, **options)
+    vq(normal(40, 8))
+    return vq
+
+
+# --- averaged models -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
+def test_codewords_that_were_copied_without_their_flag(options):
+    """As ema_pytorch does, which averages what is floating point."""
+    source, average = trained(**options), copy.deepcopy(layer(1, kmeans_init=True, **options))
+    for mine, other in zip((*average.parameters(), *average.buffers()), (*source.parameters(), *source.buffers()), strict=True):
+        if mine.is_floating_point():
+            mine.data.copy_(other.data)
+    assert not average._codebook.initted
+    quantized, indices, _ = average.eval()(normal(40, 8, seed=3))
+    assert torch.equal(average.codebook, source.codebook)
+    assert torch.equal(indices, source.eval()(normal(40, 8, seed=3))[1])
+    assert average._codebook.initted
+    assert quantized.any()
+
+
+def test_ema_pytorch():
+    ema_pytorch = pytest.importorskip("ema_pytorch", reason="ema-pytorch is not installed")
+    source = layer(kmeans_init=True)
+    average = ema_pytorch.EMA(source, update_after_step=0, update_every=1)
+    source(normal(40, 8))
+    average.update()
+    codes = average.ema_model.codebook.clone()
+    average.eval()(normal(40, 8, seed=3))
+    assert codes.any()
+    assert torch.equal(average.ema_model.codebook, codes)
+
+
+# --- offloading ------------------------------------------------------------------------------------------------------
+
+
+class Offload:
+    """Hooks as accelerate puts around each module with tensors of its own: these are there while it runs, and only then."""
+
+    def __init__(self, model):
+        self.calls = []
+        for name, module in model.named_modules():
+            if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+                self.park(name, module)
+
+    def park(self, name, module):
+        own = {key: value for kind in (module._parameters, module._buffers) for key, value in kind.items() if value is not None}
+
+        def place(tensors):
+            for key, value in tensors.items():
+                kind = module._parameters if key in module._parameters else module._buffers
+                kind[key] = value
+
+        away = {key: nn.Parameter(v.to("meta")) if key in module._parameters else v.to("meta") for key, v in own.items()}
+        place(away)
+        module.register_forward_pre_hook(lambda *_: (place(own), self.calls.append(name))[:0] or None)
+        module.register_forward_hook(lambda *_: place(away))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: layer(),
+        lambda: layer(learnable_codebook=True),
+        lambda: layer(codebook_dim=4, heads=3),
+        lambda: layer(affine_param=True),
+        lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=10, shared_codebook=True),
+    ],
+    ids=["averages", "learned", "projected", "affine", "residual"],
+)
+def test_tensors_that_are_there_only_while_a_module_runs(make):
+    torch.manual_seed(0)
+    vq = make()
+    vq(normal(2, 40, 8, seed=1))
+    expected = copy.deepcopy(vq).eval()
+    hooks = Offload(vq.eval())
+    x = normal(2, 40, 8)
+    for got, want in zip(vq(x), expected(x), strict=True):
+        assert torch.equal(got, want)
+    indices = expected(x)[1]
+    assert torch.equal(vq.get_output_from_indices(indices), expected.get_output_from_indices(indices))
+    assert any(name.endswith("_codebook") for name in hooks.calls)
+
+
+@pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
+def test_accelerate(options):
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    vq, x = layer(**options).eval(), normal(2, 40, 8)
+    expected = vq(x)
+    accelerate.cpu_offload(vq, execution_device=torch.device("cpu"), offload_buffers=True)
+    for got, want in zip(vq(x), expected, strict=True):
+        assert torch.equal(got, want)
+
+
+# --- inference mode, and passes without gradient ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: VectorQuantize(8, 16, kmeans_init=True), lambda: ResidualVQ(**RESIDUAL)], ids=["one", "residual"])
+def test_kmeans_in_inference_mode(make):
+    found = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        torch.manual_seed(0)
+        with mode():
+            vq = make().eval()
+            found.append([part.clone() for part in vq(normal(4, 200, 8))])
+            other = make()
+            other.load_state_dict(vq.state_dict())
+            other.load_state_dict(vq.state_dict(), assign=True)
+            assert torch.equal(other.eval()(normal(4, 200, 8))[1], found[-1][1])
+    assert found[0][1].shape[:2] == (4, 200)
+    assert all(map(torch.equal, *found))
+
+
+RESIDUAL = {"dim": 8, "num_quantizers": 2, "codebook_size": 16, "kmeans_init": True}
+
+
+def test_passes_without_gradient_keep_no_codewords():
+    vq = layer()
+    for step in range(5):
+        with torch.no_grad():
+            vq(normal(40, 8, seed=step))
+        vq(normal(40, 8, seed=step))
+    assert len(vq._codebook.memory) == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_codewords_of_checkpointed_passes_go_with_the_graph(reentrant):
+    vq, held = layer(), []
+    for step in range(40):
+        x = normal(40, 8, seed=step).requires_grad_()
+        held.append(torch.utils.checkpoint.checkpoint(lambda x: vq(x)[0], x, use_reentrant=reentrant))
+    assert len(vq._codebook.memory) == 40  # all of them may still be run again
+    held[0].sum().backward()
+    held.clear()
+    gc.collect()
+    assert len(vq._codebook.memory) == 0
+
+
+def test_hooks_that_run_nothing_again_keep_nothing_behind_the_graph():
+    vq = layer()
+    with torch.autograd.graph.save_on_cpu():
+        quantized = vq(normal(40, 8).requires_grad_())[0]
+    quantized.sum().backward()
+    del quantized
+    gc.collect()
+    assert len(vq._codebook.memory) == 0
+
+
+# --- sharding, and precision that is changed behind the layer ---------------------------------------------------------
+
+
+def tracked(model, clusters=16, steps=150):
+    """The mean distance of a codeword to the mean of its rows, after training on well-parted clusters."""
+    generator = torch.Generator().manual_seed(0)
+    centers = 4 * torch.randn(clusters, 8, generator=generator)
+    rows = centers.repeat(8, 1) + 0.1 * torch.randn(clusters * 8, 8, generator=generator)
+    vq = next(module for module in model.modules() if isinstance(module, VectorQuantize))
+    vq._codebook.assign(centers.unsqueeze(0) + 1)
+    for _ in range(steps):
+        model(rows)
+    indices = vq(rows, freeze_codebook=True)[1]
+    means = [(rows[indices == k].mean(0) - vq.codebook[k]).norm() for k in indices.unique()]
+    return torch.stack(means).mean()
+
+
+def test_buffers_cast_behind_the_layer():
+    vq = nn.Sequential(layer(codebook_size=16, decay=0.99))
+    exact = tracked(copy.deepcopy(vq))
+    for buffer in vq.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.to(torch.bfloat16)
+    with pytest.warns(UserWarning, match="buffer_dtype"):
+        vq[0](normal(4, 8), freeze_codebook=True)
+    assert {buffer.dtype for buffer in vq.buffers() if buffer.is_floating_point()} == {torch.float32}
+    torch.testing.assert_close(tracked(vq), exact, rtol=0.05, atol=1e-3)
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_fsdp_with_buffers_in_half_precision(one_process):
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+
+    found = []
+    for options in ({}, {"mixed_precision": MixedPrecision(buffer_dtype=torch.bfloat16)}):
+        model = nn.Sequential(nn.Linear(8, 8), layer(codebook_size=16, decay=0.99))
+        with torch.no_grad():
+            model[0].weight.copy_(torch.eye(8)), model[0].bias.zero_()
+        found.append(tracked(FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)))
+    torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("options", [{"threshold_ema_dead_code": 2}, {"kmeans_init": True}], ids=str)
+def test_fsdp_shards_codewords_that_the_layer_writes(one_process, options):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = nn.Sequential(layer(learnable_codebook=True, **options))
+    sharded = FullyShardedDataParallel(copy.deepcopy(model), device_id=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="ignored_states"):
+        sharded(normal(40, 8))
+    ignored = [*model[0]._codebook.parameters()]
+    other = FullyShardedDataParallel(model, device_id=torch.device("cpu"), ignored_states=ignored)
+    before = model[0].codebook.clone()
+    other(normal(40, 8))
+    assert not torch.equal(model[0].codebook, before)
+
+
+# --- MCDropout -------------------------------------------------------------------------------------------------------
+
+
+class Normalized(nn.Module):
+    """A dropout as a module, one as a function, batch norm; not a chain."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.4), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.last(nn.functional.dropout(self.norm(self.drop(self.first(x)).sin()), 0.2, self.training))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_calls_from_several_threads(training):
+    torch.manual_seed(0)
+    model = Normalized().train(training)
+    mc, x, before = MCDropout(model, 5), normal(6, 8), state(model)
+    mc.train(training)
+    alone = [mc(x, seed=seed).mean_probs for seed in range(8)]
+    found, failed = {}, []
+
+    def run(seed):
+        try:
+            for _ in range(5):
+                found[seed] = mc(x, seed=seed).mean_probs
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert all(torch.equal(found[seed], alone[seed]) for seed in range(8))
+    assert all(module.training == training for module in mc.modules())
+    assert all(map(torch.equal, state(model).values(), before.values()))
+
+
+def segmenter(*more):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout2d(0.5), nn.Conv2d(4, 4, 1), *more)
+
+
+@pytest.mark.parametrize("consistent", [False, True])
+@pytest.mark.parametrize("class_dim", [1, -3])
+def test_classes_in_another_dimension(class_dim, consistent):
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = segmenter()
+
+        def forward(self, x):
+            return self.model(x).movedim(1, -1)
+
+    x = normal(2, 3, 8, 6)
+    mc = MCDropout(segmenter(), 6, class_dim=class_dim, consistent=consistent)
+    other = MCDropout(Last(), 6, consistent=consistent)
+    got, want = mc(x, seed=1), other(x, seed=1)
+    assert got.mean_probs.shape == got.variance.shape == (2, 4, 8, 6)
+    assert got.entropy.shape == got.mutual_info.shape == (2, 8, 6)
+    torch.testing.assert_close(got.mean_probs.sum(1), torch.ones(2, 8, 6))
+    for name in ("mean_probs", "variance"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name).movedim(-1, 1))
+    torch.testing.assert_close(got.entropy, want.entropy)
+    torch.testing.assert_close(mc.probs(x, seed=1), other.probs(x, seed=1).movedim(-1, 2))
+
+
+def test_classes_of_a_chain():
+    torch.manual_seed(0)
+    chain = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 5))
+    plain, named = MCDropout(chain, 4), MCDropout(chain, 4, class_dim=1)
+    assert all(map(torch.equal, plain(normal(6, 8), seed=1), named(normal(6, 8), seed=1)))
+    stacked = named(normal(2, 6, 8), seed=1)
+    assert stacked.mean_probs.shape == (2, 6, 5)
+    assert stacked.entropy.shape == (2, 5)
+    torch.testing.assert_close(stacked.mean_probs.sum(1), torch.ones(2, 5))
+
+
+@pytest.mark.parametrize("class_dim", [0, 1.5, None, True])
+def test_class_dim_refused(class_dim):
+    with pytest.raises(ValueError, match="class_dim"):
+        MCDropout(segmenter(), class_dim=class_dim)
+
+
+@pytest.mark.parametrize(("class_dim", "error"), [(4, TypeError), (-4, TypeError)])
+def test_class_dim_that_is_no_dimension(class_dim, error):
+    with pytest.raises(error, match="dimension"):
+        MCDropout(segmenter(), class_dim=class_dim)(normal(2, 3, 8, 6))
+
+
+def test_a_compiled_model_is_compiled_once():
+    graphs = []
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="whole model"):
+        mc = MCDropout(torch.compile(Normalized(), backend=backend), 12)
+    first = mc(normal(4, 8), seed=1)
+    assert torch.equal(first.mean_probs, mc(normal(4, 8), seed=1).mean_probs)
+    assert first.variance.any()
+    assert len(graphs) == 1
