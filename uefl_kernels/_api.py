@@ -6,6 +6,7 @@ The estimators are imported when they are asked for, since scikit-learn comes wi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import _flops
 from ._library import COMPILED, backend
 from .ops.kmeans import KMeansResult, kmeans, kmeans_batched
 from .ops.kmeans_step import KMeansStep, KMeansUnits, kmeans_step
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .estimator import CollisionReport, KMeans, ResidualKMeans, collision_report
 
 _ESTIMATORS = ("CollisionReport", "KMeans", "ResidualKMeans", "collision_report")
+
+_flops.register()
 
 __all__ = [
     "COMPILED",
