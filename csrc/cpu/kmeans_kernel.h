@@ -30,6 +30,8 @@ struct KMeansKernel {
   void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from);
   // Squared distance of a row to a centre [d] of its own dtype, in the order of square_norms.
   double (*distance)(const Dense& x, int64_t row, const char* centre);
+  // The same of rows [lo, hi) to each of k centers [k, d] in float64: out [hi - lo, k].
+  void (*distances)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
   // y = row - mean in float32; zeros are already there behind d elements, up to a multiple of 64. Returns the sum of its squares.
   float (*centre)(const Dense& x, int64_t row, const float* mean, float* y);
   // -y.b for `count` of the codes [k, pitch], pitch a multiple of 64.
@@ -176,6 +178,56 @@ double distance(const Dense& x, int64_t row, const char* centre) {
   return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(centre), x.d);
 }
 
+template <class T, int kCount>
+void distances_typed(const T* row, const double* centers, int64_t d, double* out) {
+  constexpr int kSums = 8;  // as in distance_typed
+  Doubles sums[kCount][kSums / kDoubles] = {}, value[kSums / kDoubles], other;
+  int64_t j = 0;
+  for (; j + kSums <= d; j += kSums) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kSums / kDoubles; ++part) widen(row + j + part * kDoubles, value[part]);
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kSums / kDoubles; ++part) {
+        load(centers + c * d + j + part * kDoubles, other);
+        const Doubles difference = value[part] - other;
+        sums[c][part] += difference * difference;
+      }
+    }
+  }
+  for (int c = 0; c < kCount; ++c) {
+    double total[kSums];
+    __builtin_memcpy(total, sums[c], sizeof total);
+    for (int i = 0; j + i < d; ++i) {
+      const double difference = static_cast<double>(row[j + i]) - centers[c * d + j + i];
+      total[i] += difference * difference;
+    }
+    out[c] = ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
+  }
+}
+
+// Four centers at a time, which stay in the first-level cache while the rows pass.
+template <class T>
+void all_distances(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
+  constexpr int kTogether = 4;
+  int64_t first = 0;
+  for (; first + kTogether <= k; first += kTogether) {
+    for (int64_t i = lo; i < hi; ++i) {
+      distances_typed<T, kTogether>(typed_row<T>(x, i), centers + first * x.d, x.d, out + (i - lo) * k + first);
+    }
+  }
+  for (; first < k; ++first) {
+    for (int64_t i = lo; i < hi; ++i) {
+      distances_typed<T, 1>(typed_row<T>(x, i), centers + first * x.d, x.d, out + (i - lo) * k + first);
+    }
+  }
+}
+
+void distances(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
+  x.wide ? all_distances<double>(x, lo, hi, centers, k, out) : all_distances<float>(x, lo, hi, centers, k, out);
+}
+
 template <class T>
 float centre_typed(const T* row, int64_t d, const float* mean, float* y) {
   for (int64_t j = 0; j < d; ++j) y[j] = static_cast<float>(row[j] - mean[j]);
@@ -290,7 +342,7 @@ int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
   return all;
 }
 
-constexpr KMeansKernel kKMeans{range, quantise, move, distance, centre, products, possible, improve, squares};
+constexpr KMeansKernel kKMeans{range, quantise, move, distance, distances, centre, products, possible, improve, squares};
 
 }  // namespace
 }  // namespace uefl::cpu

@@ -194,17 +194,22 @@ void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indic
 
 void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
   std::vector<int64_t>& uncertain = scratch.uncertain_;
+  const auto see = [&](const RowSize* size, int64_t count) {
+    for (int64_t r = 0; r < count; ++r) scratch.finite_ = scratch.finite_ && std::isfinite(size[r].square);
+  };
   int64_t without = 0;  // rows that are not worth a look of the prefilter, as the last ones were not
   for (int64_t start = lo, end; start < hi; start = end) {
     if (plan_.prefilter && without <= 0) {
       PrefilterTile& tile = scratch.prefilter();
       end = std::min(start + tile.rows, hi);
       const int64_t in_vain = look(tile, x, s, start, end, indices, uncertain);
+      see(tile.size, end - start);
       // Only where either way gives the same: what is fast must not depend on the rows before.
       if (exact_ && 2 * in_vain > end - start) without = kWithoutTiles * tile.rows;
     } else {
       end = std::min(start + scratch.fine().rows, hi);
       certify(scratch.fine(), x, s, start, end, indices, uncertain);
+      see(scratch.fine().size, end - start);
       without -= end - start;
     }
     if (static_cast<int64_t>(uncertain.size()) >= kRescored) rescore(scratch.fine(), x, s, uncertain, indices);

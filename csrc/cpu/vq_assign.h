@@ -133,6 +133,9 @@ class Search::Scratch {
   explicit Scratch(const Search& search);
   ~Scratch();
 
+  // False once a row was not finite, or so large that its square is not.
+  bool finite() const { return finite_; }
+
  private:
   friend class Search;
   FineTile& fine();
@@ -142,6 +145,7 @@ class Search::Scratch {
   std::unique_ptr<FineTile> fine_;
   std::unique_ptr<PrefilterTile> prefilter_;
   std::vector<int64_t> uncertain_;
+  bool finite_ = true;
 };
 
 }  // namespace uefl::cpu

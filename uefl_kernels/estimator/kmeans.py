@@ -15,9 +15,9 @@ from .._numbers import as_integer
 from ..ops.kmeans import KMeansResult, kmeans
 from ..ops.kmeans.blocks import Blocks, Found, Request, kmeans_of_blocks
 from ..ops.kmeans.reference import Fit, centre_dtype, unit_rows
+from ..ops.kmeans_labels import kmeans_distances, kmeans_labels, kmeans_labels_and_squares
 from ..ops.kmeans_step import kmeans_step
-from ..ops.kmeans_step.reference import least_power_of_two, mass_bits, require_valid_centres
-from ..ops.vq_assign import vq_assign
+from ..ops.kmeans_step.reference import least_power_of_two, mass_bits, require_valid_centres, tree_sum
 from ._base import ClusteringEstimator, ConvergenceWarning, constraints
 from ._data import Back, blocks_of, column_names, numbers, rows_of, seed_of, source_of, to_numpy
 from ._rows import TakesRows
@@ -187,7 +187,8 @@ class KMeans(TakesRows, ClusteringEstimator):
     def predict(self, X: Any) -> Any:
         """Nearest centre of each row, ``[n_samples]`` int64."""
         blocks, centres, back = self._fitted(X)
-        return back(torch.cat([vq_assign(block, centres)[:, 0] for block in blocks]))
+        with _in_words_of_the_estimator():
+            return back(_joined([kmeans_labels(block, centres) for block in blocks]))
 
     def transform(self, X: Any) -> Any:
         """Distance of each row to each centre, ``[n_samples, n_clusters]``."""
@@ -197,12 +198,9 @@ class KMeans(TakesRows, ClusteringEstimator):
         """Minus the inertia of X."""
         blocks, centres, _ = self._fitted(X)
         weights = self._weights(sample_weight, X.shape[0] if hasattr(X, "shape") else len(X), centres.device)
-        total, start = 0.0, 0
-        for block in blocks:
-            squares = (block.double() - centres[vq_assign(block, centres)[:, 0]].double()).square().sum(1)
-            total += float((squares if weights is None else squares * weights[start : start + len(block)]).sum())
-            start += len(block)
-        return -total
+        with _in_words_of_the_estimator():
+            squares = _joined([kmeans_labels_and_squares(block, centres)[1] for block in blocks])
+        return -float(tree_sum(squares if weights is None else squares * weights))
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there are centres."""
@@ -289,9 +287,8 @@ class KMeans(TakesRows, ClusteringEstimator):
 
     def _transform(self, X: Any) -> Any:
         blocks, centres, back = self._fitted(X)
-        wide = centres.double()  # squares of float32 may overflow in float32
-        found = [torch.cdist(block.double(), wide, compute_mode="donot_use_mm_for_euclid_dist").to(centres.dtype) for block in blocks]
-        return back(torch.cat(found))
+        with _in_words_of_the_estimator():
+            return back(_joined([kmeans_distances(block, centres) for block in blocks]))
 
     def _fitted(self, X: Any) -> tuple[Iterator[torch.Tensor], torch.Tensor, Back]:
         """Rows as the fit saw them, in blocks, the centres in their dtype, and the way back to the caller's kind."""
@@ -299,7 +296,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         source = source_of("KMeans", X)
         if source is None:
             x, back = self._rows(X, fitting=False)
-            like, blocks = x, iter(x.split(_BLOCK))
+            like, blocks = x, iter([x])
         else:
             self._check_columns(column_names(X), source.d, fitting=False)
             like, blocks, back = source.select(slice(0, 1)), iter(source), to_numpy
@@ -309,10 +306,8 @@ class KMeans(TakesRows, ClusteringEstimator):
         return (self._prepared(block) for block in blocks), centres, back
 
     def _prepared(self, x: torch.Tensor) -> torch.Tensor:
-        if not bool(torch.isfinite(x).all()):
-            raise ValueError("KMeans: X holds NaN or infinity; remove or replace those rows")
-        x = x if x.dtype == torch.float64 else x.float()
-        return unit_rows(x) if self.metric == "cosine" else x
+        """Return rows as they are compared; rows that are not finite stay so."""
+        return unit_rows(x.to(centre_dtype(x))) if self.metric == "cosine" else x.detach()
 
     def _weights(self, sample_weight: Any, n: int | None, device: torch.device | str = "cpu") -> torch.Tensor | None:
         if sample_weight is None:
@@ -347,6 +342,10 @@ def _counts(labels: torch.Tensor, weights: torch.Tensor | None, k: int) -> torch
     return torch.zeros_like(masses[:1].expand(k)).index_add_(0, labels, masses).double() / scale * unit
 
 
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 @contextlib.contextmanager
 def _in_words_of_the_estimator() -> Iterator[None]:
     """What the op says of its arguments is said of the estimator's: it looks at the values while it works."""
@@ -354,10 +353,7 @@ def _in_words_of_the_estimator() -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         op, _, rest = str(error).partition(": ")
-        if op not in ("kmeans", "kmeans_step"):
+        if op not in ("kmeans", "kmeans_step", "kmeans_labels"):
             raise
         rest = f"X{rest[1:]}" if rest.startswith("x ") else rest
         raise ValueError(f"KMeans: {rest}") from None
-
-
-_BLOCK = 1 << 16  # rows whose differences are in memory at a time

@@ -1,0 +1,102 @@
+"""Rows of ``KMeans``: each method of the estimator beside scikit-learn's, on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from uefl_kernels import KMeans
+
+from ..registry import Call, Case, Gate, Op, needs
+from .kmeans import ITERATIONS, against_float64
+
+METHODS = ("fit", "fit_predict", "predict", "transform", "score")
+Inputs = tuple[str, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Method(Case):
+    """A method on n rows of d elements with k clusters."""
+
+    method: str
+    n: int
+    d: int
+    k: int
+
+
+def inputs(case: Method, device: str) -> Inputs:
+    """Gaussian rows, of which the first are the centers to begin with."""
+    x = torch.randn(case.n, case.d, generator=torch.Generator().manual_seed(0)).to(device)
+    return case.method, x, x[: case.k].clone()
+
+
+def _call(kind: type, inputs: Inputs) -> Call:
+    """``fit`` and ``fit_predict`` are whole fits; the other methods belong to a model of two iterations."""
+    method, x, centers = inputs
+    needs("cpu", x)
+    rows = x.numpy()
+    fitting = method.startswith("fit")
+    model: Any = kind(len(centers), init=centers.numpy(), n_init=1, max_iter=ITERATIONS if fitting else 2, tol=0)
+    if not fitting:
+        model.fit(rows)
+    call = getattr(model, method)
+
+    def answer() -> tuple[Any, Any]:
+        found = call(rows)
+        return (found if method != "fit" else model.labels_), model.cluster_centers_
+
+    return answer
+
+
+def ours(inputs: Inputs) -> Call:
+    return _call(KMeans, inputs)
+
+
+def scikit_learn(inputs: Inputs) -> Call:
+    """Lloyd's algorithm from the same centers, on arrays."""
+    from sklearn.cluster import KMeans as Peer
+
+    return _call(Peer, inputs)
+
+
+def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
+    """After a fit the inertia of its centers; else each answer for the model's own centers."""
+    method, x, centers = inputs
+    if method.startswith("fit"):
+        relative = against_float64((x, centers))
+        return lambda found: relative(torch.from_numpy(np.asarray(found[1])))
+
+    def error(found: tuple[Any, Any]) -> float:
+        answer, book = found
+        truth = torch.cat(
+            [
+                torch.cdist(block, torch.from_numpy(book).double(), compute_mode="donot_use_mm_for_euclid_dist")
+                for block in x.double().split(4096)
+            ]
+        )
+        if method == "predict":
+            return float((truth.argmin(1).numpy() != answer).sum())
+        if method == "transform":
+            return float((torch.from_numpy(answer) / truth - 1).abs().max())
+        return abs(float(answer) / -float(truth.amin(1).square().sum()) - 1)
+
+    return error
+
+
+OPS = {
+    "estimator": Op(
+        cases=tuple(Method(method, n, d, 10) for n, d in ((20000, 784), (5000, 3072)) for method in METHODS),
+        cuda_cases=(),
+        smoke=Method("predict", 400, 8, 5),
+        inputs=inputs,
+        providers={"uefl": ours, "scikit-learn": scikit_learn},
+        gate=Gate("wrong rows, or relative error", limit=1e-5, against=against),
+        bytes=lambda case: 4 * case.n * case.d,  # x once
+        flops=lambda case: 2 * case.n * case.d * case.k * (ITERATIONS if case.method.startswith("fit") else 1),
+        covers=("kmeans_labels", "kmeans_distances"),
+    )
+}
