@@ -283,7 +283,7 @@ static void sizes() {
   cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
   const cuda::Stages stages = cuda::divide(many, 3, sizeof(float), limit);
   CHECK(stages.rows > 0 && !stages.resident && stages.codes >= 4 && stages.size <= limit, "%d bytes", stages.size);
-  // The longest codewords, as docs/architecture.md has them.
+  // The longest codewords, as docs/design/search-gpu.md has them.
   for (const int64_t bytes : {4, 2}) {
     const auto taken = [&](int64_t d) {
       many.d = many.inner_stride = d;
