@@ -17,6 +17,17 @@ bool on_every_shape();
 
 const char* name(Isa isa);
 
+// The best variant of a kernel that the instruction set in use has.
+template <const auto* portable, const auto* avx2, const auto* avx512, const auto* avx512vnni = avx512>
+const auto& pick() {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512vnni) return *avx512vnni;
+  if (isa() >= Isa::avx512) return *avx512;
+  if (isa() >= Isa::avx2) return *avx2;
+#endif
+  return *portable;
+}
+
 // Each feature that a variant needs, and whether this CPU (and its operating system) has it.
 std::vector<std::pair<std::string, bool>> features();
 

@@ -16,11 +16,8 @@ constexpr int64_t kMostDigits = 1 << 16;  // elements whose products AMX sums in
 const SeedingKernel& seeding_kernel([[maybe_unused]] int64_t d) {
 #if defined(__x86_64__)
   if (isa() == Isa::amx && d <= kMostDigits) return seeding_amx;
-  if (isa() >= Isa::avx512vnni) return seeding_avx512vnni;
-  if (isa() == Isa::avx512) return seeding_avx512;
-  if (isa() == Isa::avx2) return seeding_avx2;
 #endif
-  return seeding_portable;
+  return pick<&seeding_portable, &seeding_avx2, &seeding_avx512, &seeding_avx512vnni>();
 }
 
 // Number t of a round, in [0, 1).

@@ -25,13 +25,7 @@ int exponent(double value) {
 
 }  // namespace
 
-const KMeansKernel& kmeans_kernel() {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return kmeans_avx512;
-  if (isa() == Isa::avx2) return kmeans_avx2;
-#endif
-  return kmeans_portable;
-}
+const KMeansKernel& kmeans_kernel() { return pick<&kmeans_portable, &kmeans_avx2, &kmeans_avx512>(); }
 
 double tree_sum(std::vector<double> values) {
   values.resize(int64_t{1} << ceil_log2(static_cast<int64_t>(values.size())));

@@ -58,13 +58,7 @@ bool on_tiles(const LinearOperands& op, const Parallel& parallel) {
 }
 #endif
 
-const LinearKernel& kernel() {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return linear_avx512;
-  if (isa() == Isa::avx2) return linear_avx2;
-#endif
-  return linear_portable;
-}
+const LinearKernel& kernel() { return pick<&linear_portable, &linear_avx2, &linear_avx512>(); }
 
 }  // namespace
 

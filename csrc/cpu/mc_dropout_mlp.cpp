@@ -8,13 +8,7 @@
 namespace uefl::cpu {
 namespace {
 
-const McKernel& kernel() {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return mc_avx512;
-  if (isa() == Isa::avx2) return mc_avx2;
-#endif
-  return mc_portable;
-}
+const McKernel& kernel() { return pick<&mc_portable, &mc_avx2, &mc_avx512>(); }
 
 constexpr int64_t kLineFloats = 16;
 

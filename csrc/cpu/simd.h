@@ -107,6 +107,32 @@ UEFL_INLINE float sum_across(const Floats& x) {
 }
 #endif
 
+// The first n elements, -infinity in the other lanes; and back.
+#if defined(__AVX512F__)
+UEFL_INLINE __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+UEFL_INLINE void load_first(const float* from, int64_t n, Floats& out) {
+  out = (Floats)_mm512_mask_loadu_ps(_mm512_set1_ps(-__builtin_inff()), first(n), from);
+}
+UEFL_INLINE void store_first(const Floats& value, int64_t n, float* to) { _mm512_mask_storeu_ps(to, first(n), (__m512)value); }
+#elif defined(__AVX2__)
+UEFL_INLINE __m256i first(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+UEFL_INLINE void load_first(const float* from, int64_t n, Floats& out) {
+  const __m256i mask = first(n);
+  out = (Floats)_mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask));
+}
+UEFL_INLINE void store_first(const Floats& value, int64_t n, float* to) { _mm256_maskstore_ps(to, first(n), (__m256)value); }
+#else
+UEFL_INLINE void load_first(const float* from, int64_t n, Floats& out) {
+  out = Floats{} - __builtin_inff();
+  for (int64_t i = 0; i < n; ++i) out[i] = from[i];
+}
+UEFL_INLINE void store_first(const Floats& value, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = value[i];
+}
+#endif
+
 // A bit for each lane of a that is at most that of b.
 UEFL_INLINE uint32_t lanes_not_above(const Floats& a, const Floats& b) {
 #if defined(__AVX512F__)
@@ -277,6 +303,61 @@ UEFL_INLINE void interleave(const Longs& even, const Longs& odd, Words& words) {
 #endif
 }
 
+// a * b + c, rounded once where the instruction set can.
+UEFL_INLINE Floats fused(const Floats& a, const Floats& b, const Floats& c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// e^x for x <= 0 within 1.5 ulp (tests/cpp/test_transition.cpp); 0 where the result is below 2^-126; NaN stays NaN. With n the integer
+// nearest to x / ln 2, e^x = 2^n e^r, |r| <= ln 2 / 2.
+UEFL_INLINE void small_exponential(Floats& x) {
+  constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to an integer
+  const Floats zero{};
+  const auto lost = x < zero - 87.0f;
+  const Floats clamped = lost ? zero - 87.0f : x;
+  const Floats n = fused(clamped, zero + 0x1.715476p0f, zero + kRound) - kRound;
+  Floats r = fused(n, zero - 0x1.62e4p-1f, clamped);
+  r = fused(n, zero - 0x1.7f7d1cp-20f, r);
+  Floats p = zero + 1.9875691500e-4f;  // Cephes, expf
+  p = fused(p, r, zero + 1.3981999507e-3f);
+  p = fused(p, r, zero + 8.3334519073e-3f);
+  p = fused(p, r, zero + 4.1665795894e-2f);
+  p = fused(p, r, zero + 1.6666665459e-1f);
+  p = fused(p, r, zero + 5.0000001201e-1f);
+  p = fused(p, r * r, r) + 1.0f;
+  const Ints scale = (__builtin_convertvector(n, Ints) + 127) << 23;
+  x = lost ? zero : p * (Floats)scale;
+}
+
+// ln x for normal x within 2 ulp: x = 2^n m, 1 / sqrt 2 <= m < sqrt 2.
+UEFL_INLINE void normal_logarithm(Floats& x) {
+  const Floats zero{};
+  const Ints bits = (Ints)x - 0x3f3504f3;
+  const Floats n = __builtin_convertvector(bits >> 23, Floats);
+  const Floats f = (Floats)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
+  Floats p = zero + 7.0376836292e-2f;  // Cephes, logf
+  p = fused(p, f, zero - 1.1514610310e-1f);
+  p = fused(p, f, zero + 1.1676998740e-1f);
+  p = fused(p, f, zero - 1.2420140846e-1f);
+  p = fused(p, f, zero + 1.4249322787e-1f);
+  p = fused(p, f, zero - 1.6668057665e-1f);
+  p = fused(p, f, zero + 2.0000714765e-1f);
+  p = fused(p, f, zero - 2.4999993993e-1f);
+  p = fused(p, f, zero + 3.3333331174e-1f);
+  const Floats square = f * f;
+  Floats tail = p * f * square;
+  tail = fused(n, zero - 0x1.bd0106p-13f, tail);
+  tail = fused(square, zero - 0.5f, tail);
+  x = fused(n, zero + 0x1.63p-1f, f + tail);
+}
+
+// The two above have another order of operations than the two that follow, for MC dropout; results of a version keep their bits.
 constexpr float kLeastExponent = -87;  // exp of it is still a normal float
 
 // exp(x) for x in [-87, 0], within 2 units in the last place; NaN stays NaN. 2^n times a polynomial on |r| <= ln(2) / 2 (Cephes).

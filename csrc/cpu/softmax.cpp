@@ -4,13 +4,7 @@
 
 namespace uefl::cpu {
 
-const SoftmaxKernel& softmax_kernel() {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return softmax_avx512;
-  if (isa() == Isa::avx2) return softmax_avx2;
-#endif
-  return softmax_portable;
-}
+const SoftmaxKernel& softmax_kernel() { return pick<&softmax_portable, &softmax_avx2, &softmax_avx512>(); }
 
 std::vector<double> read_row(const StridedRows& logits, int64_t n) {
   std::vector<double> z(logits.dim);

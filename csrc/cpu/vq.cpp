@@ -11,13 +11,7 @@
 namespace uefl::cpu {
 namespace {
 
-const VqKernel& kernel() {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return vq_avx512;
-  if (isa() == Isa::avx2) return vq_avx2;
-#endif
-  return vq_portable;
-}
+const VqKernel& kernel() { return pick<&vq_portable, &vq_avx2, &vq_avx512>(); }
 
 // The least e >= -900 with value < 2^e.
 int exponent_of(double value) {

@@ -5,8 +5,7 @@
 // products of later codewords.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
-#define UEFL_PREFILTER_BODY
-#include "cpu/vq_prefilter.h"
+#include "cpu/vq_prefilter_candidates.h"
 
 namespace uefl::cpu {
 namespace {

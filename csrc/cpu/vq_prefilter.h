@@ -1,6 +1,6 @@
 // A first pass over all codewords in half the bits, for long codewords: it lists, for each row, the codewords that its error bound
 // leaves possible. Mostly that is one; a few are scored again in float32 (score_candidates), rows with many go to the kernels of
-// vq_assign_kernel.h. No standard templates and internal linkage throughout, for the reason given in strided_rows.h.
+// vq_assign_kernel.h.
 #pragma once
 
 #include <cstdint>
@@ -51,72 +51,3 @@ inline float fixed_unit(float norm, float largest) {
 
 }  // namespace
 }  // namespace uefl::cpu
-
-#if defined(UEFL_PREFILTER_BODY)
-
-#include "cpu/simd.h"
-
-namespace uefl::cpu {
-namespace {
-
-// Notes a codeword; drops those that the best score known by now rules out when there are too many.
-__attribute__((noinline)) void note(Candidates& found, int64_t row, int code, float score) {
-  int& count = found.count[row];
-  if (count == Candidates::kMost) {
-    const float limit = found.best[row] + found.margin[row];
-    int kept = 0;
-    for (int i = 0; i < count; ++i) {
-      if (!(found.score[row][i] <= limit)) continue;
-      found.code[row][kept] = found.code[row][i];
-      found.score[row][kept++] = found.score[row][i];
-    }
-    count = kept;
-  }
-  if (count < Candidates::kMost) {
-    found.code[row][count] = code;
-    found.score[row][count] = score;
-  } else {
-    count = Candidates::kMost;  // and one more
-  }
-  ++count;
-}
-
-void score_candidates(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes, const float* half_squares,
-                      const int* code, int count, float* y, float* score) {
-  constexpr int kSums = 4, kStep = kSums * kLanes;
-  const int64_t pitch = table_pitch(d);
-  const auto fetch = [&](int i, int64_t j) __attribute__((always_inline)) {
-    if (i < count) __builtin_prefetch(codes + code[i] * pitch + j);
-  };
-  for (int64_t j = 0; j < pitch && j < 256; j += 16) fetch(0, j);
-  with_type(dtype, [&]<class T>(const T*) {
-    const T* x = reinterpret_cast<const T*>(source);
-    for (int64_t j = 0; j < d; ++j) y[j] = centre(x[j], mean[j]);
-  });
-  for (int64_t j = d; j < pitch; ++j) y[j] = 0;
-  for (int i = 0; i < count; ++i) {
-    const float* b = codes + code[i] * pitch;
-    Floats sum[kSums] = {}, left, right;
-    int64_t j = 0;
-    for (; j + kStep <= pitch; j += kStep) {
-      for (int64_t line = 0; line < kStep; line += 16) fetch(i + 1, j + line);
-#pragma GCC unroll 4
-      for (int p = 0; p < kSums; ++p) {
-        load(y + j + p * kLanes, left);
-        load(b + j + p * kLanes, right);
-        subtract_product(left, right, sum[p]);
-      }
-    }
-    for (; j < pitch; j += kLanes) {
-      load(y + j, left);
-      load(b + j, right);
-      subtract_product(left, right, sum[0]);
-    }
-    score[i] = half_squares[code[i]] + sum_across((sum[0] + sum[1]) + (sum[2] + sum[3]));
-  }
-}
-
-}  // namespace
-}  // namespace uefl::cpu
-
-#endif

@@ -1,9 +1,8 @@
-// The first pass in 16-bit fixed point: an instruction multiplies twice as many elements as an FMA, and the sums are exact. Each
-// vq_prefilter.<isa>.cpp but that of AMX includes this body under the flags of its instruction set.
-#pragma once
-
-#define UEFL_PREFILTER_BODY
-#include "cpu/vq_prefilter.h"
+// The first pass in 16-bit fixed point: an instruction multiplies twice as many elements as an FMA, and the sums are exact. AMX has a
+// first pass of its own, vq_prefilter.amx.cpp.
+#if defined(__SSE2__) && (!defined(__AVX512F__) || defined(__AVX512VNNI__))  // elsewhere float32 is as fast
+#include "cpu/variant.h"
+#include "cpu/vq_prefilter_candidates.h"
 
 namespace uefl::cpu {
 namespace {
@@ -155,9 +154,11 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
   }
 }
 
-constexpr PrefilterKernel kKernel{
+}  // namespace
+
+const PrefilterKernel UEFL_VARIANT(vq_prefilter){
     Arithmetic::i16, kTileRows,  kCodes,          tile_bytes, block_bytes, kChunkBlocks * kTileRows * kCodes * 4, pack,
     load_rows,       candidates, score_candidates};
 
-}  // namespace
 }  // namespace uefl::cpu
+#endif

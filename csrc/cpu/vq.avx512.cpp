@@ -1,9 +1,0 @@
-#if defined(__x86_64__)
-#define UEFL_KERNEL_BODY
-#include "cpu/vq_backward_kernel.h"
-#include "cpu/vq_kernel.h"
-
-namespace uefl::cpu {
-const VqKernel vq_avx512{replace, add, backward};
-}
-#endif

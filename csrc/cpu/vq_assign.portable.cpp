@@ -1,6 +1,0 @@
-#define UEFL_KERNEL_BODY
-#include "cpu/vq_assign_kernel.h"
-
-namespace uefl::cpu {
-const VqAssignKernel vq_assign_portable = kKernel;
-}

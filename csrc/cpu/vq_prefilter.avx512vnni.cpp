@@ -1,7 +1,0 @@
-#if defined(__x86_64__)
-#include "cpu/vq_prefilter_i16.h"
-
-namespace uefl::cpu {
-const PrefilterKernel vq_prefilter_avx512vnni = kKernel;
-}
-#endif
