@@ -7,10 +7,12 @@ import html
 import importlib
 import inspect
 import itertools
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -186,4 +188,12 @@ def test_the_drawings_are_those_of_their_source(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=lambda page: page.stem)
 def test_a_tutorial_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec("".join(blocks(page, "python")), {"__name__": "tutorial"})
+    names = {"__name__": "tutorial"}
+    for language, code in re.findall(r"^```(python|toml|console)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        if language == "python":
+            exec(code, names)
+        elif language == "toml":
+            Path(re.findall(r"`(\S+\.toml)`", page.read_text(encoding="utf-8"))[0]).write_text(code)
+        else:
+            command = [sys.executable, "-m", *shlex.split(code)]
+            subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
