@@ -5,12 +5,14 @@ The numbers here were copied from the paper (Zhang, Cao and Liu, ICML 2025) inde
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from typing import Any
 
 import pytest
 
+from uefl.report.compare import differing
 from uefl.suites import suite
 
 NINE = [0, 0, 0, -50, -50, -50, 120, 120, 120]
@@ -269,6 +271,37 @@ def test_tables_4_and_12_have_the_data_of_the_paper() -> None:
         "fashion": ("fashion_mnist", 10),
         "cifar10": ("cifar10", 10),
     }
+
+
+def test_the_bridge_changes_one_thing_at_a_time_for_all_arms() -> None:
+    """From the published code's behaviour to the defaults of uefl; both data sets take the same steps."""
+    configs = suite.load("bridge").configs("cpu")
+    changed: dict[str, list[set[str]]] = {}
+    for (one, before), (two, after) in itertools.pairwise(configs.items()):
+        data = one.partition("-")[0]
+        if two.startswith(data):
+            changed.setdefault(data, []).append({key for key in differing([before.table(), after.table()]) if ".uefl." not in key})
+            assert list(before.arms) == list(after.arms) == ["fedavg", "fedper", "personal", "uefl"]
+    assert changed["mnist"] == [
+        {"data.normalize"}, {"model.logit_dropout"}, {"training.lr", "training.local_steps"}, {"run.passes"}, set(), set(),
+        {"data.holdout", "data.legacy_holdout"}, {"run.passes"},
+    ]  # fmt: skip
+    assert changed["fashion"] == changed["mnist"]
+    for data in ("mnist", "fashion"):
+        arms = [cfg.arms["uefl"] for case, cfg in configs.items() if case.startswith(data)]
+        assert [arm.algorithm for arm in arms] == ["uefl-published"] * 4 + ["uefl"] * 5
+        chosen = [(arm.parameters.personal, arm.parameters.reinit) for arm in arms[4:]]
+        assert chosen == [(True, True), (False, True), (False, False), (False, False), (False, False)]
+        assert {arm.parameters.reference for arm in arms[4:]} == {"min"}
+
+
+def test_table_1_has_the_published_code_and_a_personal_control() -> None:
+    for scale in ("cpu", "paper"):
+        for cfg in suite.load("table1").configs(scale).values():
+            ours, published = (cfg.arms[name].parameters for name in ("uefl", "uefl-published"))
+            assert (published.codewords, published.segments, published.gamma) == (ours.codewords, ours.segments, ours.gamma)
+            assert published.reference == "mean"
+            assert "fedper" in cfg.arms
 
 
 def test_only_tables_of_a_paper_print_its_numbers() -> None:

@@ -156,6 +156,26 @@ def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
     assert rows["both / fedavg"][4] == ""
 
 
+def test_a_sweep_has_a_column_for_each_panel_and_intervals_of_the_paired_difference(tmp_path: Path) -> None:
+    text = TINY.replace("x = 4", 'x = 4\nlabel = "four"\npanel = "one"').replace("x = 8", 'x = 8\nlabel = "eight"\npanel = "two"')
+    (tmp_path / "mine.toml").write_text(text.replace('data.source = "cifar100"', 'data.normalize = "raw"'))
+    whole = suite.load(str(tmp_path / "mine.toml"))
+    jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
+    for job in jobs:
+        accuracy = (0.5 if job.arm == "fedavg" else 0.6) + 0.01 * job.seed * (job.case == "few")
+        run_folder.write(job.folder, [line | {"accuracy": accuracy} for line in run_folder.records((job.arm,))], seed=job.seed)
+    figure = report._draw_sweep(report.collect(whole, "cpu", jobs, {}), "accuracy")
+    above, below = figure.axes[:2], figure.axes[2:4]
+    assert [ax.get_title() for ax in above] == ["one", "two"]
+    assert [[label.get_text() for label in ax.get_xticklabels()] for ax in below] == [["four"], ["eight"]]
+    (left, *_), segments = below[0].containers, [container.lines[2][0].get_segments() for container in below[0].containers]
+    assert [container.lines[0].get_ydata().tolist() for container in below[0].containers][1] == pytest.approx([0.1])
+    assert left.has_yerr
+    assert all(abs(low[1] - high[1]) < 1e-9 for bars in segments for low, high in bars), "what seeds do to both arms alike is left out"
+    (bar,) = above[0].containers[0].lines[2][0].get_segments()
+    assert bar[1][1] - bar[0][1] == pytest.approx(2 * 4.302653 * 0.01 / 3**0.5, abs=1e-6)
+
+
 def test_what_begins_with_best_is_of_the_round_of_the_highest_accuracy(tmp_path: Path) -> None:
     text = TINY.replace('"accuracy", "entropy"]', '"best_accuracy", "best_entropy", "last_accuracy"]')
     (tmp_path / "mine.toml").write_text(text.replace("uefl = { acc", "uefl = { best_acc"))

@@ -93,11 +93,17 @@ def interval(differences: Sequence[float]) -> str:
     """The mean of paired differences with its confidence interval of 95 %, by Student's t; a single one has none."""
     if len(differences) < 2:
         return f"{differences[0]:+.3f}" if differences else "-"
+    mean, half = statistics.fmean(differences), half_width(differences)
+    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % confidence interval of a mean, by Student's t; 0 for a single value."""
     from scipy import stats
 
-    mean, error = statistics.fmean(differences), statistics.stdev(differences) / len(differences) ** 0.5
-    half = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(differences) - 1)) * error
-    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+    if len(values) < 2:
+        return 0.0
+    return float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
 
 
 def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | None:

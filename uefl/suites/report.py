@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ..errors import UserError, nearest
 from ..report import html, markdown
-from ..report.compare import interval
+from ..report.compare import half_width, interval
 from ..report.content import Block, Content, Section
 from ..report.folder import Run, read_run
 from ..report.plots import Picture, drawings, marked, shares_file
@@ -281,7 +281,7 @@ def _draw(result: Result) -> list[tuple[Picture, Figure]]:
     made = []
     measure = result.suite.measures[0]
     if result.suite.axis is not None:
-        caption = f"Mean over the seeds of {measure}; bars: sample deviation."
+        caption = f"Mean over the seeds of {measure}, and its paired difference to {result.suite.against}; bars: 95 % confidence intervals."
         made.append((Picture("sweep.png", f"{measure} over {result.suite.axis}", caption), _draw_sweep(result, measure)))
     marks = "triangles: rounds before which a client was given something by its algorithm, such as codewords"
     caption = f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
@@ -335,18 +335,29 @@ def _curve(run: Run, arm: str, key: str) -> np.ndarray:
 
 
 def _draw_sweep(result: Result, measure: str) -> Figure:
-    arms, cases = _all_arms(result), result.suite.cases
-    figure = canvas(5.6, 3.6)
-    ax = figure.subplots()
-    for place, arm in enumerate(arms):
-        points = [(case.x, list(result.values(name, arm, measure).values())) for name, case in cases.items()]
-        known = [(x, values) for x, values in points if x is not None and values]
-        spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in known]
-        ax.errorbar(
-            [x for x, _ in known], [statistics.fmean(v) for _, v in known], spread, capsize=2, marker="o", **of_place(place, len(arms))
-        )
-    ax.set_xlabel(result.suite.axis or "")
-    ax.set_ylabel(measure)
+    """Draw a measure over the places of the cases, and below it the difference to the arm compared with; a column for each panel."""
+    cases, arms = result.suite.cases, _all_arms(result)
+    names = list(dict.fromkeys(case.panel for case in cases.values() if case.x is not None))
+    figure = canvas(max(5.6, 4.4 * len(names)), 6.0)
+    panels = figure.subplots(2, len(names), squeeze=False, sharex="col", sharey="row")
+    for column, panel in enumerate(names):
+        places = [(name, case.x, case.label) for name, case in cases.items() if case.panel == panel and case.x is not None]
+        for place, arm in enumerate(arms):
+            measured = [(x, list(result.values(name, arm, measure).values())) for name, x, _ in places]
+            less = [(x, _differences(result, name, arm, measure)) for name, x, _ in places]
+            for row, points in enumerate((measured, less)):
+                known = [(x, values) for x, values in points if values]
+                means, bars = ([f(values) for _, values in known] for f in (statistics.fmean, half_width))
+                style = of_place(place, len(arms))
+                panels[row][column].errorbar([x for x, _ in known], means, bars, capsize=2, marker="o", **style)
+        panels[0][column].set_title(panel)
+        below = panels[1][column]
+        below.set_xlabel(result.suite.axis or "")
+        labels = [(x, label) for _, x, label in places if label]
+        if labels:
+            below.set_xticks([x for x, _ in labels], [label for _, label in labels], rotation=40, ha="right")
+    panels[0][0].set_ylabel(measure)
+    panels[1][0].set_ylabel(f"less {result.suite.against}")
     _legend(figure, arms)
     return figure
 

@@ -11,6 +11,7 @@ A file ``NAME.toml`` begins with a comment line that says what it is, and holds:
 ``[cpu]``              sections that ``--scale cpu`` changes in every case
 ``[cases.NAME]``       sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a sweep; ``against``
                        names the case whose arm it is compared with, where both differ in what is no arm's own, as ``training.lr``
+``label``, ``panel``   in a case of a sweep: what stands at its place, and the panel of the picture that it belongs to
 ``[cases.NAME.cpu]``   sections that ``--scale cpu`` changes in this case
 ``[cases.NAME.paper]`` ``ARM = {MEASURE = NUMBER}``: what the paper prints
 ``[averages.NAME]``    ``cases``, whose mean is a row of its own, paired by seed, and what the paper prints for it in ``paper``
@@ -62,6 +63,8 @@ class Case(_Table):
     cpu: Sections = {}
     paper: dict[str, dict[str, float]] = {}
     x: float | None = None
+    label: str | None = None
+    panel: str = ""
 
     def sections(self) -> Sections:
         """The sections of a configuration that the case names."""
