@@ -186,8 +186,12 @@ def resume(
     data_root: str | Path | None = None,
     observer: Observer | None = None,
     engine: str | Choice = "local",
+    more_rounds: int = 0,
 ) -> Run:
     """Go on with the run in a folder. The result is the same, bit for bit, as without the interruption.
+
+    With ``more_rounds`` a finished run trains as many further rounds in its last iteration. The result is that of a run that had these
+    rounds from the start.
 
     The arguments are those of :func:`train`. What was given to it as an object is given again: the clients, the network, and, in a new
     process, the algorithms that no package registers. The run refuses clients and networks that are others than before.
@@ -210,7 +214,7 @@ def resume(
     given_here = {"clients or federation": federation, "model": network}
     with _deployment(engine, out, device, observer, given_here, cfg) as deployment:
         keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer, "deployment": deployment}
-        runs.resume(out, federation=federation, network=network, **keys)
+        runs.resume(out, federation=federation, network=network, more_rounds=more_rounds, **keys)
     return Run(out, model=network)
 
 

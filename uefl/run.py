@@ -3,6 +3,7 @@
 config.toml        the resolved configuration           metrics.jsonl   a line per arm, round and client, and per answer left out
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
 manifest.json      which images each client has         model-*.safetensors  the final model of each arm
+ends/              each arm before its last turn, to train it further
 private/           what is each client's own                samples.*       a few images of every client
 silos.json         what is known of clients over Flower
 events.*        for TensorBoard, where it is installed  noise.key  the secret of a private run, until it has ended
@@ -25,7 +26,7 @@ from torch import nn
 
 from uefl_kernels import _library as kernels
 
-from . import checkpoint, config, privacy, report
+from . import checkpoint, config, extend, privacy, report
 from .aggregation import check_rule
 from .algorithms.base import Algorithm, Context, Record, find
 from .client.client import Clients
@@ -144,11 +145,12 @@ def resume(
     network: Callable[[], nn.Module] | None = None,
     deployment: Deployment | None = None,
     pages: bool = True,
+    more_rounds: int = 0,
 ) -> dict[str, Any]:
-    """Go on with the run in a folder from its last round; a finished run returns its summary.
+    """Go on with the run in a folder from its last round; a finished run returns its summary, or trains further rounds.
 
-    The result is the same, bit for bit, as without the interruption, given the same device and number of threads. The arguments are those
-    of :func:`train`.
+    The result is the same, bit for bit, as without the interruption, given the same device and number of threads; with ``more_rounds``
+    as of a run that had these rounds in its last iteration from the start. The other arguments are those of :func:`train`.
 
     Raises:
         UserError: no run to go on with, another version's, or other data than before. RunError: the run cannot go on honestly.
@@ -162,6 +164,10 @@ def resume(
     with lock(out):
         cfg = config.load_whole(out / "config.toml")
         preset = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        if more_rounds:
+            longer = extend.extended(cfg, more_rounds)
+            extend.prepare(out, cfg, more_rounds, _digest(longer), preset)
+            cfg = longer
         tensors, plain = checkpoint.load(out) or ({}, _START)
         if (out / "summary.json").exists():
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
@@ -238,7 +244,7 @@ class _Run:
         about = (federation.classes, federation.image_shape, names, network, examples)
         self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about)
         self.made_with = {
-            "config": hashlib.sha256(cfg.with_run(threads=0).to_toml().encode()).hexdigest(),
+            "config": _digest(cfg),
             "data": federation.digest,
             "threads": torch.get_num_threads(),
             "bf16": self.workspace(next(iter(cfg.arms))).autocast,
@@ -288,7 +294,10 @@ class _Run:
                         raise UserError(
                             f"the checkpoint in {self.out} does not fit its configuration ({error}); start again elsewhere"
                         ) from None
+                elif (end := extend.kept(self.out, arm.name)) is not None:  # a finished run has more rounds now
+                    arm.restore(end[0], end[1]["state"])
                 self._finish(index, arm, workspace, events)
+        extend.in_order(self.metrics, names)
         summary = self._summary()
         checkpoint.write_json(self.out / "summary.json", summary)
         (self.out / privacy.KEY).unlink(missing_ok=True)
@@ -343,11 +352,13 @@ class _Run:
                 self.observer.round(arm.name, records[0]["round"], records)
                 if events is not None:
                     events.round(arm.name, records[0]["round"], records)
+            if arm.finished:
+                extend.keep(self.out, index, arm.name)
             tensors, state = arm.state()
             plain = {"arm": index, "seconds": self.seconds, "metrics_bytes": self.metrics.bytes}
             arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
-            arm.files.sweep(arm.named_files())
+            arm.files.sweep(arm.named_files() | extend.private_files(self.out, self.cfg))
         saved.save(self.out / f"model-{arm.name}.safetensors", self.cfg, arm.name, self.federation, arm.networks(workspace))
 
     def _summary(self) -> dict[str, Any]:
@@ -360,6 +371,11 @@ class _Run:
             releases = [self.privacy.releases(drawn, outcome["rounds"]) for outcome in arms.values()]
             summary["privacy"] = self.privacy.summary(sum(releases))
         return summary
+
+
+def _digest(cfg: Config) -> str:
+    """What a checkpoint says of the configuration that it belongs to."""
+    return hashlib.sha256(cfg.with_run(threads=0).to_toml().encode()).hexdigest()
 
 
 def chosen_device(name: str) -> torch.device:

@@ -1,0 +1,82 @@
+"""A finished run with more rounds is the run that had them from the start, bit for bit."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from uefl import run
+from uefl.cli import app
+from uefl.errors import UserError
+
+from .whole_run import Watcher, outcome, start
+
+
+def extend(out, rounds, observer=None):
+    return run.resume(out, device="cpu", data_root=None, observer=observer or Watcher(), more_rounds=rounds)
+
+
+def same(a, b):
+    assert outcome(a) == outcome(b)
+    assert (a / "metrics.jsonl").read_text() == (b / "metrics.jsonl").read_text()
+    for model in sorted(a.glob("model-*.safetensors")):
+        theirs = load_file(b / model.name)
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in load_file(model).items())
+
+
+ARMS = [
+    ["rounds=[1, 1]"],
+    ["rounds=[1]", 'arms=["fedavg", "scaffold", "fedper"]', "arms.scaffold.algorithm=scaffold", "arms.fedper.algorithm=fedper"],
+    ["rounds=[1]", 'arms=["uefl"]', "uncertainty=ensemble", "members=2", "passes=20"],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", ARMS, ids=["codebooks", "private-states", "ensemble"])
+def test_more_rounds_are_those_of_a_longer_run(tmp_path, keys):
+    rounds = json.loads(keys[0].removeprefix("rounds="))
+    longer = f"rounds={[*rounds[:-1], rounds[-1] + 2]}"
+    start(tmp_path / "long", *keys[1:], longer)
+    start(tmp_path / "run", *keys)
+    extend(tmp_path / "run", 1)
+    extend(tmp_path / "run", 1)  # and once more
+    same(tmp_path / "run", tmp_path / "long")
+    assert (tmp_path / "run" / "config.toml").read_text() == (tmp_path / "long" / "config.toml").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [1, 4, 7])
+def test_an_extension_that_is_interrupted_goes_on(tmp_path, calls):
+    keys = ['arms=["fedavg", "uefl"]']
+    start(tmp_path / "long", *keys, "rounds=[3]")
+    start(tmp_path / "run", *keys, "rounds=[1]")
+    with pytest.raises(KeyboardInterrupt):
+        extend(tmp_path / "run", 2, Watcher(stop_after=calls))
+    with pytest.raises(UserError, match="has not finished"):
+        extend(tmp_path / "run", 1)
+    run.resume(tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+    same(tmp_path / "run", tmp_path / "long")
+
+
+def test_what_cannot_be_extended_is_said_and_left_as_it_was(tmp_path):
+    start(tmp_path / "cosine", "arms=fedavg", "rounds=[1]", "lr_schedule=cosine")
+    with pytest.raises(UserError, match="lr_schedule"):
+        extend(tmp_path / "cosine", 1)
+    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
+    (tmp_path / "run" / "ends" / "fedavg" / "checkpoint.json").unlink()
+    with pytest.raises(UserError, match=r"ends/fedavg is missing"):
+        extend(tmp_path / "run", 1)
+    for name in ("cosine", "run"):
+        assert (tmp_path / name / "summary.json").is_file()
+
+
+def test_the_command(tmp_path):
+    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
+    result = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run"), "--more-rounds", "1"])
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]["fedavg"]["rounds"] == 2
+    result = CliRunner().invoke(app, ["train", "demo", "--more-rounds", "1"])
+    assert result.exit_code == 2
+    assert "--resume DIR --more-rounds N" in result.output

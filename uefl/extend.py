@@ -1,0 +1,128 @@
+"""More rounds for a finished run.
+
+A run keeps, for each arm, its checkpoint before the last turn, which only measures: ``ends/ARM``. From there the arm can train further
+rounds, and the result is that of a run that had these rounds from the start, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import checkpoint
+from .config import Config
+from .errors import UserError
+from .folder import Metrics
+
+_FOLDER = "ends"
+State = tuple[dict[str, torch.Tensor], dict[str, Any]]
+
+
+def keep(out: Path, arm: int, name: str) -> None:
+    """Keep the checkpoint of a run, which is the one before the last turn of an arm.
+
+    Args:
+        out: the run folder.
+        arm: the number of the arm, which may have no checkpoint of its own: where it takes a single turn.
+        name: of the arm.
+    """
+    found = checkpoint.load(out)
+    if found is None or found[1]["arm"] != arm:
+        return
+    tensors, plain = found
+    with (out / "metrics.jsonl").open("rb") as file:
+        written = file.read(plain["metrics_bytes"]).decode()
+    count = sum(json.loads(line)["arm"] == name for line in written.splitlines())
+    folder = out / _FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.save(folder, tensors, plain | {"lines": count})
+
+
+def kept(out: Path, name: str) -> State | None:
+    """The state of an arm before its last turn; None: it has not ended yet.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    return checkpoint.load(out / _FOLDER / name)
+
+
+def private_files(out: Path, cfg: Config) -> set[str]:
+    """Names of the files of private states that belong to arms that have ended."""
+    found: set[str] = set()
+    for name in cfg.arms:
+        index = out / _FOLDER / name / "checkpoint.json"
+        if index.is_file():
+            members = json.loads(index.read_text(encoding="utf-8"))["state"]["state"]["members"]
+            found.update(file for member in members for file in member["private"].values())
+    return found
+
+
+def extended(cfg: Config, rounds: int) -> Config:
+    """The configuration with more rounds in its last iteration.
+
+    Raises:
+        UserError: what was trained already would have been trained otherwise.
+    """
+    if cfg.training.lr_schedule != "constant":
+        raise UserError("key 'lr_schedule': the learning rates of the rounds before depend on the number of rounds; start a new run")
+    if cfg.run.privacy != "none":
+        raise UserError("key 'privacy': the secret of a private run is removed when it has ended; start a new run")
+    plan = cfg.training.iterations()
+    longer = cfg.training.model_copy(update={"rounds": (*plan[:-1], plan[-1] + rounds), "max_iterations": 0})
+    return replace(cfg, training=longer)
+
+
+def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> None:
+    """Set a finished run back to the last turn of its first arm, with a configuration that has more rounds.
+
+    Args:
+        out: the run folder.
+        cfg: its configuration.
+        rounds: how many more.
+        digest: hash of the longer configuration, which the checkpoint names.
+        preset: first line of config.toml.
+
+    Raises:
+        UserError: the run has not ended, or keeps no states to go on from.
+    """
+    if not (out / "summary.json").is_file():
+        raise UserError(f"{out} has not finished; go on with it first: uefl train --resume {out}")
+    longer, names = extended(cfg, rounds), list(cfg.arms)
+    states = {name: kept(out, name) for name in names}
+    absent = [name for name, state in states.items() if state is None]
+    if absent:
+        raise UserError(f"{out / _FOLDER / absent[0]} is missing, the state that arm {absent[0]!r} would go on from; start a new run")
+    left = {name: state[1]["lines"] for name, state in states.items() if state is not None}
+    last = checkpoint.load(out)
+    first = states[names[0]]
+    assert first is not None
+    assert last is not None
+    lines = []
+    for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
+        arm = json.loads(line)["arm"]
+        if left[arm] > 0:  # what the last turn measured is measured again, by the turn that now trains too
+            lines.append(line)
+        left[arm] -= 1
+    text = "".join(lines)
+    plain = first[1] | {"arm": 0, "seconds": last[1]["seconds"], "metrics_bytes": len(text.encode())}
+    plain["made_with"] = first[1]["made_with"] | {"config": digest}
+    (out / "summary.json").unlink()
+    for page in ("report.md", "report.html"):
+        (out / page).unlink(missing_ok=True)
+    checkpoint.write_text(out / "metrics.jsonl", text)
+    checkpoint.save(out, first[0], plain)
+    checkpoint.write_text(out / "config.toml", f"# {preset}\n{longer.to_toml()}")
+
+
+def in_order(metrics: Metrics, names: list[str]) -> None:
+    """Sort the lines of an extended run by arm, as a run writes them that was not extended."""
+    lines = metrics.lines()
+    ordered = sorted(lines, key=lambda line: names.index(line["arm"]))
+    if ordered != lines:
+        metrics.cut(0)
+        metrics.write(ordered)
