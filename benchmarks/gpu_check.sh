@@ -2,16 +2,25 @@
 # On a machine with an NVIDIA GPU: does every kernel run, is it right, does it stay within its memory, how fast is it.
 #
 #   gpu_check.sh [smoke|tests|bench ...]     all three, in this order, when none is named
+#   gpu_check.sh call1                       or call2 to call6: half an hour on a Hopper GPU in six calls, planned to the minute
 #
 #   smoke   a tiny case of each kernel in a process of its own, then where the time of the main shapes goes
 #   tests   the tests on the device, path by path, and the small cases again under compute-sanitizer
 #   bench   all timings beside the peers, shape by shape into a CSV
 #
+#   call1   3 minutes: the searches once, then what the plans assume (micro.json)
+#   call2   4 minutes: every variant of the search at every shape (variants.json)
+#   call3   2 minutes: counters of the best variants and of the kernels, where their time goes (profile.json)
+#   call4   4 minutes: variants compiled here, those that ONLY names
+#   call5   6 minutes: tests on the paths, then memcheck and racecheck
+#   call6   5 minutes: the rows beside the peers (the CSV)
+#
 # A machine lent by the minute runs them in a call each: with LIMIT=570 all steps of a call end within 570 seconds. Every step has a
 # limit of its own besides, and neither its failure nor its end there stops the next one. A step writes to OUT/<step>.log while it runs
 # (default: build/gpu-check/out) and leaves a line in OUT/summary.txt; timings go to OUT/<gpu>.csv, or to benchmarks/results/ where OUT is
 # not set. WHEELS=folder installs the peers from wheels, OPS=vq_assign,vq measures these ops alone, ONLY=regex runs these small cases and
-# profiles these shapes alone, UEFL_COMMIT names the commit of a tree without git. DEVICE=cpu rehearses it without a GPU.
+# profiles these shapes alone, UEFL_COMMIT names the commit of a tree without git. CUBINS=folder has the variants compiled beforehand
+# (python -m benchmarks.gpu_variants compile; default: build/variants). DEVICE=cpu rehearses it without a GPU.
 #
 # Needs no network and makes no environment: python3 (or PYTHON) must have torch, torchvision, pytest, hypothesis and threadpoolctl. Kernels
 # built beforehand for this GPU (uefl_kernels/_C.abi3.so) are used as they are; else they are built here with cmake, ninja, pybind11 and
@@ -19,6 +28,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 save=${OUT:-}
+cubins=${CUBINS:-build/variants}
 out=${OUT:-build/gpu-check/out}
 device=${DEVICE:-cuda}
 python=$("${PYTHON:-python3}" -c "import sys; print(sys.executable)") || exit 2
@@ -89,10 +99,7 @@ smoke() {
   [ $compiled = no ] || LINES_SHOWN=150 small smoke 150 --jobs "$jobs" --paths compiled
   LINES_SHOWN=200 step profile 150 "$python" -m benchmarks.gpu_profile --device "$device" --only "${ONLY:-}" --out "$out"
   [ "$device" = cuda ] || return 0
-  if command -v ncu >/dev/null; then
-    step ncu 90 ncu --set full --clock-control none -c 16 -k "regex:pack_codebook|search|gather|row_s|head" \
-      "$python" -m benchmarks.gpu_profile --once --only 'vq 1000000x64x1024$|vq_assign 1000000x128x1024xfloat16|mc_dropout_mlp'
-  fi
+  counters ncu 90 "$python" -m benchmarks.gpu_profile --once --only "$counted"
   small smoke-triton 200 --jobs "$jobs" --paths triton
 }
 
@@ -160,13 +167,75 @@ bench() {
   measure bench-triton 120 --op vq,mc_dropout_mlp,vq_assign --peers flash-kmeans
 }
 
+# variants NAME SECONDS STEP OPTIONS...
+variants() {
+  local options=(--cubins "$cubins" --out "$out" "${@:4}")
+  [ "$device" = cuda ] || options+=(--dry)
+  LINES_SHOWN=150 step "$1" "$2" "$python" -m benchmarks.gpu_variants "$3" "${options[@]}"
+}
+
+counted='vq 1000000x64x1024$|vq_assign 1000000x128x1024xfloat16|mc_dropout_mlp'
+
+# counters NAME SECONDS COMMAND...: of 16 launches of kernels that search, gather, add up or draw.
+counters() {
+  if [ "$device" = cuda ] && command -v ncu >/dev/null; then
+    step "$1" "$2" ncu --set full --import-source on --clock-control none -c 16 \
+      -k "regex:pack_codebook|search|gather|row_s|head|^(g4|g8|cross|packed)_" "${@:3}"
+  fi
+}
+
+call1() {
+  small smoke 40 --jobs "$jobs" --paths wgmma,mma
+  [ -e "$cubins/search.cubin" ] || variants compile 60 compile
+  # What may hang comes last.
+  variants micro-rates 30 micro --only 'M[13457]'
+  variants micro-memory 25 micro --only 'M[689]'
+  variants micro-overlap 20 micro --only M2
+}
+
+call2() { variants variants 225 search --seconds 200; }
+
+call3() {
+  counters ncu-variants 40 "$python" -m benchmarks.gpu_variants search --cubins "$cubins" --out "$out/ncu" --seconds 30 \
+    --only '1000000x(64|512)x1024 (packed_3_1|g4_3_1_turns|g4_2_8_turns)$'
+  counters ncu 40 "$python" -m benchmarks.gpu_profile --once --only "$counted"
+  LINES_SHOWN=120 step profile 40 "$python" -m benchmarks.gpu_profile --device "$device" --only "${ONLY:-vq}" --out "$out"
+}
+
+call4() {
+  variants compile 60 compile
+  variants variants 160 search --seconds 140 --only "${ONLY:-}"
+}
+
+call5() {
+  UEFL_CUDA_SEARCH=mma chosen tests-mma 70 20 'mma and not wgmma'
+  chosen tests-wgmma 120 20 'wgmma or test_nn_state or test_large'
+  [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null || return 0
+  local under="compute-sanitizer --error-exitcode 1 --tool"
+  export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+  small memcheck 100 --under "$under memcheck" --paths wgmma,mma --limit 60 --jobs "$(nproc)"
+  small racecheck 55 --under "$under racecheck" --paths mma --limit 50 --jobs "$(nproc)"
+  unset PYTORCH_NO_CUDA_MEMORY_CACHING
+}
+
+call6() {
+  local first=(--without uefl-triton,compiled)
+  measure bench-vq_assign 110 --op vq_assign "${first[@]}" --peers flash-kmeans,flash-kmeans-graph
+  measure bench-vq 25 --op vq "${first[@]}"
+  measure bench-kmeans 35 --op kmeans_step,kmeans_lloyd "${first[@]}"
+  measure bench-mc_dropout 20 --op mc_dropout_mlp "${first[@]}"
+  measure bench-layer 30 --op layer,residual_vq
+  measure bench-peers 35 --op vq_assign --shape 1000000x64x1024 --without uefl-triton
+  measure bench-triton 35 --op vq_assign,vq --shape 1000000x64x256 --peers flash-kmeans
+}
+
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(smoke tests bench)
 for stage in "${stages[@]}"; do
   case $stage in
-    smoke | tests | bench) ;;
+    smoke | tests | bench | call[1-6]) ;;
     *)
-      say "no stage '$stage'; there are smoke, tests, bench"
+      say "no stage '$stage'; there are smoke, tests, bench, call1 to call6"
       exit 2
       ;;
   esac

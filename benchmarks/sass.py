@@ -67,7 +67,11 @@ def listing(stem: str, architecture: str) -> dict[str, list[str]]:
     program = disassembler()
     assert program is not None
     target, _ = compiled(stem, architecture)
-    text = subprocess.run([program, "-c", str(target)], capture_output=True, text=True, check=True).stdout
+    return listed(subprocess.run([program, "-c", str(target)], capture_output=True, text=True, check=True).stdout)
+
+
+def listed(text: str) -> dict[str, list[str]]:
+    """Return the instructions of every kernel in the output of nvdisasm."""
     parts = re.split(r"^\s*\.section\s+\.text\.", text, flags=re.MULTILINE)[1:]
     line = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:\{\s*)?([^;]+?)\s*;|^(\.L_\w+):", re.MULTILINE)
     return {part.partition(",")[0]: [code or label for code, label in line.findall(part)] for part in parts}

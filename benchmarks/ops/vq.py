@@ -13,7 +13,7 @@ import torch
 
 from uefl_kernels import backend, vq, vq_assign
 
-from ..registry import Call, Case, Gate, Op, needs
+from ..registry import Call, Case, Gate, Op, Skip, needs
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -211,6 +211,75 @@ def flash_kmeans(inputs: Inputs) -> Call:
     return lambda: euclid_assign_triton(rows, codebook[None], norms)[0]
 
 
+def replayed(provider: Callable[[Inputs], Call]) -> Callable[[Inputs], Call]:
+    """The same as replays of a CUDA graph: without the time of its host, which is most of a small call."""
+
+    def prepare(inputs: Inputs) -> Call:
+        needs("cuda", inputs[0])
+        call = provider(inputs)
+        call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found: torch.Tensor = call()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return found
+
+        return replay
+
+    return prepare
+
+
+def compiled_addmm(inputs: Inputs) -> Call:
+    """``addmm`` and ``argmin`` under ``torch.compile``, which makes kernels of its own for the comparison."""
+    x, codebook = inputs
+    needs("cuda", x)
+
+    @torch.compile(fullgraph=True)
+    def search(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(codes.square().sum(1) / 2, rows, codes.T, alpha=-1).argmin(1)
+
+    rows = rows_of(x, codebook)
+    return lambda: search(rows, codebook)
+
+
+def faiss_gpu(inputs: Inputs) -> Call:
+    """``knn_gpu`` of the CUDA wheels, with cuVS: it takes and returns tensors of the GPU."""
+    x, codebook = inputs
+    needs("cuda", x)
+    import faiss
+    import faiss.contrib.torch_utils  # makes it take tensors
+
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise Skip("this build of faiss has no GPU; install faiss-gpu-cu13-cuvs")
+    resources, rows = faiss.StandardGpuResources(), rows_of(x, codebook)
+    distances = torch.empty(len(rows), 1, device=x.device)
+    indices = torch.empty(len(rows), 1, dtype=torch.int64, device=x.device)
+
+    def call() -> torch.Tensor:
+        faiss.knn_gpu(resources, rows, codebook, 1, D=distances, I=indices, use_cuvs=True)
+        return indices
+
+    return call
+
+
+def cuvs(inputs: Inputs) -> Call:
+    """Its exact search; the index holds the codewords and their norms, and is built beforehand."""
+    x, codebook = inputs
+    needs("cuda", x)
+    from cuvs.neighbors import brute_force
+
+    rows = rows_of(x, codebook)
+    index = brute_force.build(codebook, metric="sqeuclidean")
+
+    def call() -> torch.Tensor:
+        return torch.as_tensor(brute_force.search(index, rows, 1)[1], device=x.device)
+
+    return call
+
+
 def eager_vq(inputs: Inputs) -> Call:
     """Compose the layer of torch ops around ``addmm``, the fastest search of torch that we know."""
     x, codebook = inputs
@@ -272,6 +341,7 @@ OPS = {
         providers={
             "uefl": lambda inputs: lambda: vq_assign(*inputs),
             "uefl-fast": lambda inputs: lambda: vq_assign(*inputs, precision="fast"),
+            "uefl-graph": replayed(lambda inputs: lambda: vq_assign(*inputs)),
             "uefl-triton": forced("triton", vq_assign),
             "matmul": matmul,
             "matmul-blocked": blocked_matmul,
@@ -282,6 +352,10 @@ OPS = {
             "superkmeans": superkmeans,
             "fastkmeans": fastkmeans,
             "flash-kmeans": flash_kmeans,
+            "flash-kmeans-graph": replayed(flash_kmeans),
+            "compiled": compiled_addmm,
+            "faiss-gpu": faiss_gpu,
+            "cuvs": cuvs,
         },
         gate=GATE,
         bytes=lambda case: case.bytes,
@@ -290,7 +364,7 @@ OPS = {
     ),
     "vq": Op(
         cases=(Search(9216, 512, 64), Search(9216, 64, 32, segments=4), Search(200_000, 64, 256)),
-        cuda_cases=tuple(Search(MILLION, 64, k) for k in (256, 1024, 8192)),
+        cuda_cases=(Search(9216, 512, 64), *(Search(MILLION, 64, k) for k in (256, 1024, 8192))),
         smoke=SMOKE,
         inputs=gaussian,
         providers={

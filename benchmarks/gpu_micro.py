@@ -1,0 +1,251 @@
+"""Measure nine things that the plans for the kernels assume; ``python -m benchmarks.gpu_variants micro`` runs them.
+
+M1  Do products and the instructions of comparisons hinder each other? Rate of each alone, and of both beside each other.
+M2  Do the warpgroups multiply and compare at the same time? Share of the comparisons that runs while another warpgroup multiplies.
+M3  Rates of the instructions whose rate is not known: IMAD.WIDE, SHF, F2FP, VIADDMNMX, PRMT.
+M4  Does a load of 16 bytes of four addresses a warp take one pass or four? It decides whether sums can begin at the starts.
+M5  Additions to shared memory: neighbours, a codeword at random, one cell, exchanges.
+M6  The rate of the second-level cache when every multiprocessor reads one codebook, with one to six copies under way, alone and in pairs.
+M7  mma.sync alone and beside products of warpgroups.
+M8  What the tensor cores keep of small terms beside a large one: how many bits, of how many terms at once, cut off or rounded.
+M9  Clocks of barriers, and of a launch with and without an early begin.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .gpu_driver import AnyDriver, Int
+from .gpu_layout import Variant, Work, tiles
+
+BLOCKS = 132
+ROUNDS, LANES = 256, 16  # of micro.cu
+PRODUCT_BYTES = 128 * 128
+ALONE = ("fadd", "ffma", "vimnmx", "vimnmx3", "lop3", "imad")  # of M1
+UNKNOWN = ("imad_wide", "shf", "f2fp", "viaddmnmx", "prmt")  # of M3
+WIDTH = {"imad_wide": 0.5, "hmma": 0.25}  # instructions of a thread for each of its results
+MARKED = ("packed_3_1_marked", "packed_3_1_turns_marked", "g4_3_1_marked", "g4_3_1_turns_marked")
+COPIED = 64  # tiles of 16 KB, a codebook of a megabyte
+HIGHEST, LOWEST = 20, 31  # M8: small terms of 2^-20 to 2^-31
+COUNTS = (1, 2, 3, 4, 7, 8, 12, 15)  # of small terms
+
+Row = dict[str, Any]
+Found = Iterator[tuple[str, float | list[float], str]]  # what was measured, its value, its unit
+
+
+def _streams(driver: AnyDriver, path: Path, kernel: str, kinds: tuple[str, ...], warpgroups: int = 2) -> Found:
+    """Lanes a clock of a stream alone and beside products, and clocks of a product beside it."""
+    for kind in kinds:
+        for beside in (False, True):
+            clocks = driver.zeros(BLOCKS, 4, 2)
+            name = f"{'beside' if beside else 'stream'}_{kind}"
+            threads = 128 * (1 + warpgroups)
+            driver.launch(path, name, BLOCKS, threads, PRODUCT_BYTES + 1024, [clocks.data_ptr(), Int(0x3F800000), Int(0x00010203)])
+            mean = clocks.double().mean(0)
+            each = 128 * ROUNDS * 4 * LANES * WIDTH.get(kind, 1)
+            rate = sum(each / float(mean[group, 0]) if mean[group, 0] else 0.0 for group in range(1, 1 + warpgroups))
+            yield f"{kernel} {name}", rate, "lanes a clock"
+            if beside:
+                yield f"{kernel} product beside {kind}", float(mean[0, 0] / mean[0, 1].clamp_min(1)), "clocks"
+
+
+def products(driver: AnyDriver, path: Path) -> Found:
+    """M1."""
+    clocks = driver.zeros(BLOCKS, 4, 2)
+    driver.launch(path, "beside_none", BLOCKS, 128, PRODUCT_BYTES + 1024, [clocks.data_ptr(), Int(0), Int(0)])
+    mean = clocks[:, 0].double().mean(0)
+    yield "product alone", float(mean[0] / mean[1].clamp_min(1)), "clocks"
+    yield from _streams(driver, path, "", ALONE)
+
+
+def overlap(driver: AnyDriver, path: Path) -> Found:
+    """M2: by the clocks of 64 tiles of every warpgroup."""
+    search = path.with_name("search.cubin")
+    for name in MARKED:
+        variant, tiles_of_k, blocks = Variant(name), 64, BLOCKS * 3 * 2
+        marks = driver.zeros(BLOCKS, 3, 64, 3)
+        some = (
+            driver.zeros(blocks * 64 * 64, dtype=torch.float16),
+            driver.zeros(tiles_of_k * 128 * 64, dtype=torch.float16),
+            driver.zeros(tiles_of_k, 4, variant.starts, dtype=torch.float32),
+            driver.zeros(blocks * 64, 4, 4, dtype=torch.int32),
+            marks,
+        )
+        work = Work(*(tensor.data_ptr() for tensor in some))
+        work.blocks, work.tiles, work.places, work.shift = blocks, tiles_of_k, 6, variant.shift
+        driver.launch(search, name, BLOCKS, variant.threads, variant.shared(6), [work])
+        yield f"{name}: clocks of a round", float((marks[:, :, -1, 2] - marks[:, :, 8, 2]).double().mean() / 55), "clocks"
+        yield f"{name}: products", float((marks[..., 1] - marks[..., 0]).double().mean()), "clocks"
+        yield f"{name}: comparison", float((marks[..., 2] - marks[..., 1]).double().mean()), "clocks"
+        yield f"{name}: comparing while another multiplies", shared_time(marks[:8].cpu()), "share"
+
+
+def shared_time(marks: torch.Tensor) -> float:
+    """Return the share of the comparisons' clocks in which another warpgroup of the block has products under way.
+
+    Args:
+        marks: ``[blocks, groups, tiles, 3]``, int64: when products began, when they had ended, when the comparison had ended.
+    """
+    groups, total, both = marks.shape[1], 0, 0
+    for block in marks:
+        for group in range(groups):
+            begin, end = block[group, :, 1], block[group, :, 2]
+            total += int((end - begin).sum())
+            others = torch.cat([block[other] for other in range(groups) if other != group])
+            # Products of two others may be under way at once: merge what overlaps before it is counted.
+            merged: list[list[int]] = []
+            for first, last in sorted(others[:, :2].tolist()):
+                if merged and first <= merged[-1][1]:
+                    merged[-1][1] = max(merged[-1][1], last)
+                else:
+                    merged.append([first, last])
+            busy = torch.tensor(merged)
+            low = torch.maximum(begin[:, None], busy[None, :, 0])
+            both += int((torch.minimum(end[:, None], busy[None, :, 1]) - low).clamp_min(0).sum())
+    return both / max(1, total)
+
+
+def instructions(driver: AnyDriver, path: Path) -> Found:
+    """M3."""
+    yield from _streams(driver, path, "", UNKNOWN)
+
+
+def loads(driver: AnyDriver, path: Path) -> Found:
+    """M4."""
+    for pattern, name in enumerate(("side by side", "four addresses", "one address")):
+        for warps in (1, 12):
+            clocks = driver.zeros(BLOCKS, warps)
+            driver.launch(path, "loads", BLOCKS, 32 * warps, 16384 + 1024, [clocks.data_ptr(), Int(pattern)])
+            yield f"LDS.128, {name}, {warps} warps", float(clocks.double().mean()) / (ROUNDS * 8 * warps), "clocks"
+
+
+def additions(driver: AnyDriver, path: Path) -> Found:
+    """M5."""
+    for pattern, name in enumerate(("neighbours", "a codeword at random", "one cell", "exchange of neighbours")):
+        for warps in (1, 16):
+            clocks = driver.zeros(BLOCKS, warps)
+            driver.launch(path, "additions", BLOCKS, 32 * warps, 256 * 64 * 4 + 1024, [clocks.data_ptr(), Int(pattern), Int(256)])
+            yield f"ATOMS, {name}, {warps} warps", float(clocks.double().mean()) / (ROUNDS * 2 * warps), "clocks"
+
+
+def cache(driver: AnyDriver, path: Path) -> Found:
+    """M6: bytes that reach shared memory, so that a pair counts what both of its blocks get."""
+    codes, clocks, times = driver.zeros(COPIED * 16384, dtype=torch.uint8), driver.zeros(BLOCKS), 20
+    for kernel in ("read_alone", "read_pair"):
+        for ahead in (1, 2, 3, 4, 6):
+            given = [codes.data_ptr(), Int(COPIED), Int(times), Int(ahead), clocks.data_ptr()]
+
+            def call(number: int, kernel: str = kernel, ahead: int = ahead, given: list[int] = given) -> None:
+                driver.launch(path, kernel, BLOCKS, 32, ahead * 16384 + 2048, given)
+
+            us = driver.us(call, 5)
+            yield f"{kernel}, {ahead} under way", BLOCKS * COPIED * times * 16384 / us / 1e6, "TB/s"
+
+
+def small_products(driver: AnyDriver, path: Path) -> Found:
+    """M7."""
+    yield from _streams(driver, path, "", ("hmma",))
+
+
+def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a [64, 16], b [128, 16], start [64, 128] and the exact a b^T + start, all float64, of which a and b are float16 numbers.
+
+    Row: how many small terms (8 choices), their sign, whether 1.0 is the start or a product, the sign of 1.0. Column: the small terms are
+    2^-20 to 2^-31, the others of the 128 columns repeat the last one.
+    """
+    a, b, start = torch.zeros(64, 16).double(), torch.zeros(128, 16).double(), torch.zeros(64, 128).double()
+    powers = torch.arange(128).clamp_max(LOWEST - HIGHEST) + HIGHEST
+    b[:, 0], b[:, 1:] = 1, 2.0 ** (12 - powers.double())[:, None]
+    for row in range(64):
+        count, sign, in_start, large = COUNTS[row % 8], 1 - row // 8 % 2 * 2, row // 16 % 2, 1 - row // 32 * 2
+        a[row, 1 : 1 + count] = sign * 2.0**-12
+        if in_start:
+            start[row] = large
+        else:
+            a[row, 0] = large
+    return a, b, start, a @ b.T + start
+
+
+def accumulator(driver: AnyDriver, path: Path) -> Found:
+    """M8: what a sum lacks, in units of its small term, for every experiment; and the least term that one of them keeps."""
+    a, b, start, exact = experiments()
+    device = "cpu" if driver.dry else "cuda"
+    wide = [torch.nn.functional.pad(values, (0, 48)).half().to(device) for values in (a, b)]
+    left, right = tiles(wide[0], 64), tiles(wide[1], 128)
+    begin, sums = start.float().to(device), driver.zeros(64, 128, dtype=torch.float32)
+    pointers = [tensor.data_ptr() for tensor in (left, right, begin, sums)]
+    driver.launch(path, "product_wgmma", 1, 128, 64 * 128 + 128 * 128 + 1024, pointers)
+    yield from _kept("wgmma", sums, exact)
+    # By mma.sync in blocks of 16 rows and 8 columns; 16 columns hold all powers.
+    blocks = [(row, column) for row in range(0, 64, 16) for column in (0, 8)]
+    parts = [torch.stack([values[at : at + size] for at in starts]).contiguous() for values, size, starts in (
+        (a.half().to(device), 16, [row for row, _ in blocks]),
+        (b.half().to(device), 8, [column for _, column in blocks]),
+    )]  # fmt: skip
+    begins = torch.stack([begin[row : row + 16, column : column + 8] for row, column in blocks]).contiguous()
+    found = driver.zeros(len(blocks), 16, 8, dtype=torch.float32)
+    driver.launch(path, "product_mma", len(blocks), 32, 0, [tensor.data_ptr() for tensor in (*parts, begins, found)])
+    whole = torch.zeros(64, 16)
+    for block, (row, column) in zip(found.cpu(), blocks, strict=True):
+        whole[row : row + 16, column : column + 8] = block
+    yield from _kept("mma.sync", whole, exact)
+
+
+def _kept(name: str, sums: torch.Tensor, exact: torch.Tensor) -> Found:
+    count = LOWEST - HIGHEST + 1
+    lacking = (exact[:, :count] - sums.cpu().double()[:, :count]) * 2.0 ** torch.arange(HIGHEST, LOWEST + 1)
+    yield f"{name}: lacking, in small terms, by experiment and power", lacking.flatten().tolist(), "terms"
+    for row, what in ((0, "product"), (16, "start")):
+        kept = [power for power in range(count) if lacking[row, power] == 0]
+        yield f"{name}: least term kept beside a {what} of 1", float(HIGHEST + max(kept, default=-1)), "power of 1/2"
+
+
+def barriers(driver: AnyDriver, path: Path) -> Found:
+    """M9."""
+    clocks = driver.zeros(3)
+    driver.launch(path, "barriers", 1, 256, 0, [clocks.data_ptr()])
+    for name, value in zip(("turn handed on", "wait for what is over", "hand-over by mbarrier"), clocks.tolist(), strict=True):
+        yield name, float(value), "clocks"
+    for name, early in (("nothing", False), ("nothing_early", True)):
+
+        def call(number: int, name: str = name, early: bool = early) -> None:
+            driver.launch(path, name, BLOCKS, 128, 0, [clocks.data_ptr()], early=early)
+
+        yield f"launch of {name}", driver.us(call, 100), "us"
+
+
+MEASUREMENTS: dict[str, Callable[[AnyDriver, Path], Found]] = {
+    "M1 products beside comparisons": products,
+    "M2 overlap in the loop": overlap,
+    "M3 rates of instructions": instructions,
+    "M4 loads of 16 bytes": loads,
+    "M5 additions in shared memory": additions,
+    "M6 second-level cache": cache,
+    "M7 mma.sync beside products": small_products,
+    "M8 accumulator": accumulator,
+    "M9 barriers and launches": barriers,
+}
+
+
+def measure(driver: AnyDriver, cubins: Path, only: str, save: Callable[[list[Row]], None]) -> tuple[list[Row], int]:
+    """Run the measurements; print a line for each number and save all of them after each. Return them, and how many measurements failed."""
+    rows, failed = list[Row](), 0
+    for title, of in MEASUREMENTS.items():
+        if not re.search(only, title):
+            continue
+        try:
+            for name, value, unit in of(driver, cubins / "micro.cubin"):
+                rows.append({"measurement": title, "name": name.strip(), "value": value, "unit": unit})
+                text = f"{value:10.3f}" if isinstance(value, float) else f"{len(value):6d} numbers"
+                print(f"{title[:2]} {name.strip():<56} {text} {unit}", flush=True)
+        except RuntimeError as error:
+            failed += 1
+            rows.append({"measurement": title, "name": "error", "value": str(error).splitlines()[0], "unit": ""})
+            print(f"{title}: {str(error).splitlines()[0]}", flush=True)
+        save(rows)
+    return rows, failed

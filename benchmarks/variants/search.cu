@@ -1,0 +1,267 @@
+// Variants of the loop of the search: products of 64 rows with 128 codewords at a time, and the comparison of their scores. Rows and
+// codewords come packed as the products read them, so that a variant is timed without what prepares and finishes rows.
+//
+// kGroups warpgroups multiply and compare; a further one copies: a thread the codebook, a thread the rows. Where the ring has a place for
+// every block of the codebook, that is copied once. All warpgroups take as many turns, the last ones maybe with rows that another one has
+// too, whose answers are not written.
+#include "compare.h"
+
+namespace uefl::variants {
+namespace {
+
+constexpr int kCodesBytes = 128 * 64 * 2, kRowsBytes = 64 * 64 * 2, kAhead = 2, kMarks = 64;
+
+struct Work {
+  const unsigned char* rows;   // [blocks, chunks] tiles of 64 x 64 float16
+  const unsigned char* codes;  // [tiles, chunks] blocks of 128 x 64 float16, negated
+  const float* starts;         // [tiles, 4, kStarts] |c|^2 / 2 above a base
+  int* found;                  // [blocks * 64, 4 lanes, {best, second, tile, 0}]
+  long long* marks;            // [grid, groups, kMarks, {begin, multiplied, compared}] clocks
+  int blocks, tiles, places, shift;
+};
+
+// kFirst: the sums begin at the starts. kDescribed: the left operand is read from shared memory by each product. kCluster: blocks that
+// share what they read of the codebook. kMarked: the clock at the beginning and the end of products and comparisons.
+template <class Way, int kGroups_, int kChunks_, bool kOrder_, bool kFirst_ = false, bool kDescribed_ = false, int kCluster_ = 1,
+          bool kMarked_ = false>
+struct Variant {
+  using How = Way;
+  static constexpr int kGroups = kGroups_, kChunks = kChunks_, kCluster = kCluster_, kThreads = (kGroups_ + 1) * 128;
+  static constexpr bool kOrder = kOrder_, kFirst = kFirst_, kDescribed = kDescribed_, kMarked = kMarked_;
+  static constexpr int kTiles = kChunks > 2 ? 1 : kAhead;  // of rows, for each warpgroup
+  static constexpr int kStarts = kFirst ? 68 : 36;         // floats of a lane, beside each other in other banks
+  static constexpr int kStartsBytes = 4 * kStarts * sizeof(float);
+  static constexpr int kRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 152 : 224;
+};
+
+template <class V>
+struct Memory {
+  int places;
+  __device__ unsigned char* codes(int place) const { return dynamic_memory() + place * kCodesBytes; }
+  __device__ unsigned char* rows(int group, int tile) const {
+    return dynamic_memory() + places * kCodesBytes + (group * V::kTiles + tile) * V::kChunks * kRowsBytes;
+  }
+  __device__ unsigned char* starts(int place) const { return rows(V::kGroups, 0) + place * V::kStartsBytes; }
+  __device__ Barrier* full(int place) const { return reinterpret_cast<Barrier*>(starts(places)) + place; }
+  __device__ Barrier* empty(int place) const { return full(places) + place; }
+  __device__ Barrier* rows_full(int group, int tile) const { return empty(places) + group * V::kTiles + tile; }
+  __device__ Barrier* rows_empty(int group, int tile) const { return rows_full(V::kGroups, 0) + group * V::kTiles + tile; }
+};
+
+struct Ring {
+  int size, place = 0;
+  unsigned parity = 0;
+  __device__ void advance() {
+    if (++place == size) place = 0, parity ^= 1;
+  }
+};
+
+template <class V>
+__device__ int rounds_of(const Work& work) {
+  const int at_once = static_cast<int>(gridDim.x) * V::kGroups;
+  return (work.blocks + at_once - 1) / at_once;
+}
+template <class V>
+__device__ int block_of(const Work& work, int round, int group) {
+  return (round * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * V::kGroups + group;
+}
+
+template <class V>
+__device__ void feed_codes(const Work& work, const Memory<V>& memory) {
+  const int blocks = work.tiles * V::kChunks;
+  const bool resident = work.places == blocks;
+  Ring ring{work.places};
+  for (int round = 0; round < (resident ? 1 : rounds_of<V>(work)); ++round) {
+    for (int block = 0; block < blocks; ++block, ring.advance()) {
+      if (!resident) barrier_wait(memory.empty(ring.place), ring.parity ^ 1);
+      Barrier* full = memory.full(ring.place);
+      barrier_arrive_expecting(full, kCodesBytes + V::kStartsBytes);
+      const unsigned char* source = work.codes + static_cast<int64_t>(block) * kCodesBytes;
+      if constexpr (V::kCluster == 1) {
+        copy_bulk(memory.codes(ring.place), source, kCodesBytes, full);
+      } else {
+        constexpr int kShare = kCodesBytes / V::kCluster;
+        const unsigned at = cluster_rank() * kShare;
+        copy_multicast(memory.codes(ring.place) + at, source + at, kShare, full, (1 << V::kCluster) - 1);
+      }
+      copy_bulk(memory.starts(ring.place), work.starts + block / V::kChunks * (V::kStartsBytes / 4), V::kStartsBytes, full);
+    }
+  }
+}
+
+template <class V>
+__device__ void feed_rows(const Work& work, const Memory<V>& memory) {
+  Ring ring{V::kTiles};
+  for (int round = 0; round < rounds_of<V>(work); ++round, ring.advance()) {
+    for (int group = 0; group < V::kGroups; ++group) {
+      const int block = min(block_of<V>(work, round, group), work.blocks - 1);
+      barrier_wait(memory.rows_empty(group, ring.place), ring.parity ^ 1);
+      Barrier* full = memory.rows_full(group, ring.place);
+      barrier_arrive_expecting(full, V::kChunks * kRowsBytes);
+      copy_bulk(memory.rows(group, ring.place), work.rows + static_cast<int64_t>(block) * V::kChunks * kRowsBytes, V::kChunks * kRowsBytes,
+                full);
+    }
+  }
+}
+
+// The products of a tile of codewords. Up to two chunks the fragments stay in registers; of longer rows two chunks are under way. Returns
+// the place of the chunk before the last one, which is still read where there are two.
+template <class V>
+__device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 ? 2 : V::kChunks][4][4], const unsigned char* rows,
+                        const Memory<V>& memory, Ring& ring, bool arrived, const auto& release) {
+  int before = 0;
+  UEFL_UNROLL
+  for (int chunk = 0; chunk < V::kChunks; ++chunk) {
+    if (!arrived) barrier_wait(memory.full(ring.place), ring.parity);
+    auto& fragment = fragments[V::kChunks > 2 ? chunk % 2 : chunk];
+    if constexpr (V::kChunks > 2 && !V::kDescribed) {
+      UEFL_UNROLL
+      for (int step = 0; step < 4; ++step) load_fragment(fragment[step], rows + chunk * kRowsBytes, step);
+    }
+    const uint64_t right = operand(memory.codes(ring.place)), left = operand(rows + chunk * kRowsBytes);
+    registers_settled(sums);
+    products_begin();
+    UEFL_UNROLL
+    for (int step = 0; step < 4; ++step) {
+      const bool add = V::kFirst || chunk + step > 0;
+      if constexpr (V::kDescribed) {
+        multiply_described(sums, left + step * kOperandStep, right + step * kOperandStep, add);
+      } else {
+        multiply_group(sums, fragment[step], right + step * kOperandStep, add);
+      }
+    }
+    products_commit();
+    if (V::kChunks > 2 && chunk > 0) {
+      products_wait<1>();
+      release(before);
+    }
+    if (chunk + 1 < V::kChunks) {
+      before = ring.place;
+      ring.advance();
+    }
+  }
+  return before;
+}
+
+template <class V>
+__device__ void compare(const float (&sums)[64], const float* starts, int shift, int tile, Kept (&kept)[2]) {
+  float scores[2][32];
+  UEFL_UNROLL
+  for (int n = 0; n < 32; n += 4) {
+    const float4 start = V::kFirst ? float4{} : *reinterpret_cast<const float4*>(starts + n);
+    const float of[4] = {start.x, start.y, start.z, start.w};
+    UEFL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      UEFL_UNROLL
+      for (int row = 0; row < 2; ++row) {
+        const float sum = sums[(n + i) / 2 * 4 + 2 * row + (n + i) % 2];
+        scores[row][n + i] = V::kFirst ? sum : sum + of[i];
+      }
+    }
+  }
+  UEFL_UNROLL
+  for (int row = 0; row < 2; ++row) kept[row].add(V::How::run(scores[row], shift), tile);
+}
+
+template <class V>
+__device__ void search(const Work& work, const Memory<V>& memory) {
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, t = lane % 4;
+  const bool resident = work.places == work.tiles * V::kChunks;
+  Ring codes{work.places}, tiles{V::kTiles};
+  const auto release = [&](int place) {
+    if (resident) return;
+    __syncwarp();
+    if (lane >= V::kCluster) return;
+    V::kCluster == 1 ? barrier_arrive(memory.empty(place)) : arrive_at(memory.empty(place), lane);
+  };
+  if (V::kOrder && group == 0) turn_pass(1);  // the first turn is its own
+  const int rounds = rounds_of<V>(work);
+  for (int round = 0; round < rounds; ++round, tiles.advance()) {
+    const int block = block_of<V>(work, round, group);
+    const unsigned char* rows = memory.rows(group, tiles.place);
+    barrier_wait(memory.rows_full(group, tiles.place), tiles.parity);
+    uint32_t fragments[V::kChunks > 2 ? 2 : V::kChunks][4][4];
+    if constexpr (V::kChunks <= 2 && !V::kDescribed) {
+      UEFL_UNROLL
+      for (int step = 0; step < V::kChunks * 4; ++step)
+        load_fragment(fragments[step / 4][step % 4], rows + step / 4 * kRowsBytes, step % 4);
+    }
+    Kept kept[2];
+    float sums[64];
+    for (int tile = 0; tile < work.tiles; ++tile) {
+      long long* mark = work.marks + ((blockIdx.x * V::kGroups + group) * kMarks + tile) * 3;
+      const bool marked = V::kMarked && round == 0 && tile < kMarks && threadIdx.x % 128 == 0;
+      if constexpr (V::kFirst) {
+        if (round == 0 || !resident) barrier_wait(memory.full(codes.place), codes.parity);
+        const float* first = reinterpret_cast<const float*>(memory.starts(codes.place)) + t * V::kStarts;
+        UEFL_UNROLL
+        for (int i = 0; i < 64; i += 4) {
+          const float4 start = *reinterpret_cast<const float4*>(first + i);
+          sums[i] = start.x, sums[i + 1] = start.y, sums[i + 2] = start.z, sums[i + 3] = start.w;
+        }
+      }
+      if (V::kOrder) turn_wait(1 + group);
+      if (marked) mark[0] = now();
+      const int before = multiply<V>(sums, fragments, rows, memory, codes, resident && round > 0, release);
+      if (V::kOrder) turn_pass(1 + (group + 1) % V::kGroups);
+      products_wait<0>();
+      registers_settled(sums);
+      if (marked) mark[1] = now();
+      compare<V>(sums, reinterpret_cast<const float*>(memory.starts(codes.place)) + t * V::kStarts, work.shift, tile, kept);
+      if (marked) mark[2] = now();
+      if (V::kChunks == 2) release(before);
+      release(codes.place);
+      codes.advance();
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(memory.rows_empty(group, tiles.place));
+    UEFL_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      const int64_t at = static_cast<int64_t>(block) * 64 + warp * 16 + lane / 4 + 8 * row;
+      const int4 answer{kept[row].two.best, kept[row].two.second, kept[row].tile, 0};
+      if (block < work.blocks) reinterpret_cast<int4*>(work.found)[at * 4 + t] = answer;
+    }
+  }
+}
+
+template <class V>
+__device__ void run(const Work& work) {
+  const Memory<V> memory{work.places};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < work.places; ++i) {
+      barrier_init(memory.full(i), 1);
+      barrier_init(memory.empty(i), V::kCluster * V::kGroups * 4);
+    }
+    for (int i = 0; i < V::kGroups * V::kTiles; ++i) {
+      barrier_init(memory.rows_full(0, i), 1);
+      barrier_init(memory.rows_empty(0, i), 4);
+    }
+    barriers_are_there();
+  }
+  __syncthreads();
+  if (V::kCluster > 1) cluster_sync();
+  if (threadIdx.x / 128 < V::kGroups) {
+    more_registers<V::kRegisters>();
+    search<V>(work, memory);
+  } else {
+    fewer_registers<V::kGroups == 4 ? 32 : 40>();
+    if (threadIdx.x == V::kGroups * 128) feed_codes<V>(work, memory);
+    if (threadIdx.x == V::kGroups * 128 + 32) feed_rows<V>(work, memory);
+  }
+  __syncwarp();
+  if (V::kCluster > 1) cluster_sync();  // no block ends while another one may write to it
+}
+
+}  // namespace
+
+#define VARIANT(name, ...)                                                                                  \
+  extern "C" __global__ void __launch_bounds__((Variant<__VA_ARGS__>::kThreads), 1) name(const Work work) { \
+    run<Variant<__VA_ARGS__>>(work);                                                                        \
+  }
+#define VARIANT_CLUSTER(name, ...)                                                                                                    \
+  extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__((Variant<__VA_ARGS__>::kThreads), 1) name(const Work work) { \
+    run<Variant<__VA_ARGS__>>(work);                                                                                                  \
+  }
+#include "table.h"
+
+}  // namespace uefl::variants
