@@ -1,8 +1,6 @@
 // Instructions that the variants and the micro-measurements use beside those of csrc/cuda/hopper.h.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 #include "cuda/hopper.h"
@@ -13,6 +11,7 @@ namespace {
 
 using namespace uefl::cuda;
 
+#if defined(__CUDACC__)  // tests/cpp/test_cuda_variants.cpp has these for the CPU
 __device__ inline long long now() {
   long long clock;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
@@ -70,6 +69,7 @@ __device__ inline void multiply_described(float (&c)[64], uint64_t a, uint64_t b
 
 // Between what this thread wrote to shared memory and products that read it.
 __device__ inline void written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#endif
 
 // Fragments of 16 rows of a warp and 16 elements from a tile of 64 x 64 in the layout of operand().
 __device__ inline void load_fragment(uint32_t (&fragment)[4], const unsigned char* tile, int step) {

@@ -11,11 +11,15 @@ namespace {
 
 constexpr int kCodesBytes = 128 * 64 * 2, kRowsBytes = 64 * 64 * 2, kAhead = 2, kMarks = 64;
 
+struct alignas(16) Answer {  // of a lane for a row
+  int best, second, tile, none;
+};
+
 struct Work {
   const unsigned char* rows;   // [blocks, chunks] tiles of 64 x 64 float16
   const unsigned char* codes;  // [tiles, chunks] blocks of 128 x 64 float16, negated
   const float* starts;         // [tiles, 4, kStarts] |c|^2 / 2 above a base
-  int* found;                  // [blocks * 64, 4 lanes, {best, second, tile, 0}]
+  Answer* found;               // [blocks * 64, 4 lanes]
   long long* marks;            // [grid, groups, kMarks, {begin, multiplied, compared}] clocks
   int blocks, tiles, places, shift;
 };
@@ -62,7 +66,7 @@ __device__ int rounds_of(const Work& work) {
   return (work.blocks + at_once - 1) / at_once;
 }
 template <class V>
-__device__ int block_of(const Work& work, int round, int group) {
+__device__ int block_of(int round, int group) {
   return (round * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * V::kGroups + group;
 }
 
@@ -94,7 +98,7 @@ __device__ void feed_rows(const Work& work, const Memory<V>& memory) {
   Ring ring{V::kTiles};
   for (int round = 0; round < rounds_of<V>(work); ++round, ring.advance()) {
     for (int group = 0; group < V::kGroups; ++group) {
-      const int block = min(block_of<V>(work, round, group), work.blocks - 1);
+      const int block = lesser(block_of<V>(round, group), work.blocks - 1);
       barrier_wait(memory.rows_empty(group, ring.place), ring.parity ^ 1);
       Barrier* full = memory.rows_full(group, ring.place);
       barrier_arrive_expecting(full, V::kChunks * kRowsBytes);
@@ -104,11 +108,13 @@ __device__ void feed_rows(const Work& work, const Memory<V>& memory) {
   }
 }
 
-// The products of a tile of codewords. Up to two chunks the fragments stay in registers; of longer rows two chunks are under way. Returns
-// the place of the chunk before the last one, which is still read where there are two.
+// The products of a tile of codewords. A turn is a tile of one or two chunks, or else a chunk: a warpgroup that sent more chunks than the
+// ring has places would wait for another one to give them back, which waits for its turn. Up to two chunks the fragments stay in registers;
+// of longer rows two chunks are under way. Returns the place of the chunk before the last one, which is still read where there are two.
 template <class V>
 __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 ? 2 : V::kChunks][4][4], const unsigned char* rows,
                         const Memory<V>& memory, Ring& ring, bool arrived, const auto& release) {
+  const int group = threadIdx.x / 128;
   int before = 0;
   UEFL_UNROLL
   for (int chunk = 0; chunk < V::kChunks; ++chunk) {
@@ -118,6 +124,7 @@ __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 
       UEFL_UNROLL
       for (int step = 0; step < 4; ++step) load_fragment(fragment[step], rows + chunk * kRowsBytes, step);
     }
+    if (V::kOrder && V::kChunks > 2) turn_wait(1 + group);
     const uint64_t right = operand(memory.codes(ring.place)), left = operand(rows + chunk * kRowsBytes);
     registers_settled(sums);
     products_begin();
@@ -131,6 +138,7 @@ __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 
       }
     }
     products_commit();
+    if (V::kOrder && V::kChunks > 2) turn_pass(1 + (group + 1) % V::kGroups);
     if (V::kChunks > 2 && chunk > 0) {
       products_wait<1>();
       release(before);
@@ -177,7 +185,7 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
   if (V::kOrder && group == 0) turn_pass(1);  // the first turn is its own
   const int rounds = rounds_of<V>(work);
   for (int round = 0; round < rounds; ++round, tiles.advance()) {
-    const int block = block_of<V>(work, round, group);
+    const int block = block_of<V>(round, group);
     const unsigned char* rows = memory.rows(group, tiles.place);
     barrier_wait(memory.rows_full(group, tiles.place), tiles.parity);
     uint32_t fragments[V::kChunks > 2 ? 2 : V::kChunks][4][4];
@@ -200,10 +208,10 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
           sums[i] = start.x, sums[i + 1] = start.y, sums[i + 2] = start.z, sums[i + 3] = start.w;
         }
       }
-      if (V::kOrder) turn_wait(1 + group);
+      if (V::kOrder && V::kChunks <= 2) turn_wait(1 + group);
       if (marked) mark[0] = now();
       const int before = multiply<V>(sums, fragments, rows, memory, codes, resident && round > 0, release);
-      if (V::kOrder) turn_pass(1 + (group + 1) % V::kGroups);
+      if (V::kOrder && V::kChunks <= 2) turn_pass(1 + (group + 1) % V::kGroups);
       products_wait<0>();
       registers_settled(sums);
       if (marked) mark[1] = now();
@@ -218,8 +226,8 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
     UEFL_UNROLL
     for (int row = 0; row < 2; ++row) {
       const int64_t at = static_cast<int64_t>(block) * 64 + warp * 16 + lane / 4 + 8 * row;
-      const int4 answer{kept[row].two.best, kept[row].two.second, kept[row].tile, 0};
-      if (block < work.blocks) reinterpret_cast<int4*>(work.found)[at * 4 + t] = answer;
+      const Answer answer{kept[row].two.best, kept[row].two.second, kept[row].tile, 0};
+      if (block < work.blocks) work.found[at * 4 + t] = answer;
     }
   }
 }

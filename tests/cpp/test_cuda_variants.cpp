@@ -1,0 +1,160 @@
+// The variants of the search that benchmarks time, on the CPU: rings, turns, and what the lanes keep. Clusters have no emulation.
+#include "check.h"
+#include "cuda/emulation.h"
+#include "cuda/emulation_hopper.h"
+#include "cuda/emulation_mma.h"
+
+#define __cluster_dims__(...)
+
+namespace uefl::variants {
+namespace {
+
+using namespace uefl::cuda;
+
+inline long long now() { return 0; }
+inline unsigned cluster_rank() { return 0; }
+inline void cluster_sync() { emulation::refuse("a cluster"); }
+inline void arrive_at(Barrier*, unsigned) { emulation::refuse("a cluster"); }
+inline void copy_multicast(void*, const void*, unsigned, Barrier*, uint16_t) { emulation::refuse("a cluster"); }
+
+// Named barriers of 256 threads, of which those that hand on do not wait.
+struct Turn {
+  int missing = 256;
+  emulation::Waiting waiting = {};
+  bool arrive() {
+    if (--missing > 0) return false;
+    missing = 256;
+    emulation::wake(waiting);
+    return true;
+  }
+};
+inline std::map<std::pair<unsigned, int>, Turn> turns;  // of each block
+inline void turn_wait(int name) {
+  Turn& turn = turns[{emulation::blocks_run, name}];
+  if (!turn.arrive()) emulation::wait_in(turn.waiting);
+}
+inline void turn_pass(int name) { turns[{emulation::blocks_run, name}].arrive(); }
+
+inline void multiply_described(float (&c)[64], uint64_t a, uint64_t b, bool add) {
+  emulation::products[threadIdx.x].open.push_back([&c, a, b, add, thread = threadIdx.x] {
+    for (int i = 0; i < 64; ++i) {
+      const int row = static_cast<int>(thread / 32 % 4 * 16 + thread % 32 / 4) + i % 4 / 2 * 8;
+      const int column = i / 4 * 8 + static_cast<int>(thread % 4) * 2 + i % 2;
+      if (!add) c[i] = 0;
+      for (int half = 0; half < 2; ++half) {
+        const auto left = emulation::chunk_of(a, row, half), right = emulation::chunk_of(b, column, half);
+        for (int k = 0; k < 8; ++k) c[i] += emulation::half_value(left[k]) * emulation::half_value(right[k]);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace uefl::variants
+
+#include "../../benchmarks/variants/search.cu"
+
+namespace variants = uefl::variants;
+using uefl::cuda::from_half, uefl::cuda::to_half;
+
+constexpr int kColumns = 128, kRows = 64, kElements = 64;
+
+// Values [count, d] in tiles of so many rows and 64 elements, swizzled as the products read them.
+static std::vector<__uint128_t> tiles(const std::vector<float>& values, int64_t d, int64_t rows, float factor) {
+  std::vector<__uint128_t> storage(values.size() / 8);
+  auto* packed = reinterpret_cast<uint16_t*>(storage.data());
+  for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
+    const int64_t row = i / d, j = i % d, chunks = d / kElements;
+    const int64_t tile = row / rows * chunks + j / kElements, place = j % kElements / 8 ^ row % 8;
+    packed[(tile * rows + row % rows) * kElements + place * 8 + j % 8] = to_half(factor * values[i]);
+  }
+  return storage;
+}
+
+// K codewords of small whole numbers, so that products are exact and ties are none of a rounding.
+template <class V, class Kernel>
+static void check(const char* name, Kernel kernel, int blocks, int k, int places) {
+  std::mt19937 random(static_cast<unsigned>(places + k));
+  const int64_t d = V::kChunks * kElements, rows = blocks * kRows;
+  std::vector<float> x(rows * d), codes(k * d), scores(k);
+  for (float& value : x) value = static_cast<float>(static_cast<int>(random() % 9) - 4);
+  for (float& value : codes) value = static_cast<float>(static_cast<int>(random() % 7) - 3) / 2;
+  const auto packed_rows = tiles(x, d, kRows, 1), packed_codes = tiles(codes, d, kColumns, -1);
+  const float base = 1.5f * static_cast<float>(1 << 15);
+  std::vector<__uint128_t> storage(k / kColumns * V::kStarts);
+  auto* starts = reinterpret_cast<float*>(storage.data());
+  std::vector<float> half(k);
+  for (int code = 0; code < k; ++code) {
+    for (int64_t j = 0; j < d; ++j) half[code] += codes[code * d + j] * codes[code * d + j] / 2;
+  }
+  for (int tile = 0; tile < k / kColumns; ++tile) {
+    for (int lane = 0; lane < 4; ++lane) {
+      for (int i = 0; i < (V::kFirst ? 64 : 32); ++i) {
+        const int column = (V::kFirst ? i / 4 : i / 2) * 8 + 2 * lane + i % 2;
+        starts[(tile * 4 + lane) * V::kStarts + i] = half[tile * kColumns + column] + base;
+      }
+    }
+  }
+  std::vector<variants::Answer> found(rows * 4, variants::Answer{-1, -1, -1, -1});
+  const variants::Work work{reinterpret_cast<const unsigned char*>(packed_rows.data()),
+                            reinterpret_cast<const unsigned char*>(packed_codes.data()),
+                            starts,
+                            found.data(),
+                            nullptr,
+                            blocks,
+                            k / kColumns,
+                            places,
+                            V::How::kShift};
+  std::memset(emulation::shared, 0xff, sizeof emulation::shared);
+  variants::turns.clear();
+  emulation::launch(2, V::kThreads, kernel, work);
+
+  constexpr int kGroup = 32 / V::How::kShift;
+  int64_t wrong = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int code = 0; code < k; ++code) {
+      scores[code] = half[code];
+      for (int64_t j = 0; j < d; ++j) scores[code] -= x[row * d + j] * codes[code * d + j];
+    }
+    // Each lane's least and second least, in the packed numbers that the kernel keeps.
+    for (int lane = 0; lane < 4; ++lane) {
+      std::vector<int> all;
+      for (int tile = 0; tile < k / kColumns; ++tile) {
+        for (int group = 0; group < 32 / kGroup; ++group) {
+          int least = INT_MAX;
+          for (int i = 0; i < kGroup; ++i) {
+            const int n = group * kGroup + i, code = tile * kColumns + n / 2 * 8 + 2 * lane + n % 2;
+            least = std::min(least, __float_as_int(scores[code] + base));
+          }
+          all.push_back(static_cast<int>(static_cast<unsigned>(least) * V::How::kShift + static_cast<unsigned>(group)));
+        }
+      }
+      std::partial_sort(all.begin(), all.begin() + 2, all.end());
+      const variants::Answer& kept = found[row * 4 + lane];
+      wrong += kept.best != all[0] || kept.second != all[1] || kept.tile < 0 || kept.tile >= k / kColumns;
+    }
+  }
+  CHECK(wrong == 0, "%s, K %d, %d places: %ld of %ld lanes", name, k, places, static_cast<long>(wrong), static_cast<long>(4 * rows));
+}
+
+#define CHECK_VARIANT(name, blocks, k, places, ...) check<variants::Variant<__VA_ARGS__>>(#name, variants::name, blocks, k, places)
+
+void run() {
+  using variants::Cross, variants::Groups, variants::Packed;
+  // All of the codebook in shared memory, and a ring; more blocks of rows than the warpgroups take at once, and a last round that is not
+  // full.
+  for (const int places : {3, 4}) {
+    CHECK_VARIANT(packed_3_1, 8, 512, places, Packed, 3, 1, false);
+    CHECK_VARIANT(cross_3_1_turns, 8, 512, places, Cross, 3, 1, true);
+    CHECK_VARIANT(g4_3_1_turns, 8, 512, places, Groups<4>, 3, 1, true);
+  }
+  CHECK_VARIANT(g4_3_1_turns_first, 7, 256, 2, Groups<4>, 3, 1, true, true);
+  CHECK_VARIANT(g4_3_1_turns_described, 7, 512, 3, Groups<4>, 3, 1, true, false, true);
+  CHECK_VARIANT(g4_4_1_turns, 9, 256, 2, Groups<4>, 4, 1, true);
+  CHECK_VARIANT(g8_3_1_turns_first, 7, 512, 3, Groups<8>, 3, 1, true, true);
+  CHECK_VARIANT(g4_3_2_turns, 7, 256, 4, Groups<4>, 3, 2, true);
+  CHECK_VARIANT(g4_3_2_turns, 7, 256, 3, Groups<4>, 3, 2, true);
+  CHECK_VARIANT(g4_2_4_turns, 5, 256, 3, Groups<4>, 2, 4, true);
+  CHECK_VARIANT(g4_2_8_turns, 3, 256, 4, Groups<4>, 2, 8, true);
+  CHECK_VARIANT(g4_2_8, 3, 256, 3, Groups<4>, 2, 8, false);
+}
