@@ -100,11 +100,20 @@ def innermost_loop(lines: list[str], pattern: str) -> list[str]:
     return min(loops, key=len)
 
 
-def comparison(lines: list[str]) -> list[str]:
-    """Return the instructions of search_wgmma between the products and the first exchange of lanes: 64 scores of a thread."""
-    last = max(i for i, line in enumerate(lines) if "HGMMA" in line)
-    end = next(i for i in range(last, len(lines)) if re.search(r"\bSHFL|\bBRA\.DIV", lines[i]))
-    return operations(lines[last + 1 : end])
+def without(lines: list[str], pattern: str) -> list[str]:
+    """Leave out the blocks that a branch jumps over and in which an instruction matches the pattern: few threads execute them."""
+    labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
+    for i, line in enumerate(lines):
+        target = re.match(r"@.*\bBRA\b.*`\((\.L_\w+)\)", line)
+        end = labels.get(target[1], 0) if target else 0
+        if end > i and any(re.search(pattern, inner) for inner in lines[i:end]):
+            return lines[: i + 1] + without(lines[end:], pattern)
+    return lines
 
 
-SCORES = 64  # of a thread in comparison()
+def tile_loop(lines: list[str]) -> list[str]:
+    """Of search_wgmma what a multiplying warp executes for 128 codewords: for 64 scores of a thread, if the rows are of one chunk."""
+    return operations(without(innermost_loop(lines, "HGMMA"), "UBLKCP"))
+
+
+SCORES = 64  # of a thread in tile_loop()

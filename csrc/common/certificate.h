@@ -48,10 +48,25 @@
 //   one product      1.01 R G + 1.01 (|y| + R) T, with |y| + R for |y| in the line above; R = |y - y1|, measured or below 1.01 2^-11 |y|
 //   three products   1.02 2^-22 |y| G + 1.01 |y| L + 1.02 2^-11 |y| (T + L)
 // beside E of float32 for inputs, h_k and the definition. Rows shorter than 2^-60 of the codewords are as if they were that long.
+//
+// The line "one product" needs no more of a row than that R is measured and that no element of y1 overflows. So a search may scale all rows
+// by one power of two that takes the longest of them below 2^15, or take float16 rows as they are: short rows lose bits, and R counts
+// them. The squares of which R and |y| are sums are exact or rounded once, but for those below 2^-126, at most d 2^-125 in sum of the
+// scaled row, which is added. In float32 d sums of rounded squares are off by (d + 1) u, and the root by 2 u: both within the 1.01 under
+// it.
+//
+// A search may also keep of several codewords only the least score, and score them again later by another order of the same products. Each
+// of both scores is within E, so that the rule holds for any two of them: if a score s of one codeword and the score t of another differ
+// by more than 2 E, the order of the two in the definition is that of s and t. And what is known of the least of several codewords
+// holds for each of them, since none of their scores is below it.
+//
+// Where the least score is not certain, let third be the least score of all codewords but those of two sets. If third - best > 2 E, the
+// winner of the definition is in one of the two sets, and the definition may decide among their members alone.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define UEFL_HOST_DEVICE __host__ __device__
@@ -109,17 +124,23 @@ UEFL_HOST_DEVICE static inline double score_error_fp16_sum(int64_t d, double hal
          5.05 * static_cast<double>(d + 16) * 0x1p-24 * norm * (radius + rest_radius);
 }
 
-// One product: E = constant + norm |y| + square |y|^2 + rest R, what R = |y - y1| multiplies apart, because each row has its own.
-struct ErrorTerms {
-  double constant, norm, square, rest;
+// One product: E = constant + norm |y| + square |y|^2 + rest R, what R = |y - y1| multiplies apart, because each row has its own. In
+// float32 the terms are within a thousandth of those in float64.
+template <class Real>
+struct ErrorTermsOf {
+  Real constant, norm, square, rest;
 };
+using ErrorTerms = ErrorTermsOf<double>;
 
-UEFL_HOST_DEVICE static inline ErrorTerms fp16_error(int64_t d, double half_square, double radius, double rest_radius, bool euclidean) {
-  const double elements = static_cast<double>(d + 8), rounding = elements * 1.01 * 0x1p-24, tiny = elements * 0x1p-125;
-  const double accumulated = 5.05 * static_cast<double>(d + 16) * 0x1p-24 * (radius + rest_radius);
-  if (d > (1 << 16)) return {INFINITY, 0, 0, 0};
-  return {rounding * half_square + tiny * (1 + radius), rounding * radius + tiny + accumulated + 1.01 * rest_radius,
-          euclidean ? elements * 0x1p-53 : 0, accumulated + 1.01 * (radius + rest_radius)};
+template <class Real = double>
+UEFL_HOST_DEVICE static inline ErrorTermsOf<Real> fp16_error(int64_t d, std::type_identity_t<Real> half_square,
+                                                             std::type_identity_t<Real> radius, std::type_identity_t<Real> rest_radius,
+                                                             bool euclidean) {
+  const Real elements = static_cast<Real>(d + 8), rounding = elements * Real(1.01 * 0x1p-24), tiny = elements * Real(0x1p-125);
+  const Real accumulated = static_cast<Real>(d + 16) * Real(5.05 * 0x1p-24) * (radius + rest_radius);
+  if (d > (1 << 16)) return {Real(INFINITY), 0, 0, 0};
+  return {rounding * half_square + tiny * (1 + radius), rounding * radius + tiny + accumulated + Real(1.01) * rest_radius,
+          euclidean ? elements * Real(0x1p-53) : 0, accumulated + Real(1.01) * (radius + rest_radius)};
 }
 
 UEFL_HOST_DEVICE static inline double score_error_fp16x3(int64_t d, double half_square, double radius, double rest_radius,

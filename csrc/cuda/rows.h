@@ -4,9 +4,12 @@
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#define UEFL_PRAGMA(text) _Pragma(#text)
 #define UEFL_UNROLL _Pragma("unroll")  // so that arrays of a thread are registers
+#define UEFL_UNROLL_BY(count) UEFL_PRAGMA(unroll count)
 #else
 #define UEFL_UNROLL
+#define UEFL_UNROLL_BY(count)
 #endif
 
 #include <cstdint>
@@ -28,6 +31,13 @@ namespace {
 
 constexpr int kThreads = 256, kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ constexpr bool is_half(float) { return false; }
+__device__ constexpr bool is_half(double) { return false; }
+#if defined(__CUDACC__)
+__device__ constexpr bool is_half(__half) { return true; }
+__device__ constexpr bool is_half(__nv_bfloat16) { return false; }
+#endif
 
 __device__ inline float widen(float value) { return value; }
 __device__ inline double widen(double value) { return value; }

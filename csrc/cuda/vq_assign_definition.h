@@ -7,10 +7,9 @@
 namespace uefl::cuda {
 namespace {
 
-// The distance to one codeword; NaN where it is not finite. Loads of eight elements run ahead of the sum, whose order is fixed.
-template <class T>
+// The distance to one codeword; NaN where it is not finite. Loads of kAhead elements run ahead of the sum, whose order is fixed.
+template <int kAhead = 8, class T>
 __device__ double distance(const T* row, int64_t stride, const double* code, int64_t d, bool euclidean) {
-  constexpr int kAhead = 8;
   double total = 0;
   for (int64_t start = 0; start < d; start += kAhead) {
     double values[kAhead], codes[kAhead];

@@ -48,7 +48,7 @@ struct MmaRows {
   int found[kMmaRows], candidates[kMmaRows][kMostCandidates];
 };
 
-static_assert(sizeof(MmaRows) + kMmaRows / kWarp * OpenRows::kBytes <= kMmaStaticBytes);
+static_assert(sizeof(MmaRows) + kMmaRows / kWarp * sizeof(OpenRows::Rows) <= kMmaStaticBytes);
 
 // The scores of a thread for one row against its limit, which few of them are within.
 __device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64_t first_code, int row, float limit, MmaRows& known) {
@@ -89,8 +89,7 @@ template <class T, Pass kPass>
 __global__ void __launch_bounds__(kThreads, 2)
     search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed, bool exact, int64_t* indices) {
   __shared__ MmaRows known;
-  __shared__ int64_t list_outputs[kMmaRows / kWarp][OpenRows::kRoom];
-  __shared__ float list_limits[kMmaRows / kWarp][OpenRows::kRoom];
+  __shared__ OpenRows::Rows open_rows[kMmaRows / kWarp];
   uint16_t* rows = reinterpret_cast<uint16_t*>(dynamic_memory());  // [width / 64] blocks of 64 rows
   uint16_t* buffers = rows + mma_width(shape.d) * kMmaRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int part = shape.stride == 1 ? threadIdx.x % kParts : threadIdx.x / kMmaRows;
   const int64_t all = shape.outputs / shape.books, tiles = (all + kMmaRows - 1) / kMmaRows * shape.books;
   const int chunks = width / kBlockElements, code_blocks = static_cast<int>(shape.padded_k / kBlockCodes) * chunks;
-  OpenRows list{list_outputs[warp % 2], list_limits[warp % 2]};  // of warps 0 and 1, which judge the rows
+  OpenRows list{&open_rows[warp % 2]};  // of warps 0 and 1, which judge the rows
 
   for (int64_t work = blockIdx.x; work < tiles; work += gridDim.x) {
     const int64_t book = work % shape.books, first_row = work / shape.books * kMmaRows;
@@ -128,12 +127,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     };
     const float norm = row_norm(sum_of(known.squares, row), shape.d, code_exponent), up = scale_up(norm);
     for (int j = part * 4; j < width; j += kParts * 4) {
-      uint32_t low, high;
-      halves_of(centred_four(source, shape, centre, j), up, low, high, rest);
+      uint2 halves;
+      halves_of(centred_four(source, shape, centre, j), up, halves.x, halves.y, rest);
       uint16_t* block = rows + j / kBlockElements * (kMmaRows * kBlockElements);
-      const int place = fragment_place(j % kBlockElements);
-      *reinterpret_cast<uint32_t*>(block + swizzled(row, place)) = low;
-      *reinterpret_cast<uint32_t*>(block + swizzled(row, place + 8)) = high;
+      *reinterpret_cast<uint2*>(block + swizzled(row, j % kBlockElements)) = halves;
     }
     known.rests[part][row] = rest;
     if (part == 0) {
@@ -224,10 +221,10 @@ __global__ void __launch_bounds__(kThreads, 2)
         TopTwo all_codes{INT_MAX, INT_MAX, 0};
         for (int i = 0; i < 4; ++i) all_codes.merge(known.bests[i][which], known.seconds[i][which], known.numbers[i][which]);
         const bool there = first_row + which < count;
-        float limit;
-        const bool certain = is_certain(all_codes, known.norm[which], known.rest[which], certificate, base, exact, limit);
+        const Verdict verdict(known.norm[which], known.rest[which], certificate, base);
+        const bool certain = verdict.holds() && (!exact || verdict.apart(all_codes.best, all_codes.second));
         if (there && certain) indices[output_of(which)] = all_codes.index;
-        list.push(there && !certain, output_of(which), limit, packed, book, shape);
+        list.push(there && !certain, output_of(which), verdict.limit(all_codes.best, base), packed, book, shape);
         if (shape.books > 1) list.flush(packed, book, shape);
       }
     }

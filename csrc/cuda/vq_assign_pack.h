@@ -23,10 +23,6 @@ constexpr int kColumnBits = 5;  // of the number of a column beside a score; see
 constexpr int kBlockCodes = 128, kBlockElements = 64, kBlockHalves = kBlockCodes * kBlockElements;
 __device__ inline int swizzled(int row, int element) { return row * kBlockElements + (element ^ row % 8 * 8); }
 
-// A fragment of a product takes elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of every 16 from lane t of four. Rows and codewords may be in
-// any order if it is the same: with element j at this place, a lane has four neighbours.
-__device__ inline int fragment_place(int j) { return j / 16 * 16 + j % 16 / 4 * 2 + j % 4 / 2 * 8 + j % 2; }
-
 // Of 128 codewords, lane t of four has columns 2 t and 2 t + 1 of every eight: 32 that lie side by side here, and four more, so that the
 // four lanes read from different banks.
 constexpr int kStarts = 4 * 36;
@@ -156,11 +152,10 @@ __device__ float measure_row(const T* row, const Shape& shape, const float* cent
   return sqrtf(warp_sum(square));
 }
 
-// Rows shorter than that, and no NaN, have scores far below kNever and elements within float16; others no first pass answers. The radius
-// is that of the codewords, or a little more.
-__device__ inline float reach_of(const double* bounds, float radius) {
-  return bounds[0] < 0x1p90 && bounds[1] < 0x1p59 ? fminf(0x1p60f, 0x1p90f / radius) : 0;
-}
+// Rows shorter than that, and no NaN, with a product with the longest codeword below the other number, have scores far below kNever and
+// elements within float16; others no first pass answers.
+constexpr float kLargestProduct = 0x1p90f;
+__device__ inline float reach_of(const double* bounds) { return bounds[0] < 0x1p90 && bounds[1] < 0x1p59 ? 0x1p60f : 0; }
 
 // The numbers base + score: base = 1.5 * 2^e with |score| < 2^(e - 1) for all rows up to a length.
 struct Base {
@@ -175,9 +170,16 @@ struct Base {
   __device__ float score(int bits) const { return __int_as_float((__float_as_int(base) & 0x7f800000) | (bits & 0x007fffff)) - base; }
 };
 
-// For wgmma one base serves all rows of a book, up to 16 times as long as the longest of the sample: that takes four bits of the distance
-// of two scores, which float16 has long lost.
-__device__ inline float longest_row(const double* bounds) { return 16 * static_cast<float>(bounds[3]); }
+// Rows shorter than this count as if they were that long. A product of the smallest scales of rows and of codewords is a normal number.
+__device__ inline float least_norm(int code_exponent) {
+  return power(code_exponent - 60 > -98 - code_exponent ? code_exponent - 60 : -98 - code_exponent);
+}
+
+// For wgmma one base, and one power of two, serve all rows of a book, up to 16 times as long as the longest of the sample: that takes
+// four bits of the distance of two scores, which float16 has long lost.
+__device__ inline float longest_row(const double* bounds) {
+  return fmaxf(16 * static_cast<float>(bounds[3]), least_norm(book_exponent(bounds)));
+}
 __device__ inline float longest_row(const Packed& packed, int64_t book) { return longest_row(packed.bounds + 4 * book); }
 __device__ inline Base base_of(const double* bounds) {
   return {1.01f * static_cast<float>(bounds[0]), 1.01f * static_cast<float>(bounds[1]), longest_row(bounds)};
@@ -216,11 +218,11 @@ __device__ inline void find_bounds(const Shape& shape, const Packed& packed, int
   double length = 0;
   for (int64_t tile = threadIdx.x; tile < tiles; tile += kThreads) length = fmax(length, packed.longest[book * tiles + tile]);
   bounds[1] = block_largest(length), bounds[0] = shape.euclidean ? bounds[1] * bounds[1] / 2 : 0;
-  const float reach = reach_of(bounds, static_cast<float>(bounds[1]));
+  const float reach = reach_of(bounds);
   float row = 0;
   for (int i = threadIdx.x; i < kSampledRows && sampled; i += kThreads) {
     const float norm = packed.sampled[book * kSampledRows + i];
-    row = norm < reach && norm > row ? norm : row;
+    row = norm < reach && norm * bounds[1] < kLargestProduct && norm > row ? norm : row;
   }
   bounds[2] = 0, bounds[3] = block_largest(row);
 }
@@ -238,7 +240,7 @@ __device__ inline double write_halves(const Shape& shape, const Packed& packed, 
   for (int64_t j = lane; j < chunks * kBlockElements; j += kWarp) {
     const double value = finite && j < shape.d ? (exact[j] - packed.centre[book * shape.d + j]) * up : 0;
     const uint16_t bits = to_half(static_cast<float>(value));
-    blocks[j / kBlockElements * kBlockHalves + swizzled(static_cast<int>(k % kBlockCodes), fragment_place(j % kBlockElements))] = bits;
+    blocks[j / kBlockElements * kBlockHalves + swizzled(static_cast<int>(k % kBlockCodes), static_cast<int>(j % kBlockElements))] = bits;
     rest += (value - from_half(bits)) * (value - from_half(bits));
   }
   const int64_t place = code / kBlockCodes * kStarts + start_place(static_cast<int>(k % kBlockCodes));

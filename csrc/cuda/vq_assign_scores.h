@@ -83,7 +83,7 @@ __device__ inline void halves_of(const Four<float>& y, float up, uint32_t& low, 
 
 // The length of a row y from its square, or a little more; infinity where it is not a number.
 __device__ inline float row_norm(float square, int64_t d, int code_exponent) {
-  const float norm = fmaxf(sqrtf(1.01f * square + static_cast<float>(d) * 0x1p-125f), power(code_exponent - 60));
+  const float norm = fmaxf(sqrtf(1.01f * square + static_cast<float>(d) * 0x1p-125f), least_norm(code_exponent));
   return isnan(square) ? INFINITY : norm;
 }
 // What takes a row to a length in [2^14, 2^15), and what takes its products with the packed codewords back.
@@ -91,6 +91,32 @@ __device__ inline float scale_up(float norm) { return power(14 - exponent_of(nor
 __device__ inline float scale_down(float norm, int code_exponent) { return power(exponent_of(norm, -126, 60) + code_exponent - 28); }
 // |y - y1| from the square of what a scaled row lacks in float16, or a little more.
 __device__ inline float row_rest(float square, float norm) { return 1.01f * sqrtf(square) * power(exponent_of(norm, -126, 60) - 14); }
+
+// The power of two that takes all rows of a book to lengths below 2^15, for wgmma. float16 rows that are not centred stay as they are.
+struct RowScale {
+  float up, down;  // for rows; for their products with the packed codewords
+  float least;     // length that a row counts with
+  float back;      // 1 / up
+  bool centred;    // the centre is not zero
+
+  RowScale() = default;
+  // All lanes of a warp make one.
+  __device__ RowScale(const Shape& shape, const Packed& packed, int64_t book, bool halves) : centred(false) {
+    for (int64_t j = threadIdx.x % kWarp; j - threadIdx.x % kWarp < shape.d; j += kWarp) {
+      centred = centred || __any_sync(kAllLanes, j < shape.d && packed.centre[book * shape.d + j] != 0);
+    }
+    const int code_exponent = book_exponent(packed, book), row_exponent = exponent_of(longest_row(packed, book), -126, 60);
+    const int shift = halves && !centred ? 0 : 14 - row_exponent;
+    up = power(shift), back = power(-shift), down = power(code_exponent - 14 - shift), least = least_norm(code_exponent);
+  }
+  // From the squares of scaled rows, or a little more; squares below 2^-126 may be lost. Infinity where a row is not a number.
+  __device__ float norm(float square, int64_t d) const {
+    const float norm = fmaxf(rough_root(1.01f * square + static_cast<float>(d) * 0x1p-125f) * back, least);
+    return isnan(square) ? INFINITY : norm;
+  }
+  __device__ float rest(float square, int64_t d) const { return rough_root(1.01f * square + static_cast<float>(d) * 0x1p-125f) * back; }
+};
+
 // The bound of a score of a book: the terms of fp16_error (common/certificate.h) in float32, a little larger.
 struct Certificate {
   float constant, norm, square, rest;
@@ -100,14 +126,14 @@ struct Certificate {
   Certificate() = default;
   __device__ Certificate(const Shape& shape, const Packed& packed, int64_t book) {
     const double* bounds = packed.bounds + 4 * book;
-    const double rest_radius = bounds[2] / power(14 - book_exponent(packed, book));
-    const ErrorTerms terms = fp16_error(shape.d, bounds[0], bounds[1], rest_radius, shape.euclidean);
-    const auto above = [](double value) { return static_cast<float>(1.01 * value); };
-    constant = above(terms.constant), norm = above(terms.norm), square = above(terms.square), rest = above(terms.rest);
-    half_square = above(bounds[0]), radius = above(bounds[1] + rest_radius);
-    reach = reach_of(bounds, radius);
+    const auto found = [&](int i) { return static_cast<float>(bounds[i]); };
+    const float rest_radius = found(2) * power(book_exponent(packed, book) - 14);
+    const auto terms = fp16_error<float>(shape.d, found(0), found(1), rest_radius, shape.euclidean);
+    constant = 1.01f * terms.constant, norm = 1.01f * terms.norm, square = 1.01f * terms.square, rest = 1.01f * terms.rest;
+    half_square = 1.01f * found(0), radius = 1.01f * (found(1) + rest_radius);
+    reach = reach_of(bounds);
   }
-  __device__ bool holds(float norm) const { return norm < reach; }
+  __device__ bool holds(float norm) const { return norm < reach && norm * radius < kLargestProduct; }
 
   __device__ float error(float row_norm, float row_rest) const {
     return constant + row_norm * (norm + row_norm * square) + rest * row_rest;
@@ -127,18 +153,19 @@ struct TwoLeast {
   }
 };
 
-// Of eight, as a tree: 2.5 operations each, eight of them independent at a time.
+// Of a power of two of them, as a tree: 2.5 operations each of eight.
 constexpr int kGroupColumns = 8;
-__device__ inline TwoLeast two_least(const int (&packed)[kGroupColumns]) {
-  TwoLeast pairs[kGroupColumns / 2];
+template <int kCount>
+__device__ inline TwoLeast two_least(const int (&packed)[kCount]) {
+  TwoLeast pairs[kCount / 2];
   UEFL_UNROLL
-  for (int i = 0; i < kGroupColumns / 2; ++i) {
+  for (int i = 0; i < kCount / 2; ++i) {
     pairs[i] = {lesser(packed[2 * i], packed[2 * i + 1]), greater(packed[2 * i], packed[2 * i + 1])};
   }
   UEFL_UNROLL
-  for (int step = 1; step < kGroupColumns / 2; step *= 2) {
+  for (int step = 1; step < kCount / 2; step *= 2) {
     UEFL_UNROLL
-    for (int i = 0; i < kGroupColumns / 2; i += 2 * step) pairs[i].add(pairs[i + step]);
+    for (int i = 0; i < kCount / 2; i += 2 * step) pairs[i].add(pairs[i + step]);
   }
   return pairs[0];
 }
@@ -165,11 +192,17 @@ struct TopTwo {
   }
 };
 
-// Of tiles of 4 kColumns codewords, columns 2 t and 2 t + 1 of every eight are those of lane t of four; the best of the four.
+// The codeword of a column of lane t, in tiles of 4 kColumns: columns 2 t and 2 t + 1 of every eight codewords are those of lane t of four.
+template <int kColumns>
+__device__ inline int codeword_of(int tile, int packed_score, int t) {
+  const int column = packed_score & ((1 << kColumnBits) - 1);
+  return tile * (4 * kColumns) + column / 2 * 8 + t * 2 + column % 2;
+}
+
+// The best of the four lanes of a row.
 template <int kColumns>
 __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
-  const int number = top.found.best & ((1 << kColumnBits) - 1), t = static_cast<int>(threadIdx.x % 4);
-  TopTwo all{top.found.best, top.found.second, top.tile * (4 * kColumns) + number / 2 * 8 + t * 2 + number % 2};
+  TopTwo all{top.found.best, top.found.second, codeword_of<kColumns>(top.tile, top.found.best, static_cast<int>(threadIdx.x % 4))};
   UEFL_UNROLL
   for (int step = 1; step <= 2; step *= 2) {
     all.merge(__shfl_xor_sync(kAllLanes, all.best, step), __shfl_xor_sync(kAllLanes, all.second, step),
@@ -178,21 +211,31 @@ __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
   return all;
 }
 
-// What is certain is written; of what is not, the limit that a candidate's score has at most (NaN: score all by the definition).
-__device__ inline bool is_certain(const TopTwo& found, float norm, float rest, const Certificate& certificate, const Base& base, bool exact,
-                                  float& limit) {
-  const float error = certificate.error(norm, rest) + base.unit;
-  const float gap = static_cast<float>((found.second >> kColumnBits) - (found.best >> kColumnBits)) * base.unit;
-  const bool held = certificate.holds(norm) && error < INFINITY;
-  limit = held ? base.score(found.best >> kColumnBits) + 2.2f * (error + base.unit) : NAN;
-  return held && (!exact || gap > 2.02f * error);
-}
+// How far a score of a row must be above the least one, so that its codeword is certainly farther away.
+struct Verdict {
+  float error;  // infinite where nothing is certain
+  float unit;
+
+  __device__ Verdict(float norm, float rest, const Certificate& certificate, const Base& base)
+      : error(certificate.holds(norm) ? certificate.error(norm, rest) + base.unit : INFINITY), unit(base.unit) {}
+  __device__ bool holds() const { return error < INFINITY; }
+  __device__ bool apart(int best, int other) const {
+    return static_cast<float>((other >> kColumnBits) - (best >> kColumnBits)) * unit > 2.02f * error;
+  }
+  // The score that a candidate has at most. NaN: score all by the definition.
+  __device__ float limit(int best, const Base& base) const {
+    return holds() ? base.score(best >> kColumnBits) + 2.2f * (error + unit) : NAN;
+  }
+};
 
 // The open rows of a warp on their way to the list of a book: written 32 at a time, so that few warps ever wait for a number there.
 struct OpenRows {
-  static constexpr int kRoom = 2 * kWarp, kBytes = kRoom * (sizeof(int64_t) + sizeof(float));
-  int64_t* outputs;  // [kRoom] in shared memory, and
-  float* limits;
+  static constexpr int kRoom = 2 * kWarp;
+  struct Rows {
+    int64_t outputs[kRoom];
+    float limits[kRoom];
+  };
+  Rows* rows;  // in shared memory
   int count = 0;
 
   // All lanes of the warp call it.
@@ -200,16 +243,16 @@ struct OpenRows {
     const unsigned votes = __ballot_sync(kAllLanes, open);
     if (votes == 0) return;
     const int lane = threadIdx.x % kWarp, place = count + __popc(votes & ((1u << lane) - 1));
-    if (open) outputs[place] = output, limits[place] = limit;
+    if (open) rows->outputs[place] = output, rows->limits[place] = limit;
     count += __popc(votes);
     __syncwarp();
     if (count < kWarp) return;
     write(kWarp, packed, book, shape);
     count -= kWarp;
-    const int64_t left_output = outputs[kWarp + lane];
-    const float left_limit = limits[kWarp + lane];
+    const int64_t left_output = rows->outputs[kWarp + lane];
+    const float left_limit = rows->limits[kWarp + lane];
     __syncwarp();
-    outputs[lane] = left_output, limits[lane] = left_limit;
+    rows->outputs[lane] = left_output, rows->limits[lane] = left_limit;
     __syncwarp();
   }
 
@@ -219,13 +262,13 @@ struct OpenRows {
   }
 
  private:
-  __device__ void write(int rows, const Packed& packed, int64_t book, const Shape& shape) {
+  __device__ void write(int number, const Packed& packed, int64_t book, const Shape& shape) {
     const int lane = threadIdx.x % kWarp;
     unsigned long long first = 0;
-    if (lane == 0) first = atomicAdd(reinterpret_cast<unsigned long long*>(packed.counts + book), static_cast<unsigned long long>(rows));
+    if (lane == 0) first = atomicAdd(reinterpret_cast<unsigned long long*>(packed.counts + book), static_cast<unsigned long long>(number));
     first = __shfl_sync(kAllLanes, first, 0);
     const int64_t at = book * (shape.outputs / shape.books) + static_cast<int64_t>(first) + lane;
-    if (lane < rows) packed.listed[at] = outputs[lane], packed.limits[at] = limits[lane];
+    if (lane < number) packed.listed[at] = rows->outputs[lane], packed.limits[at] = rows->limits[lane];
     __syncwarp();
   }
 };

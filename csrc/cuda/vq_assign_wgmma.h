@@ -1,330 +1,371 @@
-// The first pass of vq_assign on sm_90a: one block on each multiprocessor for the whole pass. The tests also run it on the CPU,
-// barriers, copies and shared-memory layouts and all.
+// The first pass of vq_assign on sm_90a: one block on each multiprocessor for the whole pass. The tests also run it on the CPU, barriers,
+// copies and shared-memory layouts and all. The warps of a block have roles, with rings of barriers between them:
 //
-//   two or three warpgroups take 64 rows each: every warp makes float16 fragments of its own 16 rows, in registers; products with 128
-//   codewords at a time; the two least scores in registers
-//   a warp for each of them copies its rows of x, as they are, into a ring of stages of 16 rows
-//   a warp copies the codebook, in blocks of 128 codewords x 64 elements: once where it fits, in a ring where it does not
+//   prepare   four warps copy rows of x, 16 each, and make float16 tiles of them, as the products read them, with the length of each row
+//             and what float16 lost. They alone know the type of x and its strides. (this file)
+//   multiply  two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least score of each lane. Each
+//             sends its products when it is its turn, and compares while the others multiply. The codebook is copied once where it fits;
+//             where it does not, a thread of the last warpgroup copies a block whenever one is done with. (this file)
+//   finish    four warps merge what the lanes of a row found, judge it, and write. (vq_assign_wgmma_finish.h)
 //
-// While some warpgroups compare, the others multiply. Bulk copies of one dimension do it all: the codebook is packed as the products read
-// it, and rows are converted anyway. So there is no tensor map to encode, hand over and keep right under graph capture.
+// Bulk copies of one dimension do it all: the codebook is packed as the products read it, and rows are converted anyway. So there is no
+// tensor map to encode, hand over and keep right under graph capture.
 #pragma once
 
-#include "cuda/vq_assign_wgmma_plan.h"
+#include "cuda/vq_assign_wgmma_finish.h"
 
 namespace uefl::cuda {
 namespace {
 
-struct Memory {
-  const Stages& stages;
+// The blocks of the codebook in the order in which they are multiplied. One thread copies them: all at once where each has a stage, else
+// all but one, and then one for each that the last warpgroup, which this thread is of, begins to multiply.
+struct CodeBlocks {
+  Ring ring;
+  int rounds, round, tile, chunk;
 
-  template <class T>
-  __device__ T* at(int offset) const {
-    return reinterpret_cast<T*>(dynamic_memory() + offset);
-  }
-  __device__ uint16_t* codes(int place) const { return at<uint16_t>(place * kBlockBytes); }
-  __device__ float* starts(int place) const { return at<float>(stages.starts_at + place * kStartBytes); }
-  __device__ Barrier* codes_full(int place) const { return at<Barrier>(stages.codes_ready_at) + place; }
-  __device__ Barrier* codes_empty(int place) const { return codes_full(stages.codes + place); }
-  // The stages of the warpgroups one after another.
-  __device__ unsigned char* rows(int place) const { return at<unsigned char>(stages.rows_at + place * kStageRows * stages.row_bytes); }
-  __device__ Barrier* rows_full(int place) const { return at<Barrier>(stages.rows_ready_at) + place; }
-  __device__ Barrier* rows_empty(int place) const { return rows_full(stages.groups * stages.rows + place); }
-};
-
-// A place in a ring, and the parity of its phase.
-struct Ring {
-  int stages, place = 0;
-  unsigned parity = 0;
-
-  __device__ void advance(int by) {
-    for (place += by; place >= stages; place -= stages) parity ^= 1;
+  __device__ void copy_next(const Packed& packed, const Stages& stages, const Memory& memory) {
+    if (round == rounds) return;
+    barrier_wait(memory.codes_empty(ring.place), ring.parity ^ 1);
+    const int64_t number = int64_t{stages.resident ? 0 : stages.items.book(blockIdx.x, round)} * stages.items.code_tiles + tile;
+    const uint16_t* block = packed.halves + (number * stages.chunks + chunk) * kBlockHalves;
+    Barrier* full = memory.codes_full(ring.place);
+    const bool last_chunk = ++chunk == stages.chunks;  // the starts of the tile come with it
+    barrier_arrive_expecting(full, last_chunk ? kBlockBytes + kStartBytes : kBlockBytes);
+    copy_bulk(memory.codes(ring.place), block, kBlockBytes, full);
+    if (last_chunk) copy_bulk(memory.starts(ring.place), packed.starts + number * kStarts, kStartBytes, full);
+    ring.advance();
+    if (!last_chunk) return;
+    chunk = 0;
+    if (++tile == stages.items.code_tiles && !stages.resident) tile = 0, ++round;
   }
 };
 
-// The work of a block: tiles of rows of one book each, 64 for each warpgroup.
-struct Tiles {
-  int64_t count, number;
-  int rows_of_tile;
-
-  UEFL_HOST_DEVICE Tiles(const Shape& shape, int groups)
-      : count(shape.outputs / shape.books),
-        number((count + groups * kGroupRows - 1) / (groups * kGroupRows) * shape.books),
-        rows_of_tile(groups * kGroupRows) {}
-  // A 64-bit division takes a hundred instructions, which most calls can do without.
-  __device__ int64_t book(const Shape& shape, int64_t tile) const { return shape.books == 1 ? 0 : tile % shape.books; }
-  __device__ int64_t first_row(const Shape& shape, int64_t tile, int group) const {
-    return (shape.books == 1 ? tile : tile / shape.books) * rows_of_tile + group * kGroupRows;
-  }
-  // Of a stage that begins with this row.
-  __device__ int rows(int64_t first) const {
-    return static_cast<int>(count - first < 0 ? 0 : count - first < kStageRows ? count - first : kStageRows);
-  }
-};
-
-__device__ inline void feed_codes(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory) {
-  const int64_t blocks = shape.padded_k / kBlockCodes * stages.chunks;  // of a book
-  const auto feed = [&](int64_t block, int place) {
-    Barrier* full = memory.codes_full(place);
-    barrier_arrive_expecting(full, kBlockBytes + kStartBytes);
-    copy_bulk(memory.codes(place), packed.halves + block * kBlockHalves, kBlockBytes, full);
-    copy_bulk(memory.starts(place), packed.starts + block / stages.chunks * kStarts, kStartBytes, full);
-  };
-  if (stages.resident) {
-    for (int block = 0; block < stages.codes; ++block) feed(block, block);
-    for (int block = 0; block < stages.codes; ++block) barrier_wait(memory.codes_full(block), 0);  // not to leave before the copies have
-    return;
-  }
-  Ring ring{stages.codes};
-  for (int64_t tile = blockIdx.x; tile < Tiles(shape, stages.groups).number; tile += gridDim.x) {
-    for (int64_t block = 0; block < blocks; ++block) {
-      barrier_wait(memory.codes_empty(ring.place), ring.parity ^ 1);
-      feed(tile % shape.books * blocks + block, ring.place);
-      ring.advance(1);
-    }
-  }
-}
-
-// Of every second warpgroup.
+// Eight elements of a row, zero from number left on; in rows of 16-bit elements all are there or none.
 template <class T>
-__device__ void feed_rows(const T* x, int first_group, const Shape& shape, const Stages& stages, const Memory& memory) {
-  const Tiles tiles(shape, stages.groups);
-  const int lane = threadIdx.x % kWarp;
-  Ring ring{stages.rows};
-  for (int64_t tile = blockIdx.x; tile < tiles.number; tile += gridDim.x) {
-    for (int start = 0; start < kGroupRows; start += kStageRows, ring.advance(1)) {
-      for (int group = first_group; group < stages.groups; group += 2) {
-        const int64_t first = tiles.first_row(shape, tile, group) + start, book = tiles.book(shape, tile);
-        const int rows = tiles.rows(first), place = group * stages.rows + ring.place;
-        unsigned char* stage = memory.rows(place);
-        Barrier* full = memory.rows_full(place);
-        barrier_wait(memory.rows_empty(place), ring.parity ^ 1);
-        __syncwarp();  // a stage of no rows may come back at once: to a lane that still waits, that phase looks like the one before it
-        if (lane == 0) barrier_arrive_expecting(full, rows * stages.row_bytes);
-        __syncwarp();
-        if (stages.dense) {
-          if (lane == 0 && rows > 0) copy_bulk(stage, x + first * shape.d, rows * stages.row_bytes, full);
-        } else if (lane < rows) {
-          copy_bulk(stage + lane * stages.row_bytes, x + shape.begin((first + lane) * shape.books + book), stages.row_bytes, full);
-        }
-      }
-    }
+__device__ inline void load_eight(const T* from, int left, float (&values)[8]) {
+  constexpr int kAtOnce = sizeof(uint4) / sizeof(T);
+  UEFL_UNROLL
+  for (int i = 0; i < 8; i += kAtOnce) {
+    T some[kAtOnce];
+    const uint4 bits = i < left ? *reinterpret_cast<const uint4*>(from + i) : uint4{};
+    memcpy(static_cast<void*>(some), &bits, sizeof bits);
+    UEFL_UNROLL
+    for (int e = 0; e < kAtOnce; ++e) values[i + e] = widen(some[e]);
   }
 }
 
-// What a thread knows of rows g and g + 8 of its warp.
-struct RowPair {
-  float norm[2], rest[2], down[2];
-};
+// Lane r and r + 16 take row r of a warp, every second 16 bytes of the tile each. Eight rows at once read and write different banks
+// where a row is 128 bytes: they take their pieces in another order, that of the products of the row's number in GF(8), which still
+// differ from each other after the swizzle.
+__device__ inline int piece_order(int row) { return (row << 1 & 7) ^ (row & 4 ? 3 : 0); }
 
-// The 16 rows of a stage: centred, scaled to a length in [2^14, 2^15), in float16 fragments, which each thread keeps; those of rows that
-// have more than one chunk in shared memory.
-template <class T, bool kLong>
-__device__ RowPair convert_rows(const unsigned char* stage, int rows, const Stages& stages, const float* centre, int64_t d,
-                                int code_exponent, uint32_t (&fragment)[4][4], uint4* fragments) {
-  const int g = threadIdx.x % kWarp / 4, t = threadIdx.x % 4;
-  const auto elements = [&](int r, int64_t j) {
-    if (g + 8 * r >= rows || j >= d) return Four<float>{};
-    return less_centre(load_four(reinterpret_cast<const T*>(stage + (g + 8 * r) * stages.row_bytes) + j), load_four(centre + j));
-  };
-  RowPair pair{};
-  const int chunks = kLong ? stages.chunks : 1;
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    UEFL_UNROLL
-    for (int step = 0; step < 4; ++step) {
+// One chunk of 16 rows into a tile; adds up the squares of the elements and of what float16 lost, scaled.
+template <class T>
+__device__ void convert(const unsigned char* raw, unsigned char* tile, int left, const float* centre, float up, float& square,
+                        float& rest) {
+  const int row = threadIdx.x % kWarpRows, half = threadIdx.x / kWarpRows % 2;
+  UEFL_UNROLL_BY(2)
+  for (int i = 0; i < 8; i += 2) {
+    const int piece = (i + half) ^ piece_order(row % 8);
+    const T* from = reinterpret_cast<const T*>(raw) + piece * 8;
+    float values[8];
+    uint4 halves{};
+    load_eight(from, left - piece * 8, values);
+    if (is_half(T{}) && centre == nullptr) {
+      if (piece * 8 < left) halves = *reinterpret_cast<const uint4*>(from);
+    } else {
       UEFL_UNROLL
-      for (int r = 0; r < 2; ++r) pair.norm[r] = squared(elements(r, chunk * kBlockElements + 16 * step + 4 * t), pair.norm[r]);
-    }
-  }
-  float up[2];
-  UEFL_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    pair.norm[r] += __shfl_xor_sync(kAllLanes, pair.norm[r], 1);
-    pair.norm[r] += __shfl_xor_sync(kAllLanes, pair.norm[r], 2);
-    pair.norm[r] = row_norm(pair.norm[r], d, code_exponent);
-    up[r] = scale_up(pair.norm[r]), pair.down[r] = scale_down(pair.norm[r], code_exponent);
-  }
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    UEFL_UNROLL
-    for (int step = 0; step < 4; ++step) {
-      UEFL_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        halves_of(elements(r, chunk * kBlockElements + 16 * step + 4 * t), up[r], fragment[step][r], fragment[step][2 + r], pair.rest[r]);
-      }
-      if (!kLong) continue;
-      fragments[(chunk * 4 + step) * kGroupThreads] = {fragment[step][0], fragment[step][1], fragment[step][2], fragment[step][3]};
-    }
-  }
-  UEFL_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    pair.rest[r] += __shfl_xor_sync(kAllLanes, pair.rest[r], 1);
-    pair.rest[r] += __shfl_xor_sync(kAllLanes, pair.rest[r], 2);
-    pair.rest[r] = row_rest(pair.rest[r], pair.norm[r]);
-  }
-  return pair;
-}
-
-// The scores of two rows and 128 codewords, of which the two least are kept.
-__device__ inline void compare(const float (&dot)[64], const float* starts, const float (&down)[2], int shift, int tile,
-                               PackedTopTwo (&top)[2]) {
-  const float* own = starts + threadIdx.x % 4 * (kStarts / 4);
-  TwoLeast found[2];
-  UEFL_UNROLL
-  for (int i = 0; i < kWgmmaColumns; i += kGroupColumns) {
-    int packed[2][kGroupColumns];
-    UEFL_UNROLL
-    for (int c = i; c < i + kGroupColumns; c += 4) {
-      const Four<float> start = load_four(own + c);
-      UEFL_UNROLL
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 0; e < 8; e += 4) {
+        const Four<float> middle = centre != nullptr && piece * 8 + e < left ? load_four(centre + piece * 8 + e) : Four<float>{};
+        Four<float> four{values[e] - middle.of[0], values[e + 1] - middle.of[1], values[e + 2] - middle.of[2],
+                         values[e + 3] - middle.of[3]};
+        halves_of(four, up, e == 0 ? halves.x : halves.z, e == 0 ? halves.y : halves.w, rest);
         UEFL_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          packed[r][c - i + e] = pack(fmaf(-dot[2 * (c + e) - e % 2 + 2 * r], down[r], start.of[e]), c + e, shift);
-        }
+        for (int j = 0; j < 4; ++j) values[e + j] = four.of[j] * up;
       }
     }
     UEFL_UNROLL
-    for (int r = 0; r < 2; ++r) found[r].add(two_least(packed[r]));
+    for (int e = 0; e < 8; e += 4) square = squared({values[e], values[e + 1], values[e + 2], values[e + 3]}, square);
+    *reinterpret_cast<uint4*>(tile + row * (kBlockElements * 2) + (piece ^ row % 8) * 16) = halves;
   }
-  UEFL_UNROLL
-  for (int r = 0; r < 2; ++r) top[r].add(found[r], tile);
 }
 
-// What the rows of a book are judged by: float64 until here, so it is made once for a book.
-struct Judge {
-  Certificate certificate;
-  Base base;
-  float longest;
-  int code_exponent;
+// A warp's copies of its rows, 16 of them and a chunk at a time.
+template <class T>
+struct RawRows {
+  const T* x;
+  Ring ring;
+  int item = 0, chunk = 0;
+  const T* row = nullptr;  // of this lane, where rows do not lie side by side
 
-  Judge() = default;
-  __device__ Judge(const Shape& shape, const Packed& packed, int64_t book)
-      : certificate(shape, packed, book),
-        base(base_of(packed, book)),
-        longest(longest_row(packed, book)),
-        code_exponent(book_exponent(packed, book)) {}
+  __device__ void copy_next(const Shape& shape, const Stages& stages, const Memory& memory, int items) {
+    if (item == items) return;
+    const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
+    const Item here = stages.items.at(blockIdx.x, item);
+    const int rows = here.rows(warp * kWarpRows), place = warp * stages.raw + ring.place;
+    unsigned char* stage = memory.raw(place);
+    Barrier* full = memory.raw_full(place);
+    if (stages.dense) {
+      if (lane == 0) {
+        barrier_arrive_expecting(full, rows * stages.row_bytes);
+        if (rows > 0) copy_bulk(stage, x + (here.first + warp * kWarpRows) * shape.d, rows * stages.row_bytes, full);
+      }
+    } else {
+      int64_t book;
+      if (chunk == 0 && lane < rows) row = x + stages.origin.begin(shape, here.output(shape, warp * kWarpRows + lane), book);
+      const int left = (static_cast<int>(shape.d) - chunk * kBlockElements) * static_cast<int>(sizeof(T));
+      const int bytes = left < stages.row_bytes ? left : stages.row_bytes;
+      if (lane == 0) barrier_arrive_expecting(full, rows * bytes);
+      __syncwarp();
+      if (lane < rows) copy_bulk(stage + lane * stages.row_bytes, row + chunk * kBlockElements, bytes, full);
+    }
+    ring.advance();
+    if (++chunk == stages.chunks) chunk = 0, ++item;
+  }
 };
 
-// kLong: rows of more than one chunk.
-template <class T, bool kLong>
-__device__ void assign_rows(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory, bool exact,
-                            int64_t* indices) {
-  const Tiles tiles(shape, stages.groups);
-  const int group = threadIdx.x / kGroupThreads, warp = threadIdx.x / kWarp % 4, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  const int code_tiles = static_cast<int>(shape.padded_k / kBlockCodes);
-  uint4* fragments = memory.at<uint4>(stages.fragments_at + group * stages.fragment_bytes) + threadIdx.x % kGroupThreads;
-  const int own_list = (group * kGroupLists + warp) * OpenRows::kRoom;
-  OpenRows list{memory.at<int64_t>(stages.outputs_at) + own_list, memory.at<float>(stages.limits_at) + own_list};
-  const int chunks = kLong ? stages.chunks : 1;
-  bool arrived = false;  // all of a resident codebook
-  Judge judge;
-  Ring codes{stages.codes}, rows{stages.rows};
-  if (stages.of_one_warp()) rows.advance(warp);
-  const auto release = [&](int place) {
-    if (stages.resident) return;
+template <class T>
+__device__ void prepare(const T* x, const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory) {
+  const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
+  const int items = stages.items.number(blockIdx.x), d = static_cast<int>(shape.d);
+  RawRows<T> rows{x, {stages.raw}};
+  Ring raw{stages.raw}, tiles{stages.tiles};
+  RowScale scale{};
+  const float* centre = nullptr;
+  float square = 0, rest = 0;
+  int chunk = 0, ahead = stages.raw;  // copies run this many chunks ahead
+  for (int item = 0; item < items; rows.copy_next(shape, stages, memory, items)) {
+    if (ahead > 0) {
+      --ahead;
+      continue;
+    }
+    if (chunk == 0 && (item == 0 || shape.books > 1)) {
+      const int64_t book = stages.items.at(blockIdx.x, item).book;
+      scale = RowScale(shape, packed, book, is_half(T{}));
+      centre = scale.centred ? packed.centre + book * shape.d : nullptr;
+    }
+    barrier_wait(memory.raw_full(warp * stages.raw + raw.place), raw.parity);
+    barrier_wait(memory.tile_free(tiles.place, chunk), tiles.parity ^ 1);
+    const int first = chunk * kBlockElements;
+    convert<T>(memory.raw(warp * stages.raw + raw.place) + lane % kWarpRows * stages.row_bytes,
+               memory.tile(tiles.place, chunk) + warp * (kWarpRows * kBlockElements * 2), d - first,
+               centre == nullptr ? nullptr : centre + first, scale.up, square, rest);
+    const bool last_chunk = chunk + 1 == stages.chunks;
+    if (last_chunk) {
+      square += __shfl_xor_sync(kAllLanes, square, kWarpRows), rest += __shfl_xor_sync(kAllLanes, rest, kWarpRows);
+      barrier_wait(memory.slot_free(tiles.place), tiles.parity ^ 1);
+      Slot* slot = memory.slot(tiles.place);
+      const int row = warp * kWarpRows + lane % kWarpRows;
+      lane < kWarpRows ? slot->norm[row] = scale.norm(square, d) : slot->rest[row] = scale.rest(rest, d);
+      square = rest = 0;
+    }
+    written_for_products();
+    __syncwarp();  // all lanes have read the raw rows and written the tile
+    if (lane == 0) barrier_arrive(memory.tile_ready(tiles.place, chunk));
+    raw.advance();
+    if (++chunk == stages.chunks) chunk = 0, ++item, tiles.advance();
+  }
+}
+
+// The scores of two rows and 128 codewords, of which the two least are kept. kCross: all of them, exactly. The least is looked for in rows
+// of eight columns and, across them, in eight sets of four; two scores that share a row do not share a set, so that the second is the
+// lesser of both seconds. Else: only the least of every four columns goes on, with the number of the first of them.
+template <bool kCross>
+__device__ inline void compare(const float (&dot)[64], const Four<float>& early, const float* starts, float down, int shift, int tile,
+                               PackedTopTwo (&top)[2]) {
+  constexpr int kKept = kCross ? kWgmmaColumns : kWgmmaColumns / 4;
+  int packed[2][kKept];
+  UEFL_UNROLL
+  for (int c = 0; c < kWgmmaColumns; c += 4) {
+    const Four<float> start = c == 0 ? early : load_four(starts + c);
+    UEFL_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const auto score = [&](int e) { return fmaf(-dot[2 * (c + e) - e % 2 + 2 * r], down, start.of[e]); };
+      if constexpr (kCross) {
+        UEFL_UNROLL
+        for (int e = 0; e < 4; ++e) packed[r][c + e] = pack(score(e), c + e, shift);
+      } else {
+        const auto bits = [&](int e) { return __float_as_int(score(e)); };  // positive, so they order as integers
+        packed[r][c / 4] = pack(__int_as_float(lesser(least(bits(0), bits(1), bits(2)), bits(3))), c, shift);
+      }
+    }
+  }
+  UEFL_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    TwoLeast found;
+    if constexpr (kCross) {
+      int rows[4], sets[8];
+      UEFL_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int* of = packed[r] + 8 * i;
+        rows[i] = lesser(least(least(of[0], of[1], of[2]), of[3], of[4]), least(of[5], of[6], of[7]));
+      }
+      UEFL_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const int* of = packed[r] + i;
+        sets[i] = lesser(least(of[0], of[8], of[16]), of[24]);
+      }
+      found = two_least(rows);
+      found.second = lesser(found.second, two_least(sets).second);
+    } else {
+      found = two_least(packed[r]);
+    }
+    top[r].add(found, tile);
+  }
+}
+
+// Turns of the warpgroups: named barriers, of which each waits for its own warps and for those of the one before it.
+template <int kGroups>
+struct Turns {
+  static constexpr int kFirst = 1, kMeet = 2 * kGroupThreads;
+  bool in_turn, first, last;  // of the warpgroups
+  int own, next;              // barriers
+
+  __device__ Turns(int group, bool turns)
+      : in_turn(turns), first(group == 0), last(group + 1 == kGroups), own(kFirst + group), next(last ? kFirst : own + 1) {}
+  __device__ void begin() const {
+    if (in_turn && first) named_arrive(kFirst, kMeet);
+  }
+  __device__ void wait() const {
+    if (in_turn) named_wait(own, kMeet);
+  }
+  __device__ void pass(bool last_of_all) const {
+    if (in_turn && !last_of_all) named_arrive(next, kMeet);
+  }
+};
+
+// Products of 64 rows with a block of codewords, 64 elements of each.
+__device__ inline void multiply_chunk(float (&dot)[64], const uint32_t (&fragment)[4][4], uint64_t codes) {
+  UEFL_UNROLL
+  for (int i = 0; i < 4; ++i) multiply_group(dot, fragment[i], codes + i * kOperandStep, i > 0);
+  products_commit();
+}
+__device__ inline void multiply_chunk(float (&dot)[64], uint64_t rows, uint64_t codes, bool add) {
+  UEFL_UNROLL
+  for (int i = 0; i < 4; ++i) multiply_group(dot, rows + i * kOperandStep, codes + i * kOperandStep, add || i > 0);
+  products_commit();
+}
+
+// kLong: rows of more than one chunk, which the products read from shared memory; others stay in registers.
+template <int kGroups, bool kLong, bool kCross>
+__device__ void multiply(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory, bool halves,
+                         CodeBlocks& blocks) {
+  const int group = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0) - 1;
+  const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp, t = lane % 4;
+  const int items = stages.items.number(blockIdx.x), rounds = stages.items.rounds(blockIdx.x);
+  const int code_tiles = stages.items.code_tiles, chunks = kLong ? stages.chunks : 1;
+  float down = 0;
+  Ring codes{stages.codes}, tiles{stages.tiles};
+  tiles.advance(group);
+  const Turns<kGroups> turns(group, stages.in_turn);
+  const bool streams = !stages.resident, copies = streams && turns.last && threadIdx.x % kGroupThreads == 0;
+  turns.begin();
+  const auto release = [&](Barrier* barrier) {
     __syncwarp();  // all lanes have read it
-    if (lane == 0) barrier_arrive(memory.codes_empty(place));
+    if (lane == 0) barrier_arrive(barrier);
+  };
+  const auto release_codes = [&](const Ring& of) {
+    if (streams) release(memory.codes_empty(of.place));
+  };
+  const auto copy_codes = [&] {
+    if (copies) blocks.copy_next(packed, stages, memory);
   };
 
-  for (int64_t tile = blockIdx.x; tile < tiles.number; tile += gridDim.x) {
-    const int64_t book = tiles.book(shape, tile), first = tiles.first_row(shape, tile, group) + warp * kStageRows;
-    if (tile == blockIdx.x || shape.books > 1) judge = Judge(shape, packed, book);
-    if (stages.resident) codes.place = static_cast<int>(book) * code_tiles * chunks, codes.parity = 0;
-
-    RowPair pair{};
-    uint32_t fragment[4][4];
-    const bool own_stages = stages.of_one_warp();
-    for (int stage = own_stages ? warp : 0; stage < 4; stage += own_stages ? 4 : 1, rows.advance(own_stages ? 4 : 1)) {
-      const int place = group * stages.rows + rows.place;
-      barrier_wait(memory.rows_full(place), rows.parity);
-      if (stage == warp) {
-        pair = convert_rows<T, kLong>(memory.rows(place), tiles.rows(first), stages, packed.centre + book * shape.d, shape.d,
-                                      judge.code_exponent, fragment, fragments);
+  for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {
+    const int book = stages.items.book(blockIdx.x, round);
+    if (round == 0 || shape.books > 1) down = RowScale(shape, packed, book, halves).down;
+    if (stages.resident) codes.place = book * code_tiles * chunks, codes.parity = 0;
+    if (round * kGroups + group >= items) {  // the last round has no rows for this one: the others need its turns
+      for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
+        turns.wait();
+        for (int chunk = 0; chunk < chunks; ++chunk, codes.advance()) {
+          copy_codes();
+          barrier_wait(memory.codes_full(codes.place), codes.parity);
+          release_codes(codes);
+        }
+        turns.pass(turns.last && code_tile + 1 == code_tiles);
       }
-      __syncwarp();
-      if (lane == 0) barrier_arrive(memory.rows_empty(place));
+      break;
     }
 
+    const int last_turn = turns.last && round + 1 == rounds ? code_tiles - 1 : -1;  // the last turn of all is not passed on
+    uint32_t fragment[4][4];
+    barrier_wait(memory.tile_ready(tiles.place, 0), tiles.parity);
+    if constexpr (!kLong) {
+      const unsigned char* row = memory.tile(tiles.place, 0) + (warp * kWarpRows + lane % kWarpRows) * (kBlockElements * 2);
+      UEFL_UNROLL
+      for (int i = 0; i < 4; ++i) load_matrices(fragment[i], row + ((2 * i + lane / kWarpRows) ^ lane % 8) * 16);
+      if (kCross) release(memory.tile_free(tiles.place, 0));  // else finish() does, which reads it too
+    }
     PackedTopTwo top[2];
     float dot[64];
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
-      int place = codes.place;
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        if (kLong) {
-          UEFL_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const uint4 of = fragments[(chunk * 4 + i) * kGroupThreads];
-            fragment[i][0] = of.x, fragment[i][1] = of.y, fragment[i][2] = of.z, fragment[i][3] = of.w;
-          }
-          if (chunk > 0) release(place);
-          place = codes.place;
+      copy_codes();
+      turns.wait();
+      barrier_wait(memory.codes_full(codes.place), codes.parity);
+      registers_settled(dot);
+      products_begin();
+      Ring last = codes;  // the block of the products that are under way
+      if constexpr (kLong) {
+        multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), operand(memory.codes(codes.place)), false);
+        codes.advance();
+        for (int chunk = 1; chunk < chunks; ++chunk, codes.advance()) {
+          if (code_tile == 0) barrier_wait(memory.tile_ready(tiles.place, chunk), tiles.parity);
+          barrier_wait(memory.codes_full(codes.place), codes.parity);
+          products_begin();
+          multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), operand(memory.codes(codes.place)), true);
+          products_wait<1>();
+          release_codes(last);
+          copy_codes();
+          if (code_tile + 1 == code_tiles) release(memory.tile_free(tiles.place, chunk - 1));
+          last = codes;
         }
-        if (!arrived) barrier_wait(memory.codes_full(place), codes.parity);
-        const uint64_t right = operand(memory.codes(place));
-        registers_settled(dot);
-        products_begin();
-        UEFL_UNROLL
-        for (int i = 0; i < 4; ++i) multiply_group(dot, fragment[i], right + i * kOperandStep, kLong ? chunk + i > 0 : i > 0);
-        products_commit();
-        codes.advance(1);
-        products_wait<0>();
-        registers_settled(dot);
+      } else {
+        multiply_chunk(dot, fragment, operand(memory.codes(codes.place)));
       }
-      compare(dot, memory.starts(place), pair.down, packed.shift, code_tile, top);
-      release(place);
+      turns.pass(code_tile == last_turn);
+      const float* starts = memory.starts(last.place) + t * (kStarts / 4);
+      const Four<float> early = load_four(starts);  // while the products run
+      products_wait<0>();
+      registers_settled(dot);
+      if (kLong && code_tile + 1 == code_tiles) release(memory.tile_free(tiles.place, chunks - 1));
+      compare<kCross>(dot, early, starts, down, packed.shift, code_tile, top);
+      release_codes(last);
+      if (!kLong) codes.advance();
     }
-    arrived = stages.resident && shape.books == 1;
-
-    // The row that this lane answers for: g or g + 8.
-    TopTwo found{};
     UEFL_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const TopTwo all = merge_quad<kWgmmaColumns>(top[r]);
-      if (t == r) found = all;
+      memory.slot(tiles.place)->found[warp * kWarpRows + lane / 4 + 8 * r][t] = {top[r].found, top[r].tile, 0};
     }
-    const int64_t m = first + t % 2 * 8 + g, output = m * shape.books + book;
-    const bool there = t < 2 && m < tiles.count;
-    const float norm = t == 0 ? pair.norm[0] : pair.norm[1], rest = t == 0 ? pair.rest[0] : pair.rest[1];
-    float limit;
-    const bool reached = norm <= judge.longest;
-    const bool certain = is_certain(found, norm, rest, judge.certificate, judge.base, exact, limit) && reached;
-    if (!reached) limit = NAN;
-    if (there && certain) indices[output] = found.index;
-    list.push(there && !certain, output, limit, packed, book, shape);
-    if (shape.books > 1) list.flush(packed, book, shape);
+    release(memory.found(tiles.place));
   }
-  if (shape.books == 1) list.flush(packed, 0, shape);
 }
 
-template <class T, int kGroups, bool kLong>
+template <class T, int kGroups, bool kLong, bool kCross>
 __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
     search_wgmma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
                  const __grid_constant__ Stages stages, bool exact, int64_t* indices) {
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Roles = Layout<kGroups>;
   const Memory memory{stages};
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < stages.codes; ++i) {
-      barrier_init(memory.codes_full(i), 1);
-      barrier_init(memory.codes_empty(i), kGroups * kGroupThreads / kWarp);
-    }
-    for (int i = 0; i < kGroups * stages.rows; ++i) {
-      barrier_init(memory.rows_full(i), 1);
-      barrier_init(memory.rows_empty(i), stages.of_one_warp() ? 1 : 4);
-    }
+  __shared__ CodeBlocks blocks;                                                               // of one thread
+  const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);  // the same number in a warp, for the compiler
+  if (threadIdx.x == kGroups * kGroupThreads) {  // of the last warpgroup that multiplies, which goes on with it
+    memory.make_barriers(kGroups * kGroupWarps);
     barriers_are_there();
+    blocks = {{stages.codes}, stages.items.rounds(blockIdx.x), 0, 0, 0};
+    for (int i = stages.resident ? 0 : 1; i < stages.codes; ++i) blocks.copy_next(packed, stages, memory);
   }
   __syncthreads();
-  const int copier = threadIdx.x / kWarp - kGroups * kGroupThreads / kWarp;
-  if (copier < 0) {
-    more_registers<Layout<kGroups>::kCompute>();
-    assign_rows<T, kLong>(shape, packed, stages, memory, exact, indices);
+  if (role == 0) {
+    fewer_registers<Roles::kPrepare>();
+    prepare(x, shape, packed, stages, memory);
+  } else if (role <= kGroups) {
+    more_registers<Roles::kMultiply>();
+    multiply<kGroups, kLong, kCross>(shape, packed, stages, memory, is_half(T{}), blocks);
   } else {
-    fewer_registers<Layout<kGroups>::kCopy>();
-    if (copier < 2) {
-      feed_rows(x, copier, shape, stages, memory);
-    } else if (copier == 2 && threadIdx.x % kWarp == 0) {
-      feed_codes(shape, packed, stages, memory);
-    }
+    fewer_registers<Roles::kFinish>();
+    finish<T, kLong, kCross>(x, shape, packed, stages, memory, exact, indices);
   }
 #else
   asm("trap;");  // the host launches this on sm_90 only

@@ -1,4 +1,4 @@
-// How the shared memory of a block of search_wgmma is divided, and for which rows that does.
+// How search_wgmma divides the rows among blocks and warpgroups, and the shared memory of a block among its rings.
 #pragma once
 
 #include <algorithm>
@@ -9,65 +9,214 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kGroupThreads = 128, kGroupRows = 64, kStageRows = 16, kGroupLists = kGroupThreads / kWarp;
+constexpr int kGroupThreads = 128, kGroupWarps = kGroupThreads / kWarp, kGroupRows = 64, kWarpRows = kGroupRows / kGroupWarps;
 constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2, kStartBytes = kStarts * sizeof(float);
+constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
-// Beside kGroups warpgroups, one that copies: two warps the rows, one the codebook. Registers of a thread: what copies leave is for the
-// others.
+// The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them: what they have together must not
+// be more than the block was launched with, or the multiplying warps wait forever.
 template <int kGroups>
 struct Layout {
-  static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
-  static constexpr int kCompute = kGroups == 3 ? 152 : 224, kCopy = 56;
+  static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
+  static constexpr int kLaunch = 65536 / kThreads / 8 * 8;
+  static constexpr int kPrepare = kGroups == 3 ? 56 : 88, kMultiply = kGroups == 3 ? 112 : 168, kFinish = 88;
+  static_assert(kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
 };
 
-// How shared memory is divided: first the stages of the codebook, which begin at multiples of 1024 bytes, and then what else stands here
-// with its offset. A kernel has it in constant memory, which saves the registers of as many pointers.
-struct Stages {
-  int groups = 0;            // warpgroups that multiply: 2 or 3
-  int codes = 0, rows = 0;   // stages of the codebook; of the rows of each warpgroup
-  bool resident = false;     // every block of the codebook has a stage of its own
-  int row_bytes = 0;         // a row of x
-  bool dense = false;        // rows lie side by side, without gaps
-  int chunks = 0, size = 0;  // blocks of 64 elements in a row; bytes of shared memory
-  // Fragments of rows that are too long for registers, of each warpgroup so many bytes; rows; starts of scores; lists of open rows;
-  // barriers of the codes and of the rows, the full ones before the empty ones.
-  int fragments_at = 0, fragment_bytes = 0, rows_at = 0, starts_at = 0, outputs_at = 0, limits_at = 0, codes_ready_at = 0,
-      rows_ready_at = 0;
+// A place in a ring, and the parity of its phase.
+struct Ring {
+  int stages, place = 0;
+  unsigned parity = 0;
 
-  // Every stage of rows is always of the same warp. Else a warp must see each phase of the barriers: they tell only two of them apart.
-  UEFL_HOST_DEVICE bool of_one_warp() const { return rows % 4 == 0; }
-};
-
-// For rows of x that are copied 16 bytes at a time, with so many bytes of shared memory; rows = 0 where that does not do.
-inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit) {
-  Stages stages;
-  stages.groups = groups;
-  stages.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
-  const int64_t code_blocks = shape.books * (shape.padded_k / kBlockCodes) * stages.chunks, barriers = 2 * sizeof(Barrier);
-  const int64_t fragments = stages.chunks > 1 ? stages.chunks * int64_t{kGroupRows * kBlockElements * 2} : 0;
-  const int64_t fixed = groups * (fragments + kGroupLists * OpenRows::kBytes), stage_bytes = kStageRows * shape.d * element_bytes;
-  const int64_t rows_stage = groups * (stage_bytes + barriers), codes_stage = kBlockBytes + kStartBytes + barriers;
-  // A block multiplies for some 500 cycles, about what the next one takes to come: four in flight, and then a second stage of rows.
-  for (int least_rows = 2; least_rows > 0 && stages.rows == 0; --least_rows) {
-    const int64_t codes = std::min(code_blocks, (limit - fixed - least_rows * rows_stage) / codes_stage);
-    if (codes < std::min<int64_t>(code_blocks, 2 * least_rows)) continue;
-    int64_t rows = std::min<int64_t>(16, (limit - fixed - codes * codes_stage) / rows_stage);
-    if (rows > 4) rows = rows / 4 * 4;
-    stages.codes = static_cast<int>(codes), stages.rows = static_cast<int>(rows);
-    stages.resident = codes == code_blocks;
-    stages.row_bytes = static_cast<int>(shape.d * element_bytes);
-    const bool one = shape.outputs / shape.segments <= shape.inner;  // no outer stride to take
-    stages.dense = shape.books == 1 && shape.inner_stride == shape.segments * shape.d &&
-                   (one || shape.outer_stride == shape.inner * shape.inner_stride);
-    const auto take = [&](int64_t bytes) { return static_cast<int>((stages.size += static_cast<int>(bytes)) - bytes); };
-    take(codes * kBlockBytes);
-    stages.fragments_at = take(groups * fragments), stages.fragment_bytes = static_cast<int>(fragments);
-    stages.rows_at = take(groups * rows * stage_bytes), stages.starts_at = take(codes * kStartBytes);
-    stages.outputs_at = take(groups * kGroupLists * OpenRows::kRoom * sizeof(int64_t));
-    stages.limits_at = take(groups * kGroupLists * OpenRows::kRoom * sizeof(float));
-    stages.codes_ready_at = take(codes * barriers), stages.rows_ready_at = take(groups * rows * barriers);
+  __device__ void advance() {
+    const bool turns = ++place == stages;
+    place = turns ? 0 : place, parity ^= static_cast<unsigned>(turns);
   }
+  __device__ void advance(int by) {
+    for (place += by; place >= stages; place -= stages) parity ^= 1;
+  }
+};
+
+// The 64 rows of one book that a warpgroup multiplies.
+struct Item {
+  int64_t book, first, count;  // of the rows of the book: the first, and how many there are in all
+
+  __device__ int64_t output(const Shape& shape, int row) const { return (first + row) * shape.books + book; }
+  // Of the 16 that begin with this row.
+  UEFL_HOST_DEVICE int rows(int from) const {
+    const int64_t left = count - first - from;
+    return static_cast<int>(left < 0 ? 0 : left < kWarpRows ? left : kWarpRows);
+  }
+};
+
+// The items of the blocks: warpgroup g takes number g, g + groups and so on of its block. With one book they are dealt out one by one. Else
+// the items of a round, one for each warpgroup, have the same book, since they share the codewords that stream by.
+struct Items {
+  int64_t rows;                         // of a book
+  unsigned dealt, books, groups, grid;  // what is dealt out to so many blocks
+  int code_tiles;                       // blocks of 128 codewords in a book
+
+  Items() = default;
+  Items(const Shape& shape, int in_block, int64_t most_blocks)
+      : rows(shape.outputs / shape.books),
+        books(static_cast<unsigned>(shape.books)),
+        groups(static_cast<unsigned>(in_block)),
+        code_tiles(static_cast<int>(shape.padded_k / kBlockCodes)) {
+    const int64_t at_once = (books == 1 ? 1 : in_block) * kGroupRows;
+    dealt = static_cast<unsigned>((rows + at_once - 1) / at_once * shape.books);
+    grid = static_cast<unsigned>(std::min<int64_t>(dealt, most_blocks));
+  }
+  // Divisions are of 32 bits: one of 64 is a call.
+  UEFL_HOST_DEVICE int number(unsigned block) const {
+    return static_cast<int>((dealt - block + grid - 1) / grid * (books == 1 ? 1 : groups));
+  }
+  UEFL_HOST_DEVICE int rounds(unsigned block) const {
+    return static_cast<int>((static_cast<unsigned>(number(block)) + groups - 1) / groups);
+  }
+  UEFL_HOST_DEVICE int book(unsigned block, int round) const {
+    return books == 1 ? 0 : static_cast<int>((block + static_cast<unsigned>(round) * grid) % books);
+  }
+  UEFL_HOST_DEVICE Item at(unsigned block, int item) const {
+    const auto which = static_cast<unsigned>(item);
+    if (books == 1) return {0, int64_t{block + which * grid} * kGroupRows, rows};
+    const unsigned tile = block + which / groups * grid;
+    return {static_cast<int>(tile % books), (int64_t{tile / books} * groups + which % groups) * kGroupRows, rows};
+  }
+};
+
+// Division by a number that the host knows, of numbers below 2^52: the instruction set has none, and a loop would be a call.
+struct Divisor {
+  int64_t by;
+  double inverse;
+
+  Divisor() = default;
+  explicit Divisor(int64_t number) : by(number), inverse(1.0 / static_cast<double>(number)) {}
+  UEFL_HOST_DEVICE int64_t divide(int64_t value, int64_t& rest) const {
+    auto quotient = static_cast<int64_t>(static_cast<double>(value) * inverse);  // one off at most
+    rest = value - quotient * by;
+    if (rest < 0) --quotient, rest += by;
+    if (rest >= by) ++quotient, rest -= by;
+    return quotient;
+  }
+};
+
+// Where the row of an output begins, as Shape::begin() has it, and its book.
+struct Origin {
+  Divisor segments, inner;
+
+  __device__ int64_t begin(const Shape& shape, int64_t output, int64_t& book) const {
+    int64_t segment, within;
+    const int64_t outer = inner.divide(segments.divide(output, segment), within);
+    book = shape.books == 1 ? 0 : segment;
+    return outer * shape.outer_stride + within * shape.inner_stride + segment * shape.d * shape.stride;
+  }
+};
+
+// What a lane of a multiplying warp found for a row: its least score and the next one, as the packed integers of vq_assign_scores.h, and
+// the tile of 128 codewords that the least is of.
+struct alignas(16) Found {
+  TwoLeast scores;
+  int tile, unused;
+};
+
+// What else there is of the 64 rows of a tile: results of the four lanes of a row, length and rest of the rows.
+struct Slot {
+  Found found[kGroupRows][4];
+  float norm[kGroupRows], rest[kGroupRows];
+};
+
+// Rows that are open between few codewords: both groups of them, or both codewords, as numbers in the book.
+struct Pending {
+  int64_t output;
+  int first, next;
+};
+
+// The rows that are open, of a finishing warp.
+struct Unfinished {
+  OpenRows::Rows open;
+  Pending pending[2 * kWarpRows];  // fewer than are settled at once, and those of one item
+};
+
+// How shared memory is divided. A kernel has it in constant memory, which saves the registers of as many pointers.
+struct Stages {
+  Items items;
+  Origin origin;
+  int codes = 0, tiles = 0, raw = 0;        // stages of the rings: blocks of codewords, tiles of rows and their slots, rows as they are
+  bool resident = false;                    // every block of the codebook has a stage of its own
+  bool in_turn = false;                     // the warpgroups multiply one after the other
+  bool dense = false;                       // rows lie side by side, without gaps, and are one chunk each
+  int chunks = 0, row_bytes = 0, size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw stage; bytes in all
+  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, unfinished_at = 0, barriers_at = 0;
+
+  UEFL_HOST_DEVICE int barriers() const { return 2 * (codes + tiles * (chunks + 1)) + kGroupWarps * raw; }
+};
+
+constexpr int kWgmmaStaticBytes = 1024;  // what the kernel declares itself, up to the alignment of what comes after it
+
+// Place the stages in memory. Returns whether they fit.
+inline bool place(Stages& stages, int64_t limit) {
+  int64_t size = 0;
+  const auto take = [&](int64_t count, int64_t bytes) {
+    const int64_t at = size;
+    size += count * bytes;
+    return static_cast<int>(at);
+  };
+  take(stages.codes, kBlockBytes);
+  stages.tiles_at = take(stages.tiles, stages.chunks * kTileBytes);
+  stages.slots_at = take(stages.tiles, sizeof(Slot));
+  stages.raw_at = take(stages.raw * kGroupWarps, kWarpRows * stages.row_bytes);
+  stages.starts_at = take(stages.codes, kStartBytes);
+  stages.unfinished_at = take(kGroupWarps, sizeof(Unfinished));
+  stages.barriers_at = take(stages.barriers(), sizeof(Barrier));
+  stages.size = static_cast<int>(size);
+  return size + kWgmmaStaticBytes <= limit;
+}
+
+// For rows of x that are copied 16 bytes at a time, with so many bytes of shared memory; codes = 0 where that does not do.
+inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
+  if (shape.d > 16 * kBlockElements) return {};  // far beyond what fits
+  Stages stages;
+  stages.items = Items(shape, groups, most_blocks);
+  stages.origin = {Divisor(shape.segments), Divisor(shape.inner)};
+  stages.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
+  stages.row_bytes = static_cast<int>(std::min<int64_t>(shape.d, kBlockElements) * element_bytes);
+  const bool one = shape.outputs / shape.segments <= shape.inner;  // no outer stride to take
+  stages.dense = shape.books == 1 && stages.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
+                 (one || shape.outer_stride == shape.inner * shape.inner_stride);
+  const int64_t blocks = shape.books * (shape.padded_k / kBlockCodes) * stages.chunks;
+  // A tile for every warpgroup to begin with. Codewords that stay need no more; those that stream want four blocks under way.
+  stages.tiles = groups, stages.raw = 1;
+  stages.codes = static_cast<int>(std::min<int64_t>(blocks, 64));
+  stages.resident = stages.codes == blocks && place(stages, limit);
+  for (const int codes : {4, 2}) {
+    if (!stages.resident) stages.codes = codes;
+    if (place(stages, limit)) break;
+  }
+  if (!place(stages, limit)) return {};
+  // The rest of the memory goes to rows under way first, then to room between the roles, then to more blocks of codewords.
+  const auto more = [&](int& what, int most) {
+    while (what < most) {
+      ++what;
+      if (place(stages, limit)) continue;
+      --what;
+      break;
+    }
+  };
+  more(stages.raw, 2), more(stages.tiles, groups + 1);
+  if (!stages.resident) more(stages.codes, static_cast<int>(std::min<int64_t>(blocks, 6)));
+  more(stages.raw, 4), more(stages.tiles, 2 * groups), more(stages.raw, 6);
+  // A warpgroup multiplies by all chunks of a tile in its turn, and none of them is free before the last warpgroup has had its own.
+  stages.in_turn = stages.resident || stages.codes > stages.chunks;
+  place(stages, limit);
   return stages;
+}
+
+// Three warpgroups, unless long rows leave no room for the codewords then.
+inline Stages divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
+  const Stages three = divide(shape, 3, element_bytes, limit, most_blocks);
+  if (three.chunks == 1 || three.resident || three.codes >= 4) return three;
+  const Stages two = divide(shape, 2, element_bytes, limit, most_blocks);
+  return two.codes >= three.codes ? two : three;
 }
 
 // Where rows can be copied in bulk: elements side by side, rows at multiples of 16 bytes.

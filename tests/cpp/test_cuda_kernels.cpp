@@ -57,23 +57,33 @@ static void check_mma(Codebook& codebook, const T* x, const cuda::Shape& shape, 
 // With as much shared memory as the GPU has, and with so little that rows and codebook come through the shortest rings.
 static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_apart = 0;
 
+template <int kGroups, bool kLong, bool kCross, class T>
+static void run_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, const cuda::Stages& stages,
+                      const std::vector<int64_t>& expected, bool exact) {
+  codebook.forget_list();
+  std::vector<int64_t> indices(shape.outputs, -2);
+  std::memset(emulation::shared, 0xff, sizeof emulation::shared);
+  emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads, cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape,
+                    codebook.packed, stages, exact, indices.data());
+  check(stages.resident ? "wgmma, resident" : "wgmma, streamed", codebook, x, shape, indices, expected, exact);
+}
+
 template <int kGroups, class T>
 static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, const std::vector<int64_t>& expected, bool exact) {
   if (!cuda::rows_in_bulk(shape, x, sizeof(T))) return;
-  int64_t least = 0;
-  while (cuda::divide(shape, kGroups, sizeof(T), least).rows == 0) least += 16;
+  int64_t least = 16;
+  while (least < 300 * 1024 && cuda::divide(shape, kGroups, sizeof(T), least, 2).codes == 0) least += 16;
   for (const int64_t limit : {int64_t{227 * 1024}, least}) {
-    const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit);
-    CHECK(kGroups == 3 || (stages.rows > 0 && stages.size <= limit), "no room for d %ld", static_cast<long>(shape.d));
-    if (stages.rows == 0 || stages.size > 227 * 1024 || (limit == least && stages.resident && shape.d < 16)) continue;  // nothing new
+    const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 2);
+    CHECK(kGroups == 3 || (stages.codes > 0 && stages.size <= limit), "no room for d %ld", static_cast<long>(shape.d));
+    if (stages.codes == 0 || stages.size > 227 * 1024) continue;
     ++(stages.resident ? wgmma_resident : wgmma_streamed), ++(stages.dense ? wgmma_dense : wgmma_apart);
-    codebook.forget_list();
-    std::vector<int64_t> indices(shape.outputs, -2);
-    std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-    const auto kernel = stages.chunks == 1 ? cuda::search_wgmma<T, kGroups, false> : cuda::search_wgmma<T, kGroups, true>;
-    const unsigned blocks = cuda::Tiles(shape, kGroups).number > 2 ? 2 : 1;
-    emulation::launch(blocks, cuda::Layout<kGroups>::kThreads, kernel, x, shape, codebook.packed, stages, exact, indices.data());
-    check(stages.resident ? "wgmma, resident" : "wgmma, streamed", codebook, x, shape, indices, expected, exact);
+    if (stages.chunks > 1) {
+      run_wgmma<kGroups, true, true>(codebook, x, shape, stages, expected, exact);
+    } else {
+      run_wgmma<kGroups, false, true>(codebook, x, shape, stages, expected, exact);
+      run_wgmma<kGroups, false, false>(codebook, x, shape, stages, expected, exact);
+    }
   }
 }
 
@@ -259,6 +269,41 @@ static void far_apart() {
   }
 }
 
+// Every row of every book is in one item of one block, and the items of a round share a book.
+static void items_of(const cuda::Shape& shape, int groups) {
+  const cuda::Items items(shape, groups, 132);
+  const int64_t rows = shape.outputs / shape.books;
+  std::vector<int64_t> last_rows(shape.books);
+  int64_t number = 0;
+  for (unsigned block = 0; block < items.grid; ++block) {
+    const int here = items.number(block);
+    number += here;
+    for (int i = here - 3 * groups; i < here; ++i) {
+      const cuda::Item item = items.at(block, i);
+      CHECK(item.book == items.book(block, i / groups), "the book of a round");
+      for (int from = 0; from < cuda::kGroupRows; from += cuda::kWarpRows) {
+        if (item.rows(from) > 0) last_rows[item.book] = std::max(last_rows[item.book], item.first + from + item.rows(from));
+      }
+    }
+  }
+  CHECK(last_rows == std::vector<int64_t>(shape.books, rows), "the last rows");
+  const int64_t at_once = (shape.books == 1 ? 1 : groups) * cuda::kGroupRows;
+  CHECK(number * cuda::kGroupRows == (rows + at_once - 1) / at_once * at_once * shape.books, "%ld items", static_cast<long>(number));
+}
+
+// A division that has no instruction, against the one of C++.
+static void divisors() {
+  for (const int64_t by : {int64_t{1}, int64_t{3}, int64_t{49}, int64_t{1} << 20, (int64_t{1} << 33) + 5}) {
+    for (const int64_t times : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{1} << 18}) {
+      for (int64_t value = std::max<int64_t>(0, times * by - 2); value < times * by + 3; ++value) {
+        int64_t rest;
+        const int64_t quotient = cuda::Divisor(by).divide(value, rest);
+        CHECK(quotient == value / by && rest == value % by, "%ld / %ld", static_cast<long>(value), static_cast<long>(by));
+      }
+    }
+  }
+}
+
 // How calls of more than 2^31 rows, elements or codewords are cut up; nothing is run.
 static void sizes() {
   const int64_t rows = (int64_t{1} << 33) + 5, limit = 227 * 1024;
@@ -266,38 +311,26 @@ static void sizes() {
     const cuda::Shape shape{rows * books, books, books, 64, 300, 384, rows, 0, 64 * books, 1, true};
     CHECK(shape.begin(shape.outputs - 1) == (rows - 1) * 64 * books + (books - 1) * 64, "the last of %ld",
           static_cast<long>(shape.outputs));
-    for (const int groups : {2, 3}) {
-      const cuda::Tiles tiles(shape, groups);
-      const int64_t last = tiles.number - 1, first = tiles.first_row(shape, last, 0);
-      int64_t there = 0;
-      for (int group = 0; group < groups; ++group) {
-        for (int64_t start = 0; start < cuda::kGroupRows; start += cuda::kStageRows) {
-          there += tiles.rows(tiles.first_row(shape, last, group) + start);
-        }
-      }
-      CHECK(there > 0 && first + there == rows && tiles.book(shape, last) == books - 1, "%ld rows in the last tile",
-            static_cast<long>(there));
-      CHECK(tiles.first_row(shape, last - books, 0) == first - groups * cuda::kGroupRows, "the tile before it");
-    }
+    items_of(shape, 2), items_of(shape, 3);
   }
   cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
-  const cuda::Stages stages = cuda::divide(many, 3, sizeof(float), limit);
-  CHECK(stages.rows > 0 && !stages.resident && stages.codes >= 4 && stages.size <= limit, "%d bytes", stages.size);
+  const cuda::Stages stages = cuda::divide(many, 3, sizeof(float), limit, 132);
+  CHECK(!stages.resident && stages.codes >= 4 && stages.size <= limit, "%d bytes", stages.size);
   // The longest codewords, as docs/design/search-gpu.md has them.
   for (const int64_t bytes : {4, 2}) {
     const auto taken = [&](int64_t d) {
       many.d = many.inner_stride = d;
-      return cuda::divide(many, 2, bytes, limit).rows > 0;
+      return cuda::divide(many, 2, bytes, limit, 132).codes > 0;
     };
-    const int64_t longest = bytes == 4 ? 476 : 576;
-    CHECK(taken(longest) && !taken(longest + 4), "wgmma, %ld bytes", static_cast<long>(bytes));
+    const int64_t longest = 640;
+    CHECK(taken(longest) && !taken(longest + 8), "wgmma, %ld bytes", static_cast<long>(bytes));
   }
   for (const auto& [kilobytes, longest] : {std::pair<int64_t, int64_t>{227, 1472}, {163, 960}, {99, 448}}) {
     const int64_t room = kilobytes * 1024 - cuda::kMmaStaticBytes;
     CHECK(cuda::mma_bytes(longest) <= room && cuda::mma_bytes(longest + 1) > room, "mma, %ld KB", static_cast<long>(kilobytes));
   }
   many.d = many.inner_stride = int64_t{1} << 31;
-  CHECK(cuda::divide(many, 2, sizeof(float), limit).rows == 0 && cuda::mma_bytes(many.d) > int64_t{1} << 38, "long rows");
+  CHECK(cuda::divide(many, 2, sizeof(float), limit, 132).codes == 0 && cuda::mma_bytes(many.d) > int64_t{1} << 38, "long rows");
 }
 
 static void cosine() {
@@ -366,6 +399,7 @@ void run() {
   codewords_that_are_not_finite();
   strides();
   far_apart();
+  divisors();
   sizes();
   cosine();
 }

@@ -95,25 +95,21 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const St
                   cudaStream_t stream) {
   const auto launch = [&](auto kernel, int threads) {
     allow_shared("vq_assign", kernel, stages.size);
-    kernel<<<blocks_of_tiles(Tiles(shape, stages.groups).number, 1), threads, stages.size, stream>>>(x, shape, packed, stages, exact,
-                                                                                                     indices);
+    kernel<<<stages.items.grid, threads, stages.size, stream>>>(x, shape, packed, stages, exact, indices);
   };
-  const auto of_groups = [&](auto short_rows, auto long_rows, int threads) {
-    stages.chunks == 1 ? launch(short_rows, threads) : launch(long_rows, threads);
-  };
-  stages.groups == 3 ? of_groups(search_wgmma<T, 3, false>, search_wgmma<T, 3, true>, Layout<3>::kThreads)
-                     : of_groups(search_wgmma<T, 2, false>, search_wgmma<T, 2, true>, Layout<2>::kThreads);
+  const bool three = stages.items.groups == 3;
+  if (stages.chunks > 1)
+    return launch(three ? search_wgmma<T, 3, true, true> : search_wgmma<T, 2, true, true>,
+                  three ? Layout<3>::kThreads : Layout<2>::kThreads);
+  // Few codewords are compared as they are: to look closer at four of them costs as much as it saves up to some 512.
+  launch(shape.k <= 512 ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>, Layout<3>::kThreads);
 }
 
-// How wgmma takes these rows; rows = 0 where it does not. With three warpgroups more comparisons run beside the products, and the codebook
-// is read less often, but few rows are better spread over all multiprocessors, and long ones need the shared memory.
+// How wgmma takes these rows; codes = 0 where it does not.
 Stages stages_of(const Shape& shape, const Tensor& rows) {
-  const int64_t element_bytes = static_cast<int64_t>(rows.element_size()), shared = current_device().shared;
+  const auto element_bytes = static_cast<int64_t>(rows.element_size());
   if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes)) return {};
-  if (Tiles(shape, 3).number > current_device().multiprocessors) {
-    if (const Stages three = divide(shape, 3, element_bytes, shared); three.rows > 0) return three;
-  }
-  return divide(shape, 2, element_bytes, shared);
+  return divide(shape, element_bytes, current_device().shared, current_device().multiprocessors);
 }
 
 // The one launch before the search; rows are looked at where wgmma is to search them.
@@ -154,7 +150,7 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
   const Stages stages = fastest == Search::wgmma ? stages_of(shape, rows) : Stages{};
   const int64_t shared = current_device().shared;
   const bool mma = fastest != Search::float32 && mma_bytes(shape.d) + kMmaStaticBytes <= shared;
-  const Search search = !mma ? Search::float32 : stages.rows > 0 ? Search::wgmma : Search::mma;
+  const Search search = !mma ? Search::float32 : stages.codes > 0 ? Search::wgmma : Search::mma;
 
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;

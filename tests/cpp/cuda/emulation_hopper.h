@@ -36,6 +36,26 @@ inline CountingBarrier& at(const void* barrier) {
   return found;
 }
 
+// A named barrier: so many threads of this block, some of which go on at once.
+struct NamedBarrier {
+  unsigned block = 0;
+  int arrived = 0;
+  Waiting waiting = {};
+};
+inline std::array<NamedBarrier, 16> named_barriers;
+inline void named(int name, int threads, bool wait) {
+  NamedBarrier& found = named_barriers.at(name);
+  if (name == 0 || threads % 32 != 0) refuse("a named barrier that __syncthreads has, or one of half a warp");
+  if (found.block != blocks_run && found.arrived > 0) refuse("threads of another block have arrived at a named barrier");
+  found.block = blocks_run;
+  if (++found.arrived == threads) {
+    found.arrived = 0;
+    wake(found.waiting);
+  } else if (wait) {
+    wait_in(found.waiting);
+  }
+}
+
 // 16 bytes at i of row r of an operand of matrix descriptor bits, K-major (PTX manual, "Matrix Descriptor Format" and "Swizzling Modes").
 inline std::array<uint16_t, 8> chunk_of(uint64_t bits, int r, int i) {
   const auto address = [&](int shift) { return static_cast<unsigned>(bits >> shift & 0x3fff) << 4; };
@@ -103,6 +123,10 @@ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   }
 }
 
+inline void named_wait(int name, int threads) { emulation::named(name, threads, true); }
+inline void named_arrive(int name, int threads) { emulation::named(name, threads, false); }
+inline void written_for_products() {}
+
 inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
   if (reinterpret_cast<uintptr_t>(source) % 16 || shared_address(target) % 16 || bytes % 16 || bytes == 0) {
     emulation::refuse("a bulk copy that is not of whole 16 bytes");
@@ -128,25 +152,49 @@ void products_wait() {
   __syncwarp();
 }
 
+// The sums of this thread; left(row, k) is an element of row g (0) or g + 8 (1) of its warp.
+template <class Left>
+void add_products(float (&c)[64], uint64_t b, bool add, const Left& left) {
+  const int t = static_cast<int>(threadIdx.x % 4);
+  for (int i = 0; i < 32; ++i) {
+    float* sums = c + i / 2 * 4 + i % 2;
+    float right[16];
+    for (int half = 0; half < 2; ++half) {
+      const auto chunk = emulation::chunk_of(b, i / 2 * 8 + 2 * t + i % 2, half);
+      for (int k = 0; k < 8; ++k) right[8 * half + k] = emulation::half_value(chunk[k]);
+    }
+    for (int row = 0; row < 2; ++row) {
+      if (!add) sums[2 * row] = 0;
+      for (int k = 0; k < 16; ++k) sums[2 * row] += left[row][k] * right[k];
+    }
+  }
+}
+using TwoRows = std::array<std::array<float, 16>, 2>;
+
 inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
-  std::array<std::array<float, 16>, 2> left;  // rows g and g + 8
+  TwoRows left;  // rows g and g + 8
   float rows[16][16];
   gather_rows(a, rows);
-  const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
+  const int g = static_cast<int>(threadIdx.x % 32 / 4);
   for (int row = 0; row < 2; ++row) std::copy_n(rows[g + 8 * row], 16, left[row].begin());
   const std::array<uint32_t, 4> given{a[0], a[1], a[2], a[3]};
-  emulation::products[threadIdx.x].open.push_back([&c, &a, given, left, b, add, t] {
+  emulation::products[threadIdx.x].open.push_back([&c, &a, given, left, b, add] {
     if (!std::equal(given.begin(), given.end(), a)) emulation::refuse("a left operand that changes before its products are done");
+    add_products(c, b, add, left);
+  });
+}
+
+inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
+  emulation::products[threadIdx.x].open.push_back([&c, a, b, add] {
+    TwoRows left;
     for (int row = 0; row < 2; ++row) {
-      for (int i = 0; i < 32; ++i) {
-        float& sum = c[i / 2 * 4 + row * 2 + i % 2];
-        if (!add) sum = 0;
-        for (int half = 0; half < 2; ++half) {
-          const auto right = emulation::chunk_of(b, i / 2 * 8 + 2 * t + i % 2, half);
-          for (int k = 0; k < 8; ++k) sum += left[row][8 * half + k] * emulation::half_value(right[k]);
-        }
+      const int of_group = static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) + 8 * row;
+      for (int half = 0; half < 2; ++half) {
+        const auto chunk = emulation::chunk_of(a, of_group, half);
+        for (int k = 0; k < 8; ++k) left[row][8 * half + k] = emulation::half_value(chunk[k]);
       }
     }
+    add_products(c, b, add, left);
   });
 }
 

@@ -33,6 +33,8 @@ struct Bfloat16 {
 namespace uefl::cuda {
 namespace {
 
+constexpr bool is_half(_Float16) { return true; }
+constexpr bool is_half(emulation::Bfloat16) { return false; }
 inline float widen(_Float16 value) { return static_cast<float>(value); }
 inline void narrow(double value, _Float16& out) { out = static_cast<_Float16>(static_cast<float>(value)); }
 inline float widen(emulation::Bfloat16 value) { return value; }
@@ -68,6 +70,8 @@ inline float from_half(uint16_t bits) {
   return static_cast<float>(narrow);
 }
 inline uint32_t to_halves(float low, float high) { return to_half(low) | uint32_t{to_half(high)} << 16; }
+
+inline float rough_root(float value) { return std::sqrt(value) * (1 - 0x1p-22f); }
 
 inline int lesser(int a, int b) { return a < b ? a : b; }
 inline int greater(int a, int b) { return a < b ? b : a; }
