@@ -40,12 +40,6 @@ from uefl_kernels._library import triton_available
 if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/kernels/test_cuda.py runs the kernels natively
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
-        import uefl_kernels.ops.kmeans.triton
-        import uefl_kernels.ops.kmeans_step.triton
-        import uefl_kernels.ops.mc_dropout_mlp.triton
-        import uefl_kernels.ops.vq_assign.triton
-        import uefl_kernels.ops.vq_backward.triton
-        import uefl_kernels.ops.vq_forward.triton  # noqa: F401
 
         patch_once_a_launch()
 

@@ -25,9 +25,9 @@ import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -46,11 +46,41 @@ _load_error: str | None = None
 _cuda_architectures: tuple[str, ...] = ()
 
 
-def define(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any], fallback: Callable[..., Any] | None = None) -> None:
-    """Declare an op in every namespace; ``fallback``, by default the reference, is what runs where no kernel does."""
+_TYPES = {torch.Tensor: "Tensor", torch.Tensor | None: "Tensor?", str: "str", bool: "bool", float: "float"}  # those in use
+
+
+def schema(name: str, arguments: type[tuple[Any, ...]], results: Sequence[str]) -> str:
+    """Write the schema of an op with the fields of a named tuple as arguments and tensors as results."""
+    taken = ", ".join(f"{_TYPES[kind]} {argument}" for argument, kind in get_type_hints(arguments).items())
+    return f"{name}({taken}) -> ({', '.join(f'Tensor {result}' for result in results)})"
+
+
+def _taking(arguments: Callable[..., Any] | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a function take the arguments of an op one by one that takes them as one named tuple."""
+    return function if arguments is None else lambda *args: function(arguments(*args))
+
+
+def define(
+    schema: str,
+    *,
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    fallback: Callable[..., Any] | None = None,
+    arguments: Callable[..., Any] | None = None,
+) -> None:
+    """Declare an op in every namespace.
+
+    Args:
+        schema: name, arguments and results.
+        reference: the definition.
+        fake: shapes and dtypes of the results.
+        fallback: runs where no kernel does, by default the reference.
+        arguments: a named tuple; the three functions above take one of these instead of each argument.
+    """
     name = schema.split("(", 1)[0]
+    reference, fake, fallback = (_taking(arguments, function) for function in (reference, fake, fallback or reference))
     _fakes[name] = fake
-    _fallbacks[name] = fallback or reference
+    _fallbacks[name] = fallback
     for namespace, library in _libraries.items():
         library.define(schema)
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
@@ -106,11 +136,11 @@ def define_triton(name: str, module: str) -> None:
     _libraries["uefl"].impl(name, choose, "CUDA")
 
 
-def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
+def define_composed(name: str, around: Callable[..., Any], kernel: str, arguments: Callable[..., Any] | None = None) -> None:
     """On a GPU and in Triton, run ``around(kernel, ...)``: plain PyTorch around that backend's own kernel."""
 
     def compose(namespace: str) -> Callable[..., Any]:
-        return lambda *args: around(_overloads[namespace, kernel], *args)
+        return _taking(arguments, functools.partial(around, _overloads[namespace, kernel]))
 
     for namespace, key in (("uefl", "CUDA"), ("uefl_cuda", "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")):
         _libraries[namespace].impl(name, compose(namespace), key)

@@ -240,7 +240,7 @@ from tests.kernels.ahead import build
 import uefl_kernels.ops.vq_assign.triton as kernels
 import uefl_kernels.ops.vq_assign.triton_pack as packing
 import uefl_kernels.ops.vq_assign.triton_epilogue as epilogues
-import uefl_kernels.ops.vq_forward.triton as forward
+import uefl_kernels.ops.vq.forward.triton as forward
 import uefl_kernels.ops.kmeans_step.triton as steps
 
 TYPES = {"mu": "*fp32", "codes": "*fp16", "half_norms": "*fp32", "header": "*i64", "indices": "*i64", "listed": "*i64",

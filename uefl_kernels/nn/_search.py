@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from .._gather import flat_indices
-from ..ops.vq import reference
+from ..ops.vq import composed
+from ..ops.vq.forward.composed import add
 from ..ops.vq_assign import vq_assign
-from ..ops.vq_forward.reference import add
 from ._shared import no_autocast
 
 _BLOCK = 1 << 23  # elements of a block of rows x codewords
@@ -87,10 +87,10 @@ def tally(x: torch.Tensor, codes: torch.Tensor, indices: torch.Tensor) -> tuple[
     counts = torch.zeros(size, dtype=torch.int64, device=x.device).scatter_add_(0, flat, torch.ones_like(flat))
     peaks = x.reshape(-1, d).double().abs().amax(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
     largest = peaks.new_zeros(size).scatter_reduce(0, flat, peaks, "amax")
-    finite, shift = reference.fixed_point(largest, reference.expected_shift(codes, len(flat)), len(flat))
+    finite, shift = composed.fixed_point(largest, composed.expected_shift(codes, len(flat)), len(flat))
     fixed = counts.new_zeros(size, d)
-    add(x, codes, indices, torch.where(finite, reference.power_of_two(shift), 0.0), fixed)
-    sums = torch.where(finite[:, None], fixed.double() * reference.power_of_two(-shift)[:, None], torch.nan)
+    add(x, codes, indices, torch.where(finite, composed.power_of_two(shift), 0.0), fixed)
+    sums = torch.where(finite[:, None], fixed.double() * composed.power_of_two(-shift)[:, None], torch.nan)
     return counts.view(codes.shape[:-1]), sums.view(codes.shape)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ..vq.reference import power_of_two
+from ..vq.composed import power_of_two
 from ..vq_assign import fallback
 from ..vq_assign.reference import LARGEST, search
 

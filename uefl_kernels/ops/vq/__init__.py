@@ -9,10 +9,10 @@ import torch
 
 from ..._checks import check_reverse_mode, check_search, packed
 from ..._hold import hold
-from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
+from ..._library import define, define_autograd, define_composed, once_differentiable, resolve, schema
 from .. import vq_backward as _defined_first  # noqa: F401
-from .. import vq_forward as _defined_before  # noqa: F401
-from . import reference
+from . import composed, reference
+from . import forward as _defined_before  # noqa: F401
 
 ESTIMATORS = ("straight_through", "rotation")
 
@@ -30,28 +30,22 @@ class VQOutput(NamedTuple):
     """``[K]`` or ``[S, K]`` int64: how many segments took each codeword."""
 
 
-def _fake(
-    x: torch.Tensor,
-    codebook: torch.Tensor,
-    metric: str,
-    exact: bool,
-    with_sums: bool,
-    codebook_weight: float,
-    commitment_weight: float,
-    rotation: bool,
-) -> reference.Result:
-    segments = x.shape[-1] // codebook.shape[-1]
+def _fake(given: composed.Arguments) -> composed.Result:
+    x, codebook = given.x, given.codebook
     return (
         torch.empty(x.shape, dtype=x.dtype, device=x.device),
-        x.new_empty(*x.shape[:-1], segments, dtype=torch.int64),
-        x.new_empty((), dtype=reference.loss_dtype(x)),
+        x.new_empty(*x.shape[:-1], x.shape[-1] // codebook.shape[-1], dtype=torch.int64),
+        x.new_empty((), dtype=composed.loss_dtype(x)),
         x.new_empty(codebook.shape[:-1], dtype=torch.int64),
-        x.new_empty(codebook.shape if with_sums else (0,), dtype=torch.float64),
+        x.new_empty(codebook.shape if given.with_sums else (0,), dtype=torch.float64),
     )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    x, codebook, _, _, ctx.with_sums, ctx.codebook_weight, ctx.commitment_weight, ctx.rotation = inputs
+    given = composed.Arguments(*inputs)
+    x, codebook = given.x, given.codebook
+    ctx.with_sums, ctx.rotation = given.with_sums, given.rotation
+    ctx.codebook_weight, ctx.commitment_weight = given.codebook_weight, given.commitment_weight
     _, indices, _, counts, sums = output
     ctx.mark_non_differentiable(indices, counts, sums)
     ctx.set_materialize_grads(False)
@@ -74,7 +68,7 @@ def _backward(
     gradients: tuple[torch.Tensor | None, ...] = (grad_x, grad_codebook)
     made_of = (*saved[:2], grad_quantized, grad_loss)
     gradients = tuple(None if gradient is None else once_differentiable("vq", gradient, *made_of) for gradient in gradients)
-    return *gradients, None, None, None, None, None, None
+    return *gradients, *[None] * (len(composed.Arguments._fields) - 2)
 
 
 def _grad_x(
@@ -89,7 +83,7 @@ def _grad_x(
     weight = 0.0 if grad_loss is None else ctx.commitment_weight
     if weight == 0 and (grad_quantized is None or not ctx.rotation):
         return torch.zeros_like(x) if grad_quantized is None else grad_quantized
-    loss = x.new_zeros((), dtype=reference.loss_dtype(x)) if grad_loss is None else grad_loss
+    loss = x.new_zeros((), dtype=composed.loss_dtype(x)) if grad_loss is None else grad_loss
     pull = loss * (2 * weight / max(1, x.numel()))
     return vq_backward(x, codebook, indices, grad_quantized, pull, ctx.rotation)
 
@@ -107,13 +101,13 @@ def _grad_codebook(ctx: Any, saved: tuple[torch.Tensor, ...], grad_loss: torch.T
 
 
 define(
-    "vq(Tensor x, Tensor codebook, str metric, bool exact, bool with_sums, float codebook_weight, float commitment_weight, bool rotation)"
-    " -> (Tensor quantized, Tensor indices, Tensor loss, Tensor counts, Tensor sums)",
+    schema("vq", composed.Arguments, ("quantized", "indices", "loss", "counts", "sums")),
     reference=reference.vq,
-    fallback=reference.vq_fallback,
+    fallback=composed.fallback,
     fake=_fake,
+    arguments=composed.Arguments,
 )
-define_composed("vq", reference.vq_around, "vq_forward")
+define_composed("vq", composed.around, "vq_forward", arguments=composed.Arguments)
 define_autograd("vq", _backward, _setup, gradient="vq_backward")
 
 
@@ -218,6 +212,8 @@ def _call(
     if torch.compiler.is_compiling() and torch.is_grad_enabled() and (x.requires_grad or codebook.requires_grad):
         codebook = hold(codebook)  # the caller may update it in place before the backward pass; eager autograd refuses that
     codebook = packed("vq", "codebook", codebook)
-    weights = float(codebook_weight), float(commitment_weight)
-    *out, sums = resolve("vq", x)(x, codebook, metric, precision == "exact", with_sums, *weights, estimator == "rotation")
+    given = composed.Arguments(
+        x, codebook, metric, precision == "exact", with_sums, float(codebook_weight), float(commitment_weight), estimator == "rotation"
+    )
+    *out, sums = resolve("vq", x)(*given)
     return VQOutput(*out), sums

@@ -1,137 +1,14 @@
-"""The definition of ``vq``: ``vq_forward``, a loss of its error, and sums of its counts.
-
-It is also what runs on a GPU, around the ``vq_forward`` of that GPU: no step synchronises with the host.
-"""
+"""The definition of ``vq``: the definition of ``vq_forward``, a loss of its error, and sums of its counts."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-
-import torch
-
-from ..._library import triton_available
 from ..vq_assign.reference import require_valid
-from ..vq_forward import reference as forward
-
-Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-_ROOM = 3  # powers of two between a codeword and the largest row that its unit is made for
-_BITS = 31  # that remain of the largest value of a codeword's rows, for any N below 2^31
+from . import composed
+from .forward import composed as forward
+from .forward.reference import vq_forward
 
 
-def vq(
-    x: torch.Tensor,
-    codebook: torch.Tensor,
-    metric: str,
-    exact: bool,
-    with_sums: bool,
-    codebook_weight: float,
-    commitment_weight: float,
-    rotation: bool,
-) -> Result:
+def vq(given: composed.Arguments) -> composed.Result:
     """x [..., D], codebook [K, d] | [S, K, d] -> quantized, indices, loss, counts, sums (see ``ops/vq/__init__.py``)."""
-    require_valid("vq", codebook)
-    return _vq(forward.vq_forward, forward.add, x, codebook, metric, exact, with_sums, codebook_weight, commitment_weight)
-
-
-def vq_fallback(
-    x: torch.Tensor,
-    codebook: torch.Tensor,
-    metric: str,
-    exact: bool,
-    with_sums: bool,
-    codebook_weight: float,
-    commitment_weight: float,
-    rotation: bool,
-) -> Result:
-    """The same by the faster search."""
-    require_valid("vq", codebook)
-    return _vq(forward.vq_forward_fallback, forward.add, x, codebook, metric, exact, with_sums, codebook_weight, commitment_weight)
-
-
-def vq_around(
-    vq_forward: Callable[..., forward.Result],
-    x: torch.Tensor,
-    codebook: torch.Tensor,
-    metric: str,
-    exact: bool,
-    with_sums: bool,
-    codebook_weight: float,
-    commitment_weight: float,
-    rotation: bool,
-) -> Result:
-    """The same around another ``vq_forward``."""
-    add = importlib.import_module("..vq_forward.triton", __package__).add if triton_available() else forward.add
-    return _vq(vq_forward, add, x, codebook, metric, exact, with_sums, codebook_weight, commitment_weight)
-
-
-def _vq(
-    vq_forward: Callable[..., forward.Result],
-    add: Callable[..., None],
-    x: torch.Tensor,
-    codebook: torch.Tensor,
-    metric: str,
-    exact: bool,
-    with_sums: bool,
-    codebook_weight: float,
-    commitment_weight: float,
-) -> Result:
-    rows = x.numel() // codebook.shape[-1]
-    expected = expected_shift(codebook, rows) if with_sums else None
-    scales = None if expected is None else power_of_two(expected)
-    quantized, indices, error, counts, largest, fixed = vq_forward(x, codebook, scales, metric, exact)
-    loss = error.new_empty((), dtype=loss_dtype(x))
-    torch.mul(error, (codebook_weight + commitment_weight) / max(1, x.numel()), out=loss)  # a product and a rounding in one launch
-    sums = error.new_empty(0)
-    if expected is not None:
-        finite, shift = fixed_point(largest.view(torch.float64), expected, rows)
-        again = finite & (shift != expected)
-        fixed = torch.where(again[:, None], 0, fixed)
-        add(x, codebook, indices, torch.where(again, power_of_two(shift), 0.0), fixed)
-        sums = torch.where(finite[:, None], fixed.double() * power_of_two(-shift)[:, None], torch.nan).reshape(codebook.shape)
-    return quantized, indices, loss, counts.reshape(codebook.shape[:-1]), sums
-
-
-def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
-    """The units that rows like their codeword would be counted in: how many, as a power of two, make 1.0; [codes] int64.
-
-    Sums are in 64-bit fixed point, so that the order of the rows does not change a bit. Every codeword has a unit of its own,
-    2^-(62 - ceil(log2 N) - e), where 2^e is above the largest |x| of its rows: N rows cannot overflow, at least 31 bits of the
-    largest value remain for any N below 2^31, and a row of 1e16 costs the other codewords nothing. A codeword that received NaN or an
-    infinity has sums of NaN.
-
-    For one pass over the rows e has to be known before them. It is taken from the codeword, 2^e = 8 times the power of two above its
-    largest element, and kept where it serves: where no row reaches 2^e, and 31 bits remain. Else e is that of the rows, which are
-    counted again.
-    """
-    reach = codebook.detach().flatten(0, -2).abs().amax(1).double().nan_to_num(nan=0.0, posinf=0.0)
-    return _digits(rows) - _exponent(reach) - _ROOM
-
-
-def fixed_point(largest: torch.Tensor, expected: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the largest |x| of each codeword: whether it is finite, and the power of two of the units in 1.0."""
-    finite = largest.isfinite()
-    needed = _digits(rows) - _exponent(torch.where(finite, largest, 0.0))
-    spare = needed - expected
-    return finite, torch.where((spare >= 0) & (spare <= _digits(rows) - _BITS), expected, needed)
-
-
-def _digits(rows: int) -> int:
-    """So many bits of each of the rows can be added up within 2^62."""
-    return 62 - max(0, rows - 1).bit_length()
-
-
-def _exponent(value: torch.Tensor) -> torch.Tensor:
-    """The least e >= -900 with value < 2^e, for finite float64 from 0 on; 0 for 0. Of the bits: inductor's frexp does not compile."""
-    return ((value.view(torch.int64) >> 52) - 1022).clamp(min=-900).masked_fill(value == 0, 0)
-
-
-def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """2^exponent in float64 by its bits: exact on every device, which pow is not, and no transfer from the host."""
-    return (exponent + 1023).bitwise_left_shift(52).view(torch.float64)
-
-
-def loss_dtype(x: torch.Tensor) -> torch.dtype:
-    """float64 in, float64 out; everything else is float32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+    require_valid("vq", given.codebook)
+    return composed.compose(vq_forward, forward.add, given)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import torch
 
-from ..._library import define, define_triton
-from . import reference
+from ...._library import define, define_triton
+from . import composed, reference
 
 
-def _fake(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> reference.Result:
+def _fake(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> composed.Result:
     codes, d = codebook.shape[:-1].numel(), codebook.shape[-1]
     return (
         torch.empty(x.shape, dtype=x.dtype, device=x.device),
@@ -33,7 +33,7 @@ define(
     "vq_forward(Tensor x, Tensor codebook, Tensor? scales, str metric, bool exact)"
     " -> (Tensor quantized, Tensor indices, Tensor error, Tensor counts, Tensor largest, Tensor fixed)",
     reference=reference.vq_forward,
-    fallback=reference.vq_forward_fallback,
+    fallback=composed.vq_forward,
     fake=_fake,
 )
 define_triton("vq_forward", f"{__name__}.triton")

@@ -1,4 +1,4 @@
-"""The definition of ``vq_forward``, and of adding rows in given units."""
+"""``vq_forward`` around a search, in plain PyTorch, and adding rows in given units."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ from collections.abc import Callable
 
 import torch
 
-from ..._gather import flat_indices, gather
-from ..vq_assign import fallback
-from ..vq_assign.reference import require_valid, search
+from ...._gather import flat_indices, gather
+from ...vq_assign import fallback
+from ...vq_assign.reference import require_valid
 
 Search = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def vq_forward(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> Result:
-    """x [..., D], codebook [K, d] | [S, K, d], scales [codes] -> see ``ops/vq_forward/__init__.py``; ``exact`` is always true here."""
+    """Compute what ``vq_forward`` returns with the faster search, for devices without a kernel."""
     require_valid("vq_forward", codebook)
-    return _forward(search, x, codebook, scales, metric)
+    return around(fallback.search, x, codebook, scales, metric)
 
 
-def vq_forward_fallback(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> Result:
-    """The same by the faster search."""
-    require_valid("vq_forward", codebook)
-    return _forward(fallback.search, x, codebook, scales, metric)
-
-
-def _forward(search: Search, x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str) -> Result:
+def around(search: Search, x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str) -> Result:
+    """Compute everything after a search."""
     indices = search(x, codebook, metric)
     codes = gather(codebook, indices)
     error = (x.double() - codes.double().reshape(x.shape)).square().sum()
@@ -45,7 +40,7 @@ def _forward(search: Search, x: torch.Tensor, codebook: torch.Tensor, scales: to
 
 
 def add(x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor) -> None:
-    """fixed [codes, d] += round(x * scale of the codeword) of each row; nothing where the scale is 0, or where that reaches 2^62."""
+    """Add round(x * scale of the codeword) of each row to fixed [codes, d]; nothing where the scale is 0 or that reaches 2^62."""
     flat = flat_indices(codebook, indices)
     units = (x.reshape(-1, codebook.shape[-1]).double() * scales[flat, None]).round()
     fixed.index_add_(0, flat, torch.where(units.abs() < 2.0**62, units, 0.0).long())
