@@ -74,7 +74,7 @@ void Vq::run(int64_t lo, int64_t hi) {
   }
 }
 
-// 2^shift of expected_shift() and fixed_point() in ops/vq/reference.py: N rows below 2^exponent each cannot exceed 2^62. Zero for a
+// 2^shift of expected_shift() and fixed_point() in ops/vq/composed.py: N rows below 2^exponent each cannot exceed 2^62. Zero for a
 // codeword with a row that is not finite.
 double Vq::scale(int64_t code) const {
   constexpr int kLeast = 31;

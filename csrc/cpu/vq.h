@@ -1,7 +1,7 @@
 // vq on the CPU: search, gather, squared error and counts in one pass over blocks of rows, per-codeword sums in a second one.
 //
 // Results do not depend on the number of threads: each block owns its error sum, and counts and sums are integers. The sums
-// are in 64-bit fixed point, in the units that ops/vq/reference.py defines, so they equal it to the bit. A unit may depend on all rows
+// are in 64-bit fixed point, in the units that ops/vq/composed.py defines, so they equal it to the bit. A unit may depend on all rows
 // of its codeword, which are known only when every row has been searched: hence the second pass.
 #pragma once
 
