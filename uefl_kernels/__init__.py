@@ -24,7 +24,8 @@ def __getattr__(name: str) -> Any:
     if name == "__all__" or not name.startswith("_"):  # `from uefl_kernels import _x` asks here before it looks for a submodule
         api = import_module("._api", __name__)
         if name == "__all__" or name in api.__all__:
-            return getattr(api, name)
+            found = globals()[name] = getattr(api, name)  # so that the next call of an op does not ask here
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

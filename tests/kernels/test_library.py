@@ -91,6 +91,11 @@ def test_a_device_that_the_cuda_kernels_were_not_built_for(monkeypatch):
     assert _library._absent("cuda", "vq", torch.device("cuda", 0)) is None
 
 
+def test_the_package_finds_a_function_once():
+    code = "import uefl_kernels as k; before = 'vq' in vars(k); print(before, k.vq is vars(k)['vq'], k.vq is k._api.vq)"
+    assert python(code).stdout.split() == ["False", "True", "True"]
+
+
 class OnGpu:
     """As much of a CUDA tensor as resolve() looks at."""
 
