@@ -15,6 +15,7 @@ from .._numbers import as_integer
 from ..ops.kmeans import KMeansResult, kmeans
 from ..ops.kmeans.blocks import Blocks, Found, Request, kmeans_of_blocks
 from ..ops.kmeans.reference import Fit, centre_dtype, unit_rows
+from ..ops.kmeans.sparse import SparseRows, kmeans_of_sparse
 from ..ops.kmeans_labels import kmeans_distances, kmeans_labels, kmeans_labels_and_squares
 from ..ops.kmeans_step import kmeans_step
 from ..ops.kmeans_step.reference import least_power_of_two, mass_bits, require_valid_centres, tree_sum
@@ -103,14 +104,23 @@ class KMeans(TakesRows, ClusteringEstimator):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
         """Cluster the rows of X ``[n_samples, n_features]``; ``y`` is ignored. Returns self.
 
-        A ``numpy.memmap`` is read in blocks, a sparse matrix made dense in blocks, for each pass over the rows; the result is that of
-        the same rows in memory, to the bit.
+        A ``numpy.memmap`` is read in blocks for each pass over the rows; the result is that of the same rows in memory, to the bit.
+        The work on a sparse matrix follows its non-zeros: centers and labels are those bits, inertia agrees up to rounding. With
+        ``sample_weight`` it is made dense in blocks.
         """
         self._check_parameters()
         source = source_of("KMeans", X)
         if source is not None:
             self._check_columns(column_names(X), source.d, fitting=True)
             weights = self._weights(sample_weight, source.n)
+            if weights is None and hasattr(X, "tocsr"):
+                sparse = self._sparse_rows(X)
+                fit = min(
+                    (self._cluster_sparse(sparse, asked) for asked in self._requests(source.n, source.d, X)),
+                    key=lambda fit: float(fit.inertia),
+                )
+                self._keep(fit, _counts(fit.labels, None, len(fit.centres)), to_numpy)
+                return self
             found_in = [self._cluster_blocks(source.blocks(), weights, asked) for asked in self._requests(source.n, source.d, X)]
             self._keep(*min(found_in, key=lambda found: float(found.fit.inertia)), to_numpy)
             return self
@@ -186,6 +196,8 @@ class KMeans(TakesRows, ClusteringEstimator):
 
     def predict(self, X: Any) -> Any:
         """Nearest centre of each row, ``[n_samples]`` int64."""
+        if hasattr(X, "tocsr"):
+            return to_numpy(self._sparse_fitted(X, lambda rows, centers: rows.nearest(centers)[0]))
         blocks, centres, back = self._fitted(X)
         with _in_words_of_the_estimator():
             return back(_joined([kmeans_labels(block, centres) for block in blocks]))
@@ -196,6 +208,10 @@ class KMeans(TakesRows, ClusteringEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Minus the inertia of X."""
+        if hasattr(X, "tocsr"):
+            weights = self._weights(sample_weight, X.shape[0])
+            squares = self._sparse_fitted(X, lambda rows, centers: rows.nearest(centers)[1])
+            return -float(tree_sum(squares if weights is None else squares * weights))
         blocks, centres, _ = self._fitted(X)
         weights = self._weights(sample_weight, X.shape[0] if hasattr(X, "shape") else len(X), centres.device)
         with _in_words_of_the_estimator():
@@ -270,6 +286,26 @@ class KMeans(TakesRows, ClusteringEstimator):
             advance = printing if self.verbose else None
             return kmeans_of_blocks(blocks, weights, request, self.metric == "cosine", group, advance)
 
+    def _sparse_rows(self, X: Any) -> SparseRows:
+        with _in_words_of_the_estimator():
+            return SparseRows(X, self.metric == "cosine")
+
+    def _sparse_fitted(self, X: Any, answer: Callable[[SparseRows, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Return what is asked of the rows of a sparse matrix and the centers of the fit."""
+        self._check_fitted()
+        source = source_of("KMeans", X)
+        assert source is not None
+        self._check_columns(column_names(X), source.d, fitting=False)
+        rows = self._sparse_rows(X)
+        return answer(rows, rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype))
+
+    def _cluster_sparse(self, rows: SparseRows, asked: Request) -> Fit:
+        with _in_words_of_the_estimator():
+            if asked.given is not None:
+                require_valid_centres("kmeans", "init", asked.given)
+                asked = asked._replace(given=asked.given.cpu().to(rows.dtype))
+            return kmeans_of_sparse(rows, asked, self.metric == "cosine", printing if self.verbose else None)
+
     def _keep(self, found: KMeansResult | Fit, counts: torch.Tensor, back: Back) -> None:
         """Set the attributes that a fit leaves."""
         self.cluster_centers_ = back(found.centres)
@@ -286,6 +322,8 @@ class KMeans(TakesRows, ClusteringEstimator):
             )
 
     def _transform(self, X: Any) -> Any:
+        if hasattr(X, "tocsr"):
+            return to_numpy(self._sparse_fitted(X, lambda rows, centers: rows.distances(centers)))
         blocks, centres, back = self._fitted(X)
         with _in_words_of_the_estimator():
             return back(_joined([kmeans_distances(block, centres) for block in blocks]))

@@ -6,6 +6,7 @@ the rows are cut. Only the inertia adds real numbers, by halves of all rows: the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -252,7 +253,8 @@ class BlockGrid(grid.Grid):
         """As there."""
         picked, nearest, owner = self.take(fresh), nearest.clone(), owner.clone()
         for where, rows, _ in self.data.parts():
-            nearest[where], owner[where] = grid.nearer(self.data.quantised(rows), picked, nearest[where], owner[where], count)
+            distances = functools.partial(grid.squared_distances, self.data.quantised(rows))
+            nearest[where], owner[where] = grid.nearer(distances, picked, nearest[where], owner[where], count)
         return nearest, owner
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:

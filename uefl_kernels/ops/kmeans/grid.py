@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,7 @@ class Grid:
 
     def nearer(self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Squared distance to what is drawn, and to which draw, when ``fresh`` are drawn after ``count`` others."""
-        return nearer(self.values, self.take(fresh), nearest, owner, count)
+        return nearer(lambda group: squared_distances(self.values, group), self.take(fresh), nearest, owner, count)
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
         """Squared distances [n, len(chosen)] int64 to the rows of these numbers."""
@@ -135,11 +136,15 @@ def squared_distances(values: torch.Tensor, picked: torch.Tensor) -> torch.Tenso
 
 
 def nearer(
-    values: torch.Tensor, picked: torch.Tensor, nearest: torch.Tensor, owner: torch.Tensor, count: int
+    distances: Callable[[torch.Tensor], torch.Tensor],
+    picked: torch.Tensor,
+    nearest: torch.Tensor,
+    owner: torch.Tensor,
+    count: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``Grid.nearer`` with the values [n, d] of rows and of those that are picked."""
+    """``Grid.nearer`` with a function that gives the distances [n, m] to some of the rows that are picked."""
     for group in picked.split(_LANES):
-        distance = squared_distances(values, group)
+        distance = distances(group)
         first = distance.argmin(1, keepdim=True)
         distance = distance.gather(1, first)[:, 0]
         owner = torch.where(distance < nearest, first[:, 0] + count, owner)

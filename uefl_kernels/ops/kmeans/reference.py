@@ -118,9 +118,11 @@ def fit(
     """The best of ``n_init`` starts from seeds, or from the centres that are given."""
     tries = []
     for restart in range(n_init):
-        start = data.take(data.grid.seeds(method, k, seed, restart)) if given is None else given
-        start = start.to(centre_dtype(start))
-        tries.append(lloyd(parts, data, unit_rows(start) if spherical else start, spherical, max_iter, tol))
+        if given is None:
+            start = data.take(data.grid.seeds(method, k, seed, restart))  # of length 1 already where it is spherical
+        else:
+            start = unit_rows(given) if spherical else given
+        tries.append(lloyd(parts, data, start.to(centre_dtype(start)), spherical, max_iter, tol))
     return _best(tries)
 
 

@@ -128,10 +128,16 @@ def blocks(x: torch.Tensor) -> list[slice]:
 
 def square_norms(rows: torch.Tensor) -> torch.Tensor:
     """Sum of squares of each row [n, d] of float64: eight partial sums over every eighth element, in order."""
-    total = rows.new_zeros(len(rows), _LANES)
-    for start in range(0, rows.shape[1], _LANES):
-        part = rows[:, start : start + _LANES]
-        total[:, : part.shape[1]] += part * part
+    n, d = rows.shape
+    if rows.device.type == "cpu":  # where a cumulative sum adds in order
+        parts = -(-d // _LANES)
+        squares = torch.nn.functional.pad(rows * rows, (0, parts * _LANES - d)).reshape(n, parts, _LANES)
+        total = squares.cumsum(1)[:, -1] if parts > 0 else rows.new_zeros(n, _LANES)
+    else:
+        total = rows.new_zeros(n, _LANES)
+        for start in range(0, d, _LANES):
+            part = rows[:, start : start + _LANES]
+            total[:, : part.shape[1]] += part * part
     total = total[:, :4] + total[:, 4:]
     total = total[:, :2] + total[:, 2:]
     return total[:, 0] + total[:, 1]
