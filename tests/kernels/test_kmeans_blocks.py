@@ -80,6 +80,17 @@ def test_blocks_on_the_reference():
         equal(KMeans(5, random_state=0).fit_blocks(cut(DATA, 99)), expected)
 
 
+@pytest.mark.parametrize("init", ["k-means++", "k-means||", "random"])
+def test_seeds_of_length_one_are_scaled_once(init):
+    """Rows with one or two elements tie, so one unit in the last place of a seed decides."""
+    rng = np.random.default_rng(0)
+    x = rng.random((400, 60)) * (rng.random((400, 60)) < 0.05)
+    expected = KMeans(9, init=init, metric="cosine", random_state=3).fit(x)
+    equal(KMeans(9, init=init, metric="cosine", random_state=3).fit_blocks([x]), expected)
+    with backend("reference"):
+        equal(KMeans(9, init=init, metric="cosine", random_state=3).fit(x), expected)
+
+
 def test_tensors_in_blocks():
     equal(KMeans(5, random_state=0).fit_blocks(list(torch.from_numpy(DATA).split(70))), KMeans(5, random_state=0).fit(DATA))
 

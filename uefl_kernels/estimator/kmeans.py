@@ -29,7 +29,8 @@ class KMeans(TakesRows, ClusteringEstimator):
     """k-means clustering with exact labels: scikit-learn's ``KMeans`` in its conventions, on :func:`uefl_kernels.kmeans`.
 
     Takes NumPy arrays (or what ``np.asarray`` makes of lists and data frames) or torch tensors on any device, and gives back the same
-    kind; a sparse matrix or a ``numpy.memmap`` is taken in blocks. Where scikit-learn is installed its base classes are those of this
+    kind; a ``numpy.memmap`` is read in blocks, and the work on a sparse matrix follows its non-zeros. Where scikit-learn is
+    installed its base classes are those of this
     one, but it is not needed. The seeds are drawn by other random numbers than scikit-learn's: of the same
     quality, not the same ones.
 

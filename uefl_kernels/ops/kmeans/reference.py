@@ -116,12 +116,11 @@ def fit(
     tol: float,
 ) -> Fit:
     """The best of ``n_init`` starts from seeds, or from the centres that are given."""
+    if given is not None and spherical:  # seeds are rows, which have length 1 already
+        given = unit_rows(given)
     tries = []
     for restart in range(n_init):
-        if given is None:
-            start = data.take(data.grid.seeds(method, k, seed, restart))  # of length 1 already where it is spherical
-        else:
-            start = unit_rows(given) if spherical else given
+        start = data.take(data.grid.seeds(method, k, seed, restart)) if given is None else given
         tries.append(lloyd(parts, data, start.to(centre_dtype(start)), spherical, max_iter, tol))
     return _best(tries)
 

@@ -19,6 +19,7 @@ import torch
 from ..._library import resolve
 from ..kmeans_labels import kmeans_distances
 from ..kmeans_step import reference as steps
+from ..vq_assign.reference import _sqrt as square_root
 from . import grid, reference
 
 _BLOCK_BYTES = 1 << 24  # of rows that are made dense at once
@@ -76,7 +77,7 @@ class SparseRows:
         total = torch.from_numpy(np.bincount(lanes, weights=wide.square().numpy(), minlength=8 * self.n)).reshape(-1, 8)
         total = total[:, :4] + total[:, 4:]
         total = total[:, :2] + total[:, 2:]
-        norms = reference.square_root(total[:, 0] + total[:, 1])[self.rows]
+        norms = square_root(total[:, 0] + total[:, 1])[self.rows]
         return torch.where(norms == 0, 0.0, wide / norms).to(values.dtype)
 
     def extremes(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,8 +93,9 @@ class SparseRows:
 
     def dense_blocks(self, numbers: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield some of the numbers at a time, with their dense rows."""
-        for part in numbers.split(max(1, _BLOCK_BYTES // (8 * self.d))):
-            yield part, self.take(part)
+        if len(numbers) > 0:
+            for part in numbers.split(max(1, _BLOCK_BYTES // (8 * self.d))):
+                yield part, self.take(part)
 
     def products(self, centers: torch.Tensor) -> torch.Tensor:
         """Return x.c of all rows and centers, [n, k] float64."""
@@ -119,13 +121,14 @@ class SparseRows:
         Both are sums of at most d terms: their rounding is at most (d + 8) 2^-53 of the sum of the magnitudes.
         """
         lengths, radius = self.squares.sqrt(), norms.amax().sqrt()
-        return (self.d + 8) * 2.0**-53 * 1.01 * (lengths * radius + radius**2 / 2 + (lengths + radius) ** 2 / 2)
+        bound: torch.Tensor = lengths * radius + radius**2 / 2 + (lengths + radius) ** 2 / 2
+        return bound * ((self.d + 8) * 2.0**-53 * 1.01)
 
     def distances(self, centers: torch.Tensor) -> torch.Tensor:
         """Return the distance of each row to each center, [n, k] in the dtype of the centers."""
         sizes = self.squares[:, None] + centers.double().square().sum(1)
         squares = (sizes - 2 * self.products(centers)).clamp_(min=0)
-        found = squares.sqrt().to(centers.dtype)
+        found: torch.Tensor = squares.sqrt().to(centers.dtype)
         for numbers, rows in self.dense_blocks((~(squares >= _CANCELLED * sizes)).any(1).nonzero()[:, 0]):
             found[numbers] = kmeans_distances(rows, centers)
         return found
