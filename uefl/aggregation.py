@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .config import Run
 
 _MOST_EXAMPLES = 2**53  # beyond it float64 does not count
+_LARGEST = 1e15  # of an element: far beyond those of any model, and their sums stay within float32 whatever the numbers of examples
 
 
 class Mean(Protocol):
@@ -202,6 +203,11 @@ def choose(averages: Mapping[str, Mean], attackers: int) -> None:
         stack.chosen = chosen
 
 
+def magnitude(tensor: torch.Tensor) -> float:
+    """The largest absolute value of an element, NaN where one is NaN; 0 where there is none."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
 def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
     """Why a client's update must not be averaged, or None when it is what the message expects.
 
@@ -227,8 +233,11 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
             return f"{name} is missing"
         if new.dtype != expected.dtype or tuple(new.shape) != expected.shape:
             return f"{name} is {new.dtype} {list(new.shape)}, expected {expected}"
-        if new.is_floating_point() and not bool(torch.isfinite(new).all()):
+        largest = magnitude(new)
+        if not math.isfinite(largest):
             return f"{name} is not finite"
+        if new.is_floating_point() and largest > _LARGEST:
+            return f"{name} has an element of {largest:.3g}, more than {_LARGEST:g}"
         old = message.tensors.get(name)
         if max_norm > 0 and old is not None:
             part = new[tuple(map(slice, old.shape))]  # what grew is no distance

@@ -94,6 +94,7 @@ _RootCertificates = Annotated[
     Path | None, typer.Option(help="Flower: PEM file of those who vouch for the SuperLink; default: the system's.")
 ]
 _Insecure = Annotated[bool, typer.Option("--insecure", help="Flower: without TLS, also to another machine.")]
+_Strict = Annotated[bool, typer.Option("--strict", help="Flower: refuse keys and secrets that other users may read.")]
 _Wait = Annotated[float, typer.Option(min=0, help="Flower: seconds to wait for the SuperLink, and for the silos.")]
 
 
@@ -153,13 +154,14 @@ def train(
     root_certificates: _RootCertificates = None,
     secret: Annotated[Path | None, typer.Option(help="Flower: file of the SuperLink's secret.")] = None,
     insecure: _Insecure = False,
+    strict: _Strict = False,
     wait: _Wait = 600.0,
 ) -> None:
     """Run every arm of a preset or a configuration, and report."""
     options: dict[str, Any] = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates}
-    options |= {"secret": secret, "insecure": insecure}
+    options |= {"secret": secret, "insecure": insecure, "strict": strict}
     if engine is not _Engine.flower and any(options.values()):
-        raise UserError("--superlink, --silos, --root-certificates, --secret and --insecure are for --engine flower")
+        raise UserError("--superlink, --silos, --root-certificates, --secret, --insecure and --strict are for --engine flower")
     if engine in (_Engine.local, _Engine.flower) and workers is not None:
         raise UserError("--workers is for --engine distributed and --engine ray")
     if more_rounds and resume is None:
@@ -294,6 +296,7 @@ def silo(
     key: Annotated[Path | None, typer.Option(help="Private key by which the SuperLink knows this silo.")] = None,
     root_certificates: _RootCertificates = None,
     insecure: _Insecure = False,
+    strict: _Strict = False,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
     wait: _Wait = 600.0,
     noise_multiplier: Annotated[

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.federated.tiny import arm, finish, settings
+from uefl.algorithms.fedavg import FedAvg
 from uefl.engines.codec import decode, encode, packed_reply, reply_of
 from uefl.errors import RunError
 from uefl.report.folder import summarize
@@ -117,3 +118,92 @@ def test_who_does_not_say_its_entropy_is_not_extended():
 def test_where_nobody_says_it_the_run_stops_with_a_line():
     with pytest.raises(RunError, match="no client sent its holdout_entropy"):
         outcome(without_entropy, ("silo-0", "silo-1", "silo-2"))
+
+
+def constant(part, value):
+    """Every element of a tensor that trains is this number, which is finite."""
+
+    def change(reply):
+        if part in reply.tensors:
+            reply.tensors[part] = torch.full_like(reply.tensors[part], value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "reason"),
+    [
+        ("values", 3e38, "values has an element of 3e+38, more than 1e+15"),
+        ("values", -3e38, "values has an element of 3e+38, more than 1e+15"),
+        ("values", 1e14, "its predictions are not finite"),
+        ("buffers", 3e38, "buffers has an element of 3e+38, more than 1e+15"),
+        ("buffers", -1.0, "a running variance is below 0"),
+        ("codebook", 3e38, "codebook has an element of 3e+38, more than 1e+15"),
+    ],
+)
+def test_finite_numbers_that_make_no_model_are_left_out_and_the_others_go_on(part, value, reason):
+    """The attack on the mean: in float32 it overflows, and the model of every later round with it."""
+    notices, measured = outcome(constant(part, value))
+    assert measured == {"silo-0", "silo-1", "silo-2"}
+    assert [notice for notice in notices if "left out" in notice] == [f"round {round}: left out silo-1: {reason}" for round in (1, 2, 3)]
+
+
+class Overflows(FedAvg):
+    """Its own aggregate squares what it has made."""
+
+    def aggregate(self, state, averages):
+        super().aggregate(state, averages)
+        state.tensors["values"] = state.tensors["values"] ** 5
+
+
+def test_a_state_that_is_none_ends_the_run_before_it_is_state_and_names_who_made_it():
+    one, _, notices = arm(
+        settings("fedavg"), wrap=lambda engine: Changed(engine, constant("values", 500.0), ["silo-1"]), algorithm=Overflows()
+    )
+    before = one.state()[0]
+    with pytest.raises(RunError, match=r"round 1: the updates make no model .*; silo-1 sent elements up to 500"):
+        one.turn()
+    assert not notices
+    assert one.round == 0
+    assert set(before) == set(one.state()[0])
+
+
+def test_nobody_is_named_where_all_diverge():
+    one = arm(
+        settings("fedavg"), wrap=lambda e: Changed(e, constant("values", 1e9), ("silo-0", "silo-1", "silo-2")), algorithm=Overflows()
+    )[0]
+    with pytest.raises(RunError) as error:
+        one.turn()
+    assert "sent elements" not in str(error.value)
+
+
+def test_more_examples_than_were_reported_are_a_claim_that_is_not_believed():
+    """The attack on the weights: with 2**53 examples the others would have no weight."""
+
+    def change(reply):
+        if reply.tensors:
+            reply.examples = 2**53
+
+    one, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda engine: Changed(engine, change, ["silo-1"]))
+    one.turn()
+    assert notices == [f"round 1: left out silo-1: it claims {2**53} examples, and reported 48"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("accuracy", 3e38, "its accuracy is 3e+38, expected a number from 0 to 1"),
+        ("accuracy", -0.5, "its accuracy is -0.5, expected a number from 0 to 1"),
+        ("global_accuracy", 1.5, "its global_accuracy is 1.5"),
+        ("entropy", -1.0, "its entropy is -1"),
+        ("brier", 2.5, "its brier is 2.5"),
+        ("a\x1b[31m", 0.5, "it sends a metric called a"),
+        ("reliability", [-1] * 30, "its reliability has a number below 0"),
+    ],
+)
+def test_metrics_that_no_measurement_has_are_left_out(name, value, reason):
+    notices, measured_by = outcome(measured(name, value))
+    assert measured_by == {"silo-0", "silo-2"}
+    lines = [notice for notice in notices if "left out" in notice]
+    assert len(lines) == 3
+    assert all(reason in line and line.isprintable() for line in lines)

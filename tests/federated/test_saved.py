@@ -212,3 +212,25 @@ def test_a_model_on_a_gpu_takes_and_returns_tensors_of_the_cpu(folder):
         found = model.to("cuda").predict(IMAGES, client)
         assert found.device.type == "cpu"
         torch.testing.assert_close(found, model.predict(IMAGES, client), atol=2e-3, rtol=0)  # TF32 convolutions
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda about: json.dumps(about)[:-1] + ', "deep": ' + 100_000 * "[", "nested without end"),
+        (lambda about: json.dumps(about | {"members": 10**9}), "key 'members'"),
+        (lambda about: json.dumps(about | {"members": -1}), "key 'members'"),
+        (
+            lambda about: json.dumps(about | {"model": about["model"] | {"width": 4096, "hidden": 65536}}),
+            "the network of its configuration has",
+        ),
+    ],
+    ids=["deep", "members", "negative", "large"],
+)
+def test_a_file_of_a_stranger_costs_no_more_than_its_bytes(folder, tmp_path, change, reason):
+    with safe_open(str(folder / "model-fedavg.safetensors"), "pt") as file:
+        ((key, text),) = file.metadata().items()
+    path = tmp_path / "model.safetensors"
+    checkpoint.save_tensors(path, load_file(folder / "model-fedavg.safetensors"), {key: change(json.loads(text))})
+    with pytest.raises(UserError, match=reason):
+        saved.load(path)

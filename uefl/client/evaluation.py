@@ -104,12 +104,11 @@ def _counts(probs: torch.Tensor, labels: torch.Tensor) -> Metrics:
     """
     classes, labels = probs.shape[1], labels.cpu()  # where sums have one order
     confidence, predicted = probs.double().cpu().max(1)
-    confusion = torch.bincount(labels * classes + predicted, minlength=classes * classes)
     bins = (confidence * _BINS).long().clamp(0, _BINS - 1)
     images, right = (torch.bincount(bins, weight, minlength=_BINS) for weight in (None, (predicted == labels).double()))
     found: Metrics = {"reliability": torch.stack([images, right.long()], 1).flatten().tolist()}
     if classes <= _MOST_CLASSES:
-        found["confusion"] = confusion.tolist()
+        found["confusion"] = torch.bincount(labels * classes + predicted, minlength=classes * classes).tolist()
     return found | {"confidence": torch.bincount(bins, confidence, minlength=_BINS).tolist()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,10 @@ class Workspace:
         self._augment = data.augment
         mean, std = normalization(data.normalize, federation.mean, federation.std)
         self._mean, self._std = mean.to(device), std.to(device)
+        self._variances = self._running("running_var")
+        """positions of running variances among the shared ``buffers``"""
+        shape = self.context.image_shape
+        self._noise = torch.randint(256, (1, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).to(device)
 
     def initial(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """A new network: the shared ``values`` and ``buffers``, and the private parts that every client begins with."""
@@ -94,6 +99,27 @@ class Workspace:
         weights = self.flat.named(self.flat.values.detach(), self.flat.buffers)
         return [name for name in weights if self.algorithm.is_private(name, owners[name.rpartition(".")[0]])]
 
+    @torch.no_grad()
+    def fault(self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor], predict: bool = True) -> str | None:
+        """Why shared ``values`` and ``buffers`` are no model, or None: a running variance below 0, or a prediction that is not finite.
+
+        Args:
+            tensors: has both.
+            private: parts of the network that are private, with which it is loaded.
+            predict: whether to load it, to see what it predicts for one image of noise.
+        """
+        if bool((tensors["buffers"][self._variances] < 0).any()):
+            return "a running variance is below 0"
+        if not predict:
+            return None
+        self.load(Message(dict(tensors), private=dict(private)))
+        training = self.net.training
+        self.net.eval()
+        with torch.random.fork_rng(devices=[]), self.amp():
+            logits = self.net(self.normalize(self._noise))
+        self.net.train(training)
+        return None if bool(torch.isfinite(logits).all()) else "its predictions are not finite"
+
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 [B, C, H, W] -> float32, channels-last."""
         return ((images - self._mean) / self._std).contiguous(memory_format=torch.channels_last)
@@ -109,6 +135,12 @@ class Workspace:
     def _cut(self, flat: FlatModule, index: list[torch.Tensor] | None) -> dict[str, torch.Tensor]:
         parts = {"values": flat.values.detach(), "buffers": flat.buffers}
         return parts if index is None else {name: part[i] for (name, part), i in zip(parts.items(), index, strict=True)}
+
+    def _running(self, kind: str) -> torch.Tensor:
+        floating = [(name, buffer) for name, buffer in self.net.named_buffers() if buffer.is_floating_point()]
+        of_kind = [torch.full((buffer.numel(),), name.endswith(kind), device=self.device) for name, buffer in floating]
+        mask = torch.cat(of_kind) if of_kind else torch.zeros(0, dtype=torch.bool, device=self.device)
+        return (mask if self._shared is None else mask[self._shared[1]]).nonzero().flatten()
 
     def _private(self, flat: FlatModule) -> dict[str, torch.Tensor]:
         return {} if self._rest is None else self._cut(flat, self._rest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
 import zlib
 from collections import Counter
@@ -33,12 +35,39 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
     """
     check_file(path, "the data", "expected an .npz, as numpy.savez writes it")
     try:
-        with zipfile.ZipFile(path):  # np.load would take a file of any other format for a pickle
-            pass
+        with zipfile.ZipFile(path) as file:  # np.load would take a file of any other format for a pickle
+            _check_sizes(file, names)
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if name in names}
+    except MemoryError:
+        raise UserError(f"{path}: its arrays do not fit into the memory of this machine") from None
     except (OSError, EOFError, zlib.error, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read {path} ({error}); expected an .npz of plain arrays, as numpy.savez writes it") from None
+
+
+def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
+    """Refuse arrays that say that they are larger than what is stored, or are larger than the memory, before any is made.
+
+    Raises:
+        ValueError, MemoryError.
+    """
+    total = 0
+    for info in file.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name not in names:
+            continue
+        with file.open(info) as stored:
+            version = np.lib.format.read_magic(stored)
+            readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            if version not in readers:
+                raise ValueError(f"{name} has version {version} of the format")
+            shape, _, dtype = readers[version](stored)
+            size = math.prod(shape) * dtype.itemsize
+            if stored.tell() + size != info.file_size and not dtype.hasobject:  # which np.load refuses
+                raise ValueError(f"{name} says that it has {size} bytes, and {info.file_size - stored.tell()} are stored")
+        total += size
+    if total > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        raise MemoryError
 
 
 def held(path: Path) -> str:

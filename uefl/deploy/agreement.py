@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 _SHA256 = re.compile("[0-9a-f]{64}")
+_VERSION = re.compile(r"[0-9A-Za-z.+_-]{1,40}")
+_CLASSES = 10_000
+"""of one silo: the last layer of the network has a row for each"""
+_IMAGES = 10**9
+"""of one silo, in each split"""
+_VALUES = 2**28
+"""of one image: a picture of a camera has a tenth"""
 
 
 def check_asked(cfg: Config) -> None:
@@ -58,30 +66,26 @@ def refused(report: Report) -> str | None:
         return faults.words(str(header["error"]))
     try:
         check_names("silo", [str(header["client"])])
+        if len(header["classes"]) > _CLASSES:
+            return f"it has {len(header['classes'])} classes, more than {_CLASSES}"
         check_names("class", header["classes"])
-        check_names("version of torch", [header["torch"]])
-        sizes = Sizes(**_sizes(header))
-        classes, shape, counts = header["classes"], header["image_shape"], parts["pixels"]["counts"]
+        sizes, shape = Sizes(**_sizes(header)), header["image_shape"]
         whole = [sizes.train, sizes.holdout, sizes.test, *sizes.sets]
         sound = (
-            isinstance(classes, list | tuple)
+            isinstance(header["classes"], list | tuple)
             and header["kind"] in ("labeled", "sets")
             and header["precision"] in ("bf16", "fp32")
+            and _VERSION.fullmatch(header["torch"]) is not None
+            and all(type(n) is int and 0 <= n <= _IMAGES for n in whole)
             and len(shape) == 3
             and all(type(n) is int and n > 0 for n in shape)
         )
-        sound = sound and all(type(n) is int and n >= 0 for n in whole)
-        if header["kind"] == "sets":
-            reach = Reach(**header["reach"])
-            sound = (
-                sound
-                and len(sizes.sets) > 0
-                and len(reach.has) == len(classes)
-                and all(type(one) is bool for one in [*reach.has, reach.full_rank])
-            )
-        sound = sound and _is_content(header["content"], len(classes))
-        if not sound or counts.dtype != torch.int64 or list(counts.shape) != [shape[0], 256] or int(counts.min()) < 0:
+        if not (sound and _fits_kind(header, sizes) and _is_content(header["content"], len(header["classes"]), sizes)):
             return "its report does not fit itself"
+        if shape[0] not in (1, 3) or math.prod(shape) > _VALUES:
+            return f"it has images of {' x '.join(map(str, shape))}; expected 1 or 3 channels, and at most {_VALUES} values"
+        if not _are_counts(parts["pixels"]["counts"], shape, sizes):
+            return "its histogram is not of so many images of this shape"
     except UserError as error:
         return str(error)
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -89,7 +93,25 @@ def refused(report: Report) -> str | None:
     return None
 
 
-def _is_content(content: Mapping[str, Mapping[str, Any]], classes: int) -> bool:
+def _fits_kind(header: Mapping[str, Any], sizes: Sizes) -> bool:
+    """Whether unlabeled sets, and they alone, come with what is told of sets."""
+    if header["kind"] == "labeled":
+        return not sizes.sets
+    reach = Reach(**header["reach"])
+    known = len(reach.has) == len(header["classes"]) and all(type(one) is bool for one in [*reach.has, reach.full_rank])
+    return known and len(sizes.sets) > 0 and sum(sizes.sets) == sizes.train
+
+
+def _are_counts(counts: torch.Tensor, shape: Shape, sizes: Sizes) -> bool:
+    """Whether each channel has as many values as the images that are trained on, those held out with them or not."""
+    channels, height, width = shape
+    if counts.dtype != torch.int64 or list(counts.shape) != [channels, 256] or int(counts.min()) < 0:
+        return False
+    sums = {sum(row) for row in counts.tolist()}
+    return len(sums) == 1 and sums <= {images * height * width for images in (sizes.train, sizes.train + sizes.holdout)}
+
+
+def _is_content(content: Mapping[str, Mapping[str, Any]], classes: int, sizes: Sizes) -> bool:
     """Whether it is what a report says of splits, and nothing else: it goes into the manifest of the run."""
     for part, split in content.items():
         hashes, counts = {key: split[key] for key in split if key != "images_of_class"}, split.get("images_of_class", [0] * classes)
@@ -98,7 +120,37 @@ def _is_content(content: Mapping[str, Mapping[str, Any]], classes: int) -> bool:
             return False
         if type(counts) is not list or len(counts) != classes or not all(type(n) is int and n >= 0 for n in counts):
             return False
+        if "images_of_class" in split and sum(counts) != getattr(sizes, part):
+            return False
     return "train" in content or "test" in content
+
+
+def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict[str, str]]:
+    """Find the most silos that can be trained together.
+
+    Args:
+        reports: by name, in the order in which they came; each is one that :func:`refused` lets in.
+        cfg: of the run.
+
+    Returns:
+        Their names, and of each other silo by name why it does not go with them.
+    """
+    groups: dict[Any, list[str]] = {}
+    for name, (header, _) in reports.items():
+        key: Any = tuple(header["image_shape"][1:])
+        if _sets(cfg):
+            key = (key, tuple(header["classes"]), bool(header["sizes"]["test"]))
+        groups.setdefault(key, []).append(name)
+    most = max(groups.values(), key=len, default=[])
+    why = {}
+    for name in reports.keys() - set(most):
+        pair = {one: reports[one][0] for one in (most[0], name)}
+        try:
+            _shape(pair, {}, cfg.data.image_size)
+            _classes(pair, cfg)
+        except UserError as error:
+            why[name] = str(error)
+    return most, why
 
 
 def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:

@@ -86,6 +86,7 @@ class Flower:
         secret: file that the SuperLink was started with as ``--superexec-auth-secret-file``.
         insecure: without TLS, off loopback too.
         wait: seconds to wait for the SuperLink, and for the silos.
+        strict: whether to refuse a secret that other users of this machine may read; else a line says so.
     """
 
     superlink: str | None = None
@@ -94,6 +95,7 @@ class Flower:
     secret: str | Path | None = None
     insecure: bool = False
     wait: float = 600.0
+    strict: bool = False
 
     @contextmanager
     def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
@@ -123,6 +125,8 @@ class Flower:
             if self.secret is None and not address.insecure and not address.is_loopback:
                 raise UserError("--superlink: give the file of its secret with --secret; see docs/deploy.md, or --insecure to do without")
             secret = None if self.secret is None else _content(self.secret, "--secret")
+            if self.secret is not None:
+                check_private(self.secret, "--secret", self.strict, notice)
             run = joined(address, self.silos, secret, self.wait, notice)
         try:
             with run as deployment:
@@ -164,6 +168,25 @@ def checked_address(superlink: str, root_certificates: str | Path | None, insecu
     if root is not None and b"BEGIN CERTIFICATE" not in root:
         raise UserError(f"--root-certificates: {root_certificates} holds no certificate; expected PEM, as server.pem in docs/deploy.md")
     return Address(place, insecure or (root is None and Address(place).is_loopback), root)
+
+
+def check_private(path: str | Path, option: str, strict: bool, warn: Callable[[str], None]) -> None:
+    """Say so where other users of this machine may read a key or a secret.
+
+    Args:
+        path: of the file.
+        option: that named it.
+        strict: whether to refuse it.
+        warn: called with a line for the user, where it is not refused.
+
+    Raises:
+        UserError: with ``strict``, where they may.
+    """
+    if Path(path).stat().st_mode & 0o077:
+        line = f"{option}: other users of this machine may read {path}; keep it to yourself with: chmod 600 {path}"
+        if strict:
+            raise UserError(line)
+        warn(line)
 
 
 def _content(path: str | Path, option: str) -> bytes:

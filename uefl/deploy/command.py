@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from .choices import check_installed, checked_address
+from .choices import check_installed, check_private, checked_address
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
     from ..report.tables import Table
     from .floor import Floor
 
@@ -44,6 +46,7 @@ def silo(
     spent: Path | None,
     algorithms: str | None,
     state: Path | None,
+    strict: bool,
     data_root: Path | None,
     parent: int | None,
 ) -> None:
@@ -64,6 +67,7 @@ def silo(
         spent: the file that counts its updates; None: beside the folder.
         algorithms: names of those that this silo answers, with commas; None: all that are installed.
         state: the folder for what the silo keeps of its own; None: beside the data.
+        strict: whether to refuse a key that other users of this machine may read; else a line says so.
         data_root: where torchvision's data sets lie.
         parent: a process with which this one ends.
 
@@ -75,7 +79,7 @@ def silo(
 
     from ..engines.flower.address import Unreachable
     from ..engines.flower.codec import on_records
-    from ..engines.flower.node import read_key, serve
+    from ..engines.flower.node import serve
     from ..run import chosen_device
     from .kept import Kept
     from .silo import SiloProgram
@@ -93,6 +97,7 @@ def silo(
         raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")
     if (data is None) == (simulate is None):
         raise UserError("--data: name the folder of this silo's images")
+    private = None if key is None else _key(key, strict)
     where = chosen_device(device)
     answered = None if algorithms is None else _answered(algorithms)
     source: Source
@@ -110,9 +115,21 @@ def silo(
             print(f"silo {source.name} insists on its own noise: {floor.describe()}", flush=True)
         with nullcontext() if floor is None else floor.held():
             program = SiloProgram(source, where, floor, answered, kept)
-            serve(address, on_records(program), None if key is None else read_key(key), patience=wait)
-    except (Unreachable, ValueError) as error:
+            serve(address, on_records(program), private, patience=wait)
+    except Unreachable as error:
         raise UserError(str(error)) from None
+
+
+def _key(path: Path, strict: bool) -> EllipticCurvePrivateKey:
+    """The private key of ``--key``."""
+    from ..engines.flower.node import read_key
+
+    try:
+        found = read_key(path)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    check_private(path, "--key", strict, logging.getLogger("uefl").warning)
+    return found
 
 
 def _answered(names: str) -> frozenset[str]:

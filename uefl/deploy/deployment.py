@@ -22,7 +22,7 @@ from ..engines.flower.members import Members, Report, Roster
 from ..errors import RunError, UserError
 from ..folder import Silos
 from ..server.checks import printable
-from .agreement import agree, check_asked, refused
+from .agreement import agree, check_asked, fitting, refused
 from .processes import Processes, free_port
 from .setting import Setting, greeting, task, without_files
 
@@ -153,6 +153,7 @@ def joined(address: Address, silos: int, secret: bytes | None, patience: float, 
 
 def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: float, notice: Notice, known: Silos) -> Joined:
     reports: dict[str, Report] = {}
+    begun: list[bool] = []
 
     def admit(report: Report) -> str | None:
         why = refused(report)
@@ -166,10 +167,13 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
             _note_change(name, _told_of_itself(before), _told_of_itself(report), "before it came again", notice)
             reports[name] = report
             return None
-        if len(reports) == silos:
+        if begun:
             return f"silo {name!r} came after the run had its {silos} silos"
+        if report[0]["kind"] != cfg.kind:
+            return f"silo {name!r} has {report[0]['kind']} data, the arms need {cfg.kind}"
         reports[name] = report
-        notice(f"silo {name} is there ({len(reports)} of {silos})")
+        there, why_not = fitting(reports, cfg)
+        notice(f"silo {name} is there ({len(there)} of {silos})" if name in there else f"silo {name} does not fit: {why_not[name]}")
         return None
 
     notice(f"waiting for {silos} silos at {address.place}")
@@ -177,18 +181,25 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
     members = Members(grid, greeting(without_files(cfg)), admit, bound=bound)
     told: dict[int, str] = {}
     end = time.monotonic() + patience
-    while len(reports) < silos:
+    together: list[str] = []
+    while len(together) < silos:
         members.look()
+        together, unfit = fitting(reports, cfg)
         for node, why in members.refused.items():
             if told.get(node) != why:
                 notice(f"left out: {why}")
         told = dict(members.refused)
-        if len(reports) < silos and time.monotonic() > end:
-            there = f"{', '.join(sorted(reports))} of" if reports else "none of"
-            left = f"; left out: {', '.join(dict.fromkeys(members.refused.values()))}" if members.refused else ""
-            advice = "mend that" if members.refused else "start the others"
+        if len(together) < silos and time.monotonic() > end:
+            there = f"{', '.join(sorted(together))} of" if together else "none of"
+            reasons = dict.fromkeys([*members.refused.values(), *unfit.values()])
+            left = f"; left out: {', '.join(reasons)}" if reasons else ""
+            advice = "mend that" if reasons else "start the others"
             raise UserError(f"{there} {silos} silos came to {address.place} in {patience:g} s{left}; {advice}, or lower --silos")
         time.sleep(0.05)
+    begun.append(True)
+    for name in reports.keys() - set(together[:silos]):
+        members.leave_out(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
+        del reports[name]
     federation = agree(reports, cfg, address.place)
     found = {name: _told_of_itself(report) | _key(members, name) for name, report in sorted(reports.items())}
     for name, of in found.items():

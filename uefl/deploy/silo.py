@@ -89,9 +89,8 @@ class SiloProgram:
                 raise Unreadable("it is no message")
             header, _ = packet
             if not understood(header):
-                self._log.warning(
-                    "a run of another version of uefl is not answered: it has %.20s, this is %s", version(header), __version__
-                )
+                other = printable(str(version(header))[:20])
+                self._log.warning("a run of another version of uefl is not answered: it has %s, this is %s", other, __version__)
                 return _fault(client, faults.VERSION)
             if header["ask"] == "refused":
                 self._log.warning("left out of a run: %s", printable(str(header["why"])))

@@ -392,6 +392,8 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
         about = json.loads(metadata[_FORMAT])
         if network is not None or about["model"]["encoder"] != "given":
             return _model(about, tensors, network)
+    except RecursionError:
+        raise UserError(f"{path}: its description is nested without end. The file was changed; restore it") from None
     except (UserError, json.JSONDecodeError) as error:
         raise UserError(f"{path}: {error}. The file was changed, or is of another version of uefl; restore it") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -404,6 +406,8 @@ def _model(about: dict[str, Any], tensors: Tensors, network: Callable[[], nn.Mod
     algorithm = kind(parse(kind.Parameters, "parameters", about["parameters"]))
     settings = parse(Model, "model", about["model"] | {"pretrained": False})
     shape, classes, count = tuple(about["image_shape"]), tuple(about["classes"]), int(about["members"])
+    if not 1 <= count <= max(len(tensors), 1):
+        raise UserError(f"key 'members': expected 1 to {max(len(tensors), 1)}, as many as the file has tensors for; got {count}")
     parts = [member(tensors, i) for i in range(count)] if count > 1 else [tensors]
     if sum(map(len, parts)) != len(tensors):
         raise UserError(f"key 'members': the file holds other networks than those of {count} members")
@@ -426,19 +430,21 @@ def _file(path: Path) -> Path:
 
 
 def _member(algorithm: Algorithm, spec: ModelSpec, clients: dict[str, list[str]], tensors: Tensors) -> Member:
-    net = algorithm.build_model(spec).eval()
     own: dict[str, Tensors] = {}
     for client, names in clients.items():
         absent = [name for name in names if f"{name}.{client}" not in tensors]
         if absent:
             raise UserError(f"{absent[0]!r} of client {client!r} is missing")
         own[client] = {name: tensors.pop(f"{name}.{client}") for name in names}
+    with torch.device("cpu" if spec.given is not None else "meta"):  # a network of the file's description may be too large to make
+        net = algorithm.build_model(spec)
     expected, found = _shapes(net.state_dict()), _shapes(tensors)
     if found != expected:
         name = next(name for name in (*expected, *found) if found.get(name) != expected.get(name))
         raise UserError(
             f"weights {name!r}: the network of its configuration has {expected.get(name, 'none')}, the file {found.get(name, 'none')}"
         )
+    net = (net if spec.given is not None else algorithm.build_model(spec)).eval()
     net.load_state_dict(tensors, strict=False)
     return Member(net, own)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,18 @@ from ..engines.base import Reply
 from ..errors import RunError
 
 _DIVERGED = 1e3  # times the first round's training loss: far beyond the swings of a run that learns
+_OUTLIER = 100  # times the others' largest elements
 _LARGEST = 3.4028234663852886e38  # of float32: sums of numbers up to this stay finite
+_ROUNDING = 1e-3
+_MOST = dict.fromkeys(("accuracy", "ece", "holdout_accuracy", "global_accuracy", "personalised_accuracy", "train_accuracy"), 1.0) | {
+    "brier": 2.0,
+    "nll": math.inf,
+    "holdout_nll": math.inf,
+    "entropy": math.inf,
+    "entropy_deterministic": math.inf,
+}
+_MOST |= {"mutual_info": math.inf, "holdout_entropy": math.inf, "holdout_entropy_se": math.inf, "steps": math.inf}
+"""what metrics of the frame are at most; all are at least 0"""
 _LONGEST = 200  # characters of a reason, parts of which a client may have chosen
 _OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "left_out"))
 """keys of metrics.jsonl that say which line this is, which no client may say"""
@@ -33,7 +45,10 @@ def unsound(reply: Reply, classes: int, columns: Collection[str] = ()) -> str | 
     taken = sorted(_OWN & (reply.metrics.keys() | reply.training.keys()))
     if taken:
         return f"it sends a metric called {taken[0]}"
-    error = not_finite(reply.metrics)
+    odd = next((name for name in (*reply.metrics, *reply.training) if not name.isprintable()), None)
+    if odd is not None:
+        return f"it sends a metric called {odd}"
+    error = not_finite(reply.metrics) or _out_of_range(reply.metrics | reply.training)
     if error is not None:
         return error
     lengths = list_lengths(classes)
@@ -41,8 +56,21 @@ def unsound(reply: Reply, classes: int, columns: Collection[str] = ()) -> str | 
         value, length = reply.metrics[key], lengths.get(key)
         if length is not None and not (isinstance(value, list) and len(value) == length):
             return f"its {key} is no list of {length} numbers"
+        if isinstance(value, list) and length is not None and min(value, default=0) < 0:
+            return f"its {key} has a number below 0"
         if length is None and isinstance(value, list):
             return f"its {key} is a list, expected one number"
+    return None
+
+
+def _out_of_range(values: Mapping[str, Any]) -> str | None:
+    """The first metric of the frame that no measurement can have, in words; None: there is none."""
+    for key, value in values.items():
+        most = _MOST.get(key)
+        if most is None or isinstance(value, (list, type(None))):
+            continue
+        if not -_ROUNDING <= value <= most + _ROUNDING:
+            return f"its {key} is {value:.6g}, expected a number from 0 to {most:g}"
     return None
 
 
@@ -79,6 +107,19 @@ def check_quorum(share: float, round: int, answers: int, clients: int, what: str
     if answers < needed:
         why = f"{answers} of {clients} clients {what}, the quorum is {needed}; the run stops here"
         raise RunError(f"round {round}: {why}" + (f" ({refused[0]})" if refused else ""))
+
+
+def blame(magnitudes: Mapping[str, float]) -> str:
+    """Name the client with an update far larger than the others, in words; where there is none, the model itself has diverged.
+
+    Args:
+        magnitudes: the largest element of each update, by client.
+    """
+    name = max(magnitudes, key=lambda client: magnitudes[client], default="")
+    others = [largest for client, largest in magnitudes.items() if client != name]
+    if others and magnitudes[name] > _OUTLIER * max(statistics.median(others), 1.0):
+        return f"{printable(name)} sent elements up to {magnitudes[name]:.3g}, the others' median is {statistics.median(others):.3g}"
+    return "if the model has diverged, lower lr"
 
 
 def check_course(records: Sequence[Record], last: Iterable[Record], first: float | None, round: int) -> float | None:

@@ -13,6 +13,7 @@ The state between two turns is all there is to a checkpoint.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -23,21 +24,23 @@ from typing import Any
 
 import torch
 
-from ..aggregation import Rule, refusal
+from ..aggregation import Rule, magnitude, refusal
 from ..algorithms.base import Algorithm, Record, State
 from ..client.work import recorded
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
 from ..engines.bounds import excess
+from ..errors import RunError
 from ..lazy import Lazy
 from ..privacy import Privacy
 from ..seeds import seeded
-from .checks import check_course, check_quorum, not_finite, printable, unsound, written
+from .checks import blame, check_course, check_quorum, not_finite, printable, unsound, written
 from .participants import Participants
 from .private import PrivateStates, StateFiles, Tensors
 from .teacher import Teacher
 from .turn import Turn, silent
 
+_SUSPICIOUS = 1e3  # times the largest element of the model that was sent: no training does that in a round and stays finite
 _PLAIN = ("iteration", "trained", "round", "finished", "last", "first_loss", "have_trained")
 
 
@@ -68,6 +71,7 @@ class Arm:
     ) -> None:
         self.name, self.engine, self.teacher, self.notice, self.privacy = name, engine, teacher, notice, privacy
         self.context, self._device = workspace.context, workspace.device
+        self._workspace = workspace
         self.run = workspace.context.run
         self.members: list[Algorithm] = []
         self.states: list[State] = []
@@ -169,6 +173,7 @@ class Arm:
         records: list[Record] = []
         trained: dict[str, dict[str, Any]] = {}
         refused: list[str] = []
+        magnitudes: dict[str, float] = {}
         for reply in self._replies(messages):
             name, message = reply.client, messages[reply.client]
             self._sent[name] += message.bytes
@@ -183,6 +188,7 @@ class Arm:
             elif name in training:
                 self._add(reply, averages)
                 trained[name] = dict(reply.training)
+                magnitudes[name] = max(map(magnitude, reply.tensors.values()), default=0.0)
         if measure:
             known = self._known.intersection(record["client"] for record in records)
             check_quorum(self.run.quorum, self.round + 1, len(known), len(evaluators), "measured the model", refused)
@@ -191,10 +197,11 @@ class Arm:
             self.first_loss = check_course(records, self.last.values(), self.first_loss, self.round)
         if trains:
             check_quorum(self.run.quorum, self.round + 1, len(trained), len(participants), "sent a sound update", refused)
-            for (algorithm, state, _), sums in zip(each, averages, strict=True):
+            for i, ((algorithm, state, _), sums) in enumerate(zip(each, averages, strict=True)):
                 self._rule.finish(sums, self.name, self.round)
                 with self._seeded(algorithm, "aggregate"):
                     algorithm.aggregate(state, sums)
+                self._check_state(i, magnitudes)
         if train:
             recorded = {record["client"] for record in records} - {*participants}
             self.last = {name: self._moved(name) | trained.get(name, {}) for name in self._sent if name not in recorded}
@@ -303,12 +310,39 @@ class Arm:
         """An update is sound when that of every member is: no client may be in one member's average and not in another's."""
         for name in sorted(reply.tensors.keys() - message.expects.keys()):  # it may be under the number of no member
             return f"it sends {name}, which was not asked for"
+        reported = self.context.examples.get(reply.client, reply.examples)
+        if reply.examples > reported:
+            return f"it claims {reply.examples} examples, and reported {reported}"
         for i, (algorithm, asked, answer) in enumerate(zip(self.members, split(message), self._parts(reply), strict=True)):
-            reason = refusal(answer, asked, self.run.max_update_norm)
+            reason = refusal(answer, asked, self.run.max_update_norm) or self._no_model(i, asked, answer)
             reason = reason or algorithm.unsound(replace(asked, private={}, reference={}), replace(answer, private={}))
             if reason is not None:
                 return reason if len(self.members) == 1 else f"member {i}: {reason}"
         return not_finite(reply.training)
+
+    def _no_model(self, i: int, asked: Message, answer: Reply) -> str | None:
+        """Why an update is none of a model that can be averaged; its predictions are made where its elements are suspiciously large."""
+        sent = asked.tensors if {"values", "buffers"} <= asked.tensors.keys() & answer.tensors.keys() else None
+        if sent is None or sent["values"].shape != answer.tensors["values"].shape:
+            return None
+        suspicious = magnitude(answer.tensors["values"]) > _SUSPICIOUS * max(1.0, magnitude(sent["values"]))
+        return self._workspace.fault(answer.tensors, self.private[i].start, predict=suspicious)
+
+    def _check_state(self, i: int, magnitudes: Mapping[str, float]) -> None:
+        """Stop where what the updates of a round made is no state to go on with: the last checkpoint is of the round before.
+
+        Args:
+            i: number of the member.
+            magnitudes: the largest element of each update, by client.
+
+        Raises:
+            RunError: it names a client only where its update is far larger than the others.
+        """
+        tensors = self.states[i].tensors
+        bad = next((name for name, tensor in tensors.items() if not math.isfinite(magnitude(tensor))), None)
+        why = f"{bad} is not finite" if bad else self._workspace.fault(tensors, self.private[i].start)
+        if why is not None:
+            raise RunError(f"round {self.round + 1}: the updates make no model ({why}); {blame(magnitudes)}")
 
     def _leave_out(self, client: str, reason: str, round: int, what: str = "") -> str:
         """Count an answer that does not count, and tell the user; the reason as it can be shown."""

@@ -1,6 +1,8 @@
 """The user's own .npz: silos, or a data set to be dealt."""
 
+import io
 import pickle
+import zipfile
 
 import numpy as np
 import pytest
@@ -143,3 +145,14 @@ def test_file_that_is_no_npz_is_refused(tmp_path, content):
 def test_missing_npz_is_named(tmp_path):
     with pytest.raises(UserError, match=r"absent.npz is not there; expected an .npz"):
         npz_file(tmp_path / "absent.npz")
+
+
+def test_an_array_that_claims_more_than_is_stored_is_a_line(tmp_path):
+    """730 GB of images, of which 64 bytes are there."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 27, 27)})
+    path = tmp_path / "claims.npz"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("images.npy", header.getvalue() + bytes(64))
+    with pytest.raises(UserError, match=r"images says that it has 729000000000 bytes, and 64 are stored"):
+        npz_file(path)

@@ -89,3 +89,26 @@ def test_a_scenario_that_is_none():
     code, error = said("chaos", "moon")
     assert code == 2
     assert "no scenario 'moon'; there are raises, nan" in error
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_keys_and_secrets_that_others_may_read(strict, tmp_path, caplog):
+    """A line says so; with ``--strict`` they are refused."""
+    images(tmp_path / "a", {"cat": 0, "dog": 1})
+    node_key(tmp_path, "ulm")
+    (tmp_path / "secret").write_bytes(64 * b"x")
+    (tmp_path / "root.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    place = ("--superlink", f"127.0.0.1:{free_port()}", "--root-certificates", tmp_path / "root.pem", "--wait", 0, *["--strict"] * strict)
+    starts = {
+        "ulm.key": ("silo", "--data", tmp_path / "a", "--key", tmp_path / "ulm.key"),
+        "secret": ("train", "demo", "--out", tmp_path / "run", "--engine", "flower", "--silos", 2, "--secret", tmp_path / "secret"),
+    }
+    for name, arguments in starts.items():
+        for mode in (0o600, 0o640):
+            (tmp_path / name).chmod(mode)
+            caplog.clear()
+            result = CliRunner().invoke(app, list(map(str, (*arguments, *place))))
+            assert result.exit_code == 2
+            line = f"other users of this machine may read {tmp_path / name}"
+            assert (line in result.stderr + result.stdout + caplog.text) == (mode == 0o640)
+            assert (f"error: --{'key' if name != 'secret' else name}: {line}" in result.stderr) == (mode == 0o640 and strict)

@@ -192,6 +192,6 @@ def test_two_runs_that_differ_in_noise_alone_do_not_give_the_update_away(path):
 def test_options_that_do_not_go_together_are_a_line(path, keys, line):
     pytest.importorskip("flwr")
     options = {"noise_multiplier": None, "delta": 1e-5, "max_epsilon": 0.0, "spent": path} | keys
-    rest = dict.fromkeys(("data", "name", "root_certificates", "key", "algorithms", "state", "data_root", "parent"))
+    rest = dict.fromkeys(("data", "name", "root_certificates", "key", "algorithms", "state", "strict", "data_root", "parent"))
     with pytest.raises(UserError, match=line):
         serve(**options, **rest, simulate="silo-0", superlink="127.0.0.1:1", insecure=True, wait=0.0, device="cpu")

@@ -89,6 +89,35 @@ def test_who_is_left_out_is_told_why_and_so_is_the_user(folder, monkeypatch, cap
     ]
 
 
+@pytest.mark.parametrize("order", ["abc", "cab"])
+def test_a_silo_with_other_images_keeps_nobody_from_beginning(folder, monkeypatch, order):
+    """The attack on the start: whoever comes with another image size, first or last, is left out, and the others go on."""
+    images(folder / "c", {"cat": 0, "dog": 1}, size=10)
+    with joined(monkeypatch, [program(folder, name) for name in order]) as (run, _, got):
+        federation = run.federation(settings(folder), None, {})
+        run._members._looked = 0.0
+        run._members.look()
+        assert sorted(run._members.nodes) == ["a", "b"]
+    assert [silo.name for silo in federation.silos] == ["a", "b"]
+    if order == "cab":
+        assert any("silo 'c' has images of 10x10" in one["why"] for one in got if one["ask"] == "refused")
+
+
+def test_silos_that_do_not_fit_together_are_named(folder, monkeypatch):
+    images(folder / "c", {"cat": 0, "dog": 1}, size=10)
+    with joined(monkeypatch, [program(folder, name) for name in "ac"], wait=0.1) as (run, said, _), pytest.raises(UserError) as error:
+        run.federation(settings(folder), None, {})
+    assert "a of 2 silos came" in str(error.value)
+    assert "silo 'c' has images of 10x10, silo 'a' of 8x8; set image_size" in str(error.value)
+    assert any("silo c does not fit" in line for line in said)
+
+
+def test_a_version_moves_no_terminal(folder, caplog):
+    program(folder, "a")(Packet(greeting(settings(folder)) | {"uefl": "\x1b[31m9\nFAKE LINE"}, {}))
+    assert "FAKE LINE" in caplog.text
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
 def test_what_a_server_says_of_it_is_one_short_line(folder, caplog):
     asked = greeting(settings(folder)) | {"ask": "refused", "why": "\x1b[31m\n" + 1000 * "x"}
     answer = program(folder, "a")(Packet(asked, {}))

@@ -74,6 +74,15 @@ def test_one_of_sets(tmp_path):
         ("content", {"train": {"sha256": HASH, "files": ["a.png"]}}),
         ("content", {"train": 3}),
         ("content", {"train": [1, 2, 3]}),
+        ("torch", "<script>alert(1)</script>"),
+        ("torch", 1000 * "2"),
+        ("classes", [f"c{i}" for i in range(150_000)]),
+        ("image_shape", [2000, 8, 8]),
+        ("image_shape", [1, 1_000_000, 1_000_000]),
+        ("image_shape", [1, 8, 9]),
+        ("sizes", {"train": 10**30, "holdout": 0, "test": 8, "sets": []}),
+        ("sizes", {"train": 9, "holdout": 4, "test": 8, "sets": []}),
+        ("sizes", {"train": 12, "holdout": 0, "test": 8, "sets": [12]}),
     ],
 )
 def test_what_is_none_is_a_line(report, key, value):
@@ -88,3 +97,21 @@ def test_what_is_missing_is_a_line(report):
         value = report.header.pop(key)
         assert refused(report) == "its report is not complete", key
         report.header[key] = value
+
+
+@pytest.mark.parametrize("how", ["one grey level", "everywhere", "one channel", "overflow"])
+def test_a_histogram_of_other_images_is_refused(report, how):
+    """The attack on the normalisation of all silos: a histogram of more images than there are."""
+    counts = report.parts["pixels"]["counts"]
+    match how:
+        case "one grey level":
+            counts[0, 255] += 2**50
+        case "everywhere":
+            counts += 2**56
+        case "one channel":
+            report.header["image_shape"] = [3, 8, 8]
+            report.parts["pixels"]["counts"] = torch.cat([counts, counts, 2 * counts])
+        case "overflow":
+            counts[0, :4] += torch.tensor([2**62] * 4)  # as int64 their sum is what it was
+            assert int(counts.sum()) == int(report.parts["pixels"]["counts"].sum())
+    assert refused(report) == "its histogram is not of so many images of this shape"

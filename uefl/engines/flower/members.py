@@ -122,6 +122,11 @@ class Members:
         other = next((other for other, known in self.keys.items() if known == key and other != name), None)
         return None if other is None else f"the name {name[:64]!r} comes with the key of {other!r}"
 
+    def leave_out(self, name: str, why: str) -> None:
+        """Leave out a client that was let in."""
+        node, _ = self.nodes.pop(name)
+        self._refuse(node, why)
+
     def _refuse(self, node: int, why: str) -> None:
         """Leave a node out, and tell it why; nobody waits for what it answers."""
         self.refused[node] = why
