@@ -72,6 +72,9 @@ class Deployment(Protocol):
     silos: Silos
     """what is known of the clients' programs, once they have been found; may be empty"""
 
+    home: bool
+    """whether clients keep their private states themselves"""
+
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
         """Find all clients; UserError or RunError where that fails. ``known`` is what an interrupted run had in :attr:`silos`."""
         ...
@@ -219,7 +222,15 @@ def _prepare(
         workspace.algorithm.check(federation, name, workspace.net)
         check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos))
         privacy.check(cfg, name, workspace)
+        if deployment is not None and deployment.home and cfg.run.reference and _keeps_what_predicts(workspace):
+            why = "clients keep layers or tensors that predict, and silos do not send these for a mean to be made"
+            raise UserError(f"arm {name!r}: its {why}; set run.reference = false")
     return run
+
+
+def _keeps_what_predicts(workspace: Workspace) -> bool:
+    """Whether a model of this arm predicts with what stays with its client."""
+    return bool(workspace.private_names() or workspace.algorithm.private_predicts)
 
 
 class _Run:
@@ -235,6 +246,7 @@ class _Run:
         deployment: Deployment | None,
     ) -> None:
         self._deployment = deployment
+        self._home = deployment is not None and deployment.home
         self.privacy: privacy.Privacy | None = None
         self.cfg, self.preset, self.out, self.federation, self.device, self.observer = cfg, preset, out, federation, device, observer
         self.metrics = Metrics(out)
@@ -334,7 +346,7 @@ class _Run:
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
-        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice, self.privacy)
+        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice, self.privacy, self._home)
         return arm, workspace
 
     def _finish(self, index: int, arm: Arm, workspace: Workspace, events: report.EventWriter | None) -> None:
@@ -359,6 +371,9 @@ class _Run:
             arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
             arm.files.sweep(arm.named_files() | extend.private_files(self.out, self.cfg))
+        if self._home and _keeps_what_predicts(workspace):
+            self.observer.notice(f"note: arm {arm.name!r} has no model file here: each silo keeps the part that is its own")
+            return
         saved.save(self.out / f"model-{arm.name}.safetensors", self.cfg, arm.name, self.federation, arm.networks(workspace))
 
     def _summary(self) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_a_run_that_is_resumed_is_the_uninterrupted_one(name, rule):
 def test_clients_count_alike_whatever_they_claim():
     def greedy(reply):
         if reply.client == "silo-4":
-            reply.examples = 10**9
+            reply.examples = 1
         return reply
 
     cfg = settings("fedavg", aggregation="median")

@@ -91,6 +91,7 @@ def arm(
     algorithm: Algorithm | None = None,
     privacy: Privacy | None = None,
     device: str = "cpu",
+    home: bool = False,
 ) -> tuple[Arm, Workspace, list[str]]:
     """The arm, its workspace, and the list that collects its notices."""
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
@@ -100,7 +101,7 @@ def arm(
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(room.algorithm.server_data(fed), room)
-    return Arm("arm", room, seeds, engine, Path(_FOLDER.name) / "private", teacher, notices.append, privacy), room, notices
+    return Arm("arm", room, seeds, engine, Path(_FOLDER.name) / "private", teacher, notices.append, privacy, home), room, notices
 
 
 def finish(arm: Arm, limit: int = 50) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ class Deployment:
             is known of them.
         threads: CPU threads of every client; 0: each decides.
         told: what a client is told of the configuration.
+        home: whether clients keep their private states themselves.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Deployment:
         join: Callable[[Config, Path | None, Silos], Joined],
         threads: Callable[[], int],
         told: Callable[[Config], Config] = lambda cfg: cfg,
+        home: bool = False,
     ) -> None:
-        self._join, self._threads, self._told = join, threads, told
+        self._join, self._threads, self._told, self.home = join, threads, told, home
         self.silos: Silos = {}
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
@@ -148,7 +150,7 @@ def joined(address: Address, silos: int, secret: bytes | None, patience: float, 
                 raise UserError(str(error)) from None
             return _gather(cfg, grid, address, silos, patience, notice, known)
 
-        yield Deployment(join, lambda: 0, without_files)
+        yield Deployment(join, lambda: 0, without_files, home=True)
 
 
 def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: float, notice: Notice, known: Silos) -> Joined:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
-from ..errors import UserError
+import torch
 
+from ..checkpoint import write_json
+from ..errors import UserError
+from ..server.private import StateFiles, Tensors
+
+_NAME = re.compile("[0-9a-f]{32}")
+_ROUNDS = 2  # before the one that is trained, of which states are kept: a server that goes on is at most one behind
 _LENGTH = 32  # bytes
 
 
@@ -28,6 +38,74 @@ class Kept:
             self.secret = _secret(folder / "secret")
         except OSError as error:
             raise UserError(f"--state: {folder} cannot be used ({error.strerror}); name a folder of this silo's own") from None
+
+    def states(self, run: str, arm: str, client: str) -> States:
+        """The private states of a client in one arm.
+
+        Args:
+            run: all by which a run is known again when it goes on.
+            arm, client: names.
+        """
+        place = hashlib.sha256(json.dumps([run, arm, client]).encode()).hexdigest()[:32]
+        return States(self.folder / "states" / place, arm, client)
+
+
+class Absent(UserError):
+    """A silo does not have the state that a message names."""
+
+
+class States:
+    """States of one client in one arm: a file for each, named after its content, and which round it is of.
+
+    Args:
+        folder: of these files; is made with the first.
+        arm, client: whose they are.
+    """
+
+    def __init__(self, folder: Path, arm: str, client: str) -> None:
+        self._folder, self._arm, self._client = folder, arm, client
+        self._files = StateFiles(folder)
+
+    def read(self, name: str) -> Tensors:
+        """The state of a name.
+
+        Raises:
+            Absent: there is none, or it is damaged.
+        """
+        if not _NAME.fullmatch(name):
+            raise Absent("a message names no state")
+        try:
+            return self._files.read(name, self._client)
+        except UserError as error:
+            raise Absent(str(error)) from None
+
+    def write(self, tensors: Mapping[str, torch.Tensor], before: str, round: int) -> str:
+        """Keep a state, which is on the disk when this returns; states of rounds long ago are removed, but for ``before``.
+
+        Args:
+            tensors: the state.
+            before: the name of the one that it follows.
+            round: of the run.
+
+        Returns:
+            Its name.
+        """
+        self._folder.parent.mkdir(mode=0o700, exist_ok=True)
+        name = self._files.write(tensors, self._client, before or None)
+        self._files.sync([name])
+        rounds = self._rounds() | {name: round}
+        old = {other for other, of in rounds.items() if of < round - _ROUNDS and other not in (name, before)}
+        about = {"arm": self._arm, "client": self._client, "rounds": {other: of for other, of in rounds.items() if other not in old}}
+        write_json(self._folder / "about.json", about)
+        for other in old:
+            (self._folder / f"{other}.safetensors").unlink(missing_ok=True)
+        return name
+
+    def _rounds(self) -> dict[str, int]:
+        try:
+            return dict(json.loads((self._folder / "about.json").read_text())["rounds"])
+        except (OSError, ValueError, KeyError, TypeError):  # then old states stay
+            return {}
 
 
 def _secret(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..config import Config, from_toml
 from ..data.federation import Federation
 from ..privacy import without_statistics
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Setting:
         """The opposite of :meth:`plain`."""
         found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         return cls(**found)
+
+    def known_by(self) -> str:
+        """By what a silo knows a run again that goes on: all but the number of threads, which the resumed run has from its checkpoint."""
+        return json.dumps([self.cfg().with_run(threads=0).to_toml(), self.classes, self.image_shape, self.mean, self.std, self.clients])
 
     def cfg(self) -> Config:
         """The configuration."""

@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from .. import __version__
 from ..algorithms.base import find
 from ..client.client import Client, Images
+from ..client.state import fresh
 from ..client.workspace import Workspace, uses_bf16
 from ..config import from_toml
 from ..data.federation import Federation, SetData
@@ -24,13 +25,13 @@ from ..data.notes import of_clients
 from ..data.prepare import PixelCounts
 from ..data.unlabeled import Reach
 from ..engines import faults
-from ..engines.base import Message, Reply, split
+from ..engines.base import Message, Reply, join, member, split
 from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply
 from ..errors import UserError
 from ..seeds import make_repeatable
 from ..server.checks import printable
 from .floor import Floor, Spent, TooLittle
-from .kept import Kept
+from .kept import Absent, Kept
 from .setting import Setting, understood, version
 from .sources import Source
 
@@ -43,6 +44,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (torch.OutOfMemoryError, faults.MEMORY),
     (MemoryError, faults.MEMORY),
     (RuntimeError, faults.COMPUTATION),
+    (Absent, faults.STATE),
     (NotAnswered, faults.ALGORITHM),
     (TooLittle, faults.PRIVACY),
     (Spent, faults.BUDGET),
@@ -75,6 +77,7 @@ class SiloProgram:
         self._source, self._device, self._floor, self._algorithms = source, device, floor, algorithms
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
+        self._kept = kept
         self._secret = None if kept is None else kept.secret
         self._key = self._secret or secrets.token_bytes(32)
         self._images: Images
@@ -102,7 +105,10 @@ class SiloProgram:
             client = header["client"]
             message = message_of(packet)
             self._log.info("arm %r: %s", header["arm"], split(message)[0].options)
-            return packed_reply(self._guarded(self._client(header), message))
+            answer = self._client(header)
+            if self._kept is not None:
+                answer = partial(self._with_own_state, self._kept, header, answer)
+            return packed_reply(self._guarded(answer, message))
         except Exception as error:
             known = isinstance(error, UserError)  # its message is all there is to say
             self._log.error("%s", f"{faults.LINE}{error}" if known else traceback.format_exc())
@@ -158,6 +164,33 @@ class SiloProgram:
             self._log.info("%s", self._floor.describe())
         return reply
 
+    def _with_own_state(self, kept: Kept, header: Header, client: Callable[[Message], Reply], message: Message) -> Reply:
+        """The answer of a client whose private states stay here; the server gets the names of the new ones."""
+        assert self._arm is not None
+        setting, workspace, members = Setting.from_plain(header["setting"]), self._arm[2], split(message)
+        if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
+            raise Unreadable("a private state stays at its silo, and a message names it")
+        states = kept.states(setting.known_by(), header["arm"], header["client"])
+        names = [str(part.options["state"]) for part in members]
+        had = [
+            states.read(name) if name else self._fresh(workspace, header["client"], int(part.options["seed"]))
+            for name, part in zip(names, members, strict=True)
+        ]
+        reply = client(join([replace(part, private=own) for part, own in zip(members, had, strict=True)]))
+        new = [reply.private] if len(members) == 1 else [member(reply.private, i) for i in range(len(members))]
+        round = int(members[0].options["round"])
+        reply.states = [
+            name if _same(own, state) else states.write(state, name, round) for name, own, state in zip(names, had, new, strict=True)
+        ]
+        reply.private = {}
+        return reply
+
+    def _fresh(self, workspace: Workspace, client: str, seed: int) -> dict[str, torch.Tensor]:
+        """The private state that a client begins with."""
+        algorithm = workspace.algorithm.bound(replace(workspace.context, seed=seed))
+        start = workspace.initial(seed)[1] if workspace.private_names() else {}
+        return start | fresh(algorithm, client, self._device)
+
     def _client(self, header: Header) -> Callable[[Message], Reply]:
         """A client in the arm of its message, on a network that stays loaded from one message to the next."""
         place = json.dumps(header["setting"])
@@ -188,6 +221,18 @@ class SiloProgram:
     def _check_algorithm(self, name: str) -> None:
         if self._algorithms is not None and name not in self._algorithms:
             raise NotAnswered(f"the run has the algorithm {name!r}; this silo answers {', '.join(sorted(self._algorithms))} alone")
+
+
+def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
+    """Whether nothing of a state has changed; of a turn that only measured there is no new one.
+
+    Raises:
+        RuntimeError: the new one is not finite.
+    """
+    for name, tensor in after.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise RuntimeError(f"private {name} is not finite")
+    return not after or (before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in after))
 
 
 def _fault(client: str, code: str) -> Packet:

@@ -79,6 +79,7 @@ class Workers:
         self._count, self._device, self._notice = count, device, notice
         self._processes, self._stack, self._module = processes, stack, module
         self._crew: Crew | None = None
+        self.home = False
         self.silos: Silos = {}
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:

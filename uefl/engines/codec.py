@@ -13,7 +13,7 @@ from .base import Expected, Message, Reply
 Header = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
-_PLAIN = ("client", "examples", "metrics", "error", "training")
+_PLAIN = ("client", "examples", "metrics", "error", "training", "states")
 """fields of a reply that are no tensors"""
 _ALIGNED = 8  # bytes: the largest element
 DTYPES = {
@@ -80,12 +80,13 @@ def reply_of(packet: Packet) -> Reply:
     """
     header, parts = packet
     try:
-        client, examples, metrics, error, training = (header[name] for name in _PLAIN)
+        client, examples, metrics, error, training, states = (header[name] for name in _PLAIN)
         known = isinstance(client, str) and type(examples) is int and (error is None or isinstance(error, str))
         numbers = all(type(value) in (int, float) for value in training.values())
+        known = known and isinstance(states, list) and all(isinstance(state, str) for state in states)
         if not known or not numbers or not all(_is_metric(value) for value in metrics.values()):
             raise TypeError("a value of another type than that of a reply")
-        return Reply(client, examples, parts["update"], metrics, error, parts["private"], training)
+        return Reply(client, examples, parts["update"], metrics, error, parts["private"], states, training)
     except (KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
 

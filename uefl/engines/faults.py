@@ -10,6 +10,7 @@ PROGRAM = "program"
 PRIVACY = "privacy"
 BUDGET = "budget"
 ALGORITHM = "algorithm"
+STATE = "state"
 
 LINE = "cannot answer: "
 """begins the line in a client's log about what may well go wrong; all else is there with its traceback"""
@@ -24,6 +25,7 @@ _WORDS = {
     PROGRAM: "its program failed",
     PRIVACY: "it insists on more privacy than the run gives",
     BUDGET: "one more update would spend more than its own bound on epsilon",
+    STATE: "it does not have its private state of that round",
     ALGORITHM: "it does not answer this algorithm",
 }
 

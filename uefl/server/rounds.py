@@ -14,6 +14,7 @@ The state between two turns is all there is to a checkpoint.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ import torch
 
 from ..aggregation import Rule, magnitude, refusal
 from ..algorithms.base import Algorithm, Record, State
+from ..client.state import fresh
 from ..client.work import recorded
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
@@ -40,6 +42,8 @@ from .private import PrivateStates, StateFiles, Tensors
 from .teacher import Teacher
 from .turn import Turn, silent
 
+_NAME = re.compile("([0-9a-f]{32})?")
+_NO_NAME = "it does not name the private states that it keeps"
 _SUSPICIOUS = 1e3  # times the largest element of the model that was sent: no training does that in a round and stays finite
 _PLAIN = ("iteration", "trained", "round", "finished", "last", "first_loss", "have_trained")
 
@@ -56,6 +60,7 @@ class Arm:
         teacher: the server's images; None: there are none.
         notice: called with a line for the user when something worth knowing happens.
         privacy: what hides the clients; None: nothing does.
+        home: whether clients keep their private states themselves; then the server knows their names alone.
     """
 
     def __init__(
@@ -68,10 +73,11 @@ class Arm:
         teacher: Teacher | None = None,
         notice: Callable[[str], None] = lambda line: None,
         privacy: Privacy | None = None,
+        home: bool = False,
     ) -> None:
         self.name, self.engine, self.teacher, self.notice, self.privacy = name, engine, teacher, notice, privacy
         self.context, self._device = workspace.context, workspace.device
-        self._workspace = workspace
+        self._workspace, self._home = workspace, home
         self.run = workspace.context.run
         self.members: list[Algorithm] = []
         self.states: list[State] = []
@@ -227,7 +233,7 @@ class Arm:
     def _messages(self, each: list[tuple[Algorithm, State, Turn]], measuring: frozenset[str], training: frozenset[str]) -> Lazy[Message]:
         """A message for every client that is asked, made when the engine or a check looks at it: it has the client's private state."""
         references: list[Tensors] = [{} for _ in each]
-        if measuring:
+        if measuring and self.run.reference:
             references = [
                 states.reference(algorithm, self.have_trained) for (algorithm, *_), states in zip(each, self.private, strict=True)
             ]
@@ -238,7 +244,7 @@ class Arm:
                 reference = references[i] if measure else {}
                 with self._seeded(algorithm, "broadcast", client):
                     message = algorithm.broadcast(state, client, replace(turn, train=train))
-                message.options |= self._options(i, measure, train, turn)
+                message.options |= self._options(i, measure, train, turn) | self._state(i, client)
                 message.private = self._private(i, client, reference)
                 if reference and client in self._known:
                     message.reference = self._fresh(algorithm, client) | reference
@@ -254,39 +260,42 @@ class Arm:
         return options | ({"personalised": True} if train and self.run.personalised else {})
 
     def _private(self, i: int, client: str, reference: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A client's own state; for a client that is only measured, a new state with the reference in it."""
+        """A client's own state; for a client that is only measured, a new state with the reference in it. At home it is the client's."""
         states = self.private[i]
+        if self._home:
+            return {}
         return states[client] if client in self._known else states.fresh(client) | (reference or states.start)
 
-    def _fresh(self, algorithm: Algorithm, client: str) -> dict[str, torch.Tensor]:
-        with self._seeded(algorithm, "client_state", client, start=True):
-            state = algorithm.client_state(client)
-        for name, tensor in state.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"{type(algorithm).__name__}.client_state: {name!r} is of type {type(tensor).__name__}; expected a tensor")
-        return {name: tensor.to(self._device) for name, tensor in state.items()}
+    def _state(self, i: int, client: str) -> dict[str, Any]:
+        """The name of the state that a client has at home; it is empty at first."""
+        return {"state": self.private[i].named.get(client, "")} if self._home else {}
 
-    def _seeded(self, algorithm: Algorithm, *place: str, start: bool = False) -> AbstractContextManager[None]:
-        """Seed torch's generator for a method of the server's half, by its place in the run; with ``start`` the same in every turn."""
-        when = () if start else (self.iteration, self.trained)
-        return seeded(self._device, algorithm.context.seed, "server", *when, *place)
+    def _fresh(self, algorithm: Algorithm, client: str) -> dict[str, torch.Tensor]:
+        return fresh(algorithm, client, self._device)
+
+    def _seeded(self, algorithm: Algorithm, *place: str) -> AbstractContextManager[None]:
+        """Seed torch's generator for a method of the server's half, by its place in the run."""
+        return seeded(self._device, algorithm.context.seed, "server", self.iteration, self.trained, *place)
 
     def _ask(self, messages: Mapping[str, Message], algorithm: Algorithm, i: int) -> Iterator[Reply]:
         """An exchange that an algorithm begins itself; its bytes count with those of the round."""
         self._asked += 1
         place = f"{self.iteration}/{self.trained}/{self._asked}"
-        for message in messages.values():
-            message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": place}
+        for client, message in messages.items():
+            message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": place} | self._state(i, client)
         self._sent.update({name: message.bytes for name, message in messages.items()})
         whole = Lazy(messages, lambda client: replace(messages[client], private=self._private(i, client, {})))
         for reply in self._replies(whole):
             message = whole[reply.client]
             self._received[reply.client] += reply.bytes
-            reason = excess(reply, message) or refusal(reply, message, 0.0)
+            reason = excess(reply, message) or refusal(reply, message, 0.0) or (None if self._named(reply, 1) else _NO_NAME)
             if reason is not None:
                 yield Reply(reply.client, error=self._leave_out(reply.client, reason, self.round, "the answer of "))
                 continue
-            if reply.client in self._known:
+            if reply.client in self._known and self._home:
+                if reply.states[0]:
+                    self.private[i].named[reply.client] = reply.states[0]
+            elif reply.client in self._known:
                 before = self.private[i][reply.client]
                 self.private[i].put(reply.client, reply.private)
                 if any(name not in before or not torch.equal(before[name], tensor) for name, tensor in reply.private.items()):
@@ -310,6 +319,8 @@ class Arm:
         """An update is sound when that of every member is: no client may be in one member's average and not in another's."""
         for name in sorted(reply.tensors.keys() - message.expects.keys()):  # it may be under the number of no member
             return f"it sends {name}, which was not asked for"
+        if not self._named(reply, len(self.members)):
+            return _NO_NAME
         reported = self.context.examples.get(reply.client, reply.examples)
         if reply.examples > reported:
             return f"it claims {reply.examples} examples, and reported {reported}"
@@ -354,7 +365,14 @@ class Arm:
     def _add(self, reply: Reply, averages: list[dict[str, Any]]) -> None:
         for i, part in enumerate(self._parts(reply)):
             self._rule.add(self.members[i], self.states[i], averages[i], replace(part, private={}))
-            self.private[i].put(reply.client, part.private)
+            if not self._home:
+                self.private[i].put(reply.client, part.private)
+            elif reply.states[i]:
+                self.private[i].named[reply.client] = reply.states[i]
+
+    def _named(self, reply: Reply, members: int) -> bool:
+        """Whether the reply of a client that keeps its states names one for each member, or has none to name."""
+        return not self._home or (len(reply.states) == members and all(_NAME.fullmatch(name) for name in reply.states))
 
     def _moved(self, client: str) -> dict[str, int]:
         """Bytes of this turn's messages to a client, and of its replies."""
@@ -391,14 +409,17 @@ class Arm:
         names, networks = workspace.private_names(), []
         for i, (algorithm, state, private) in enumerate(zip(self.members, self.states, self.private, strict=True)):
             model = {name: state.tensors[name] for name in ("values", "buffers")}
-            reference = private.reference(algorithm, self.have_trained)
+            reference = dict(private.start) if self._home else private.reference(algorithm, self.have_trained)
             own = Lazy(self.context.clients, partial(self._own, i, workspace, names, model, reference))
             networks.append((workspace.named(model, reference), own))
         return networks
 
     def _own(self, i: int, workspace: Workspace, names: list[str], model: Tensors, reference: Tensors, client: str) -> Tensors:
         """What belongs to one client in the saved model of a member."""
-        algorithm, parts = self.members[i], self.private[i][client]
+        algorithm = self.members[i]
+        if self._home:
+            return algorithm.client_tensors(self.states[i], client)
+        parts = self.private[i][client]
         if client not in self._have_trained:
             parts = parts | reference
         weights = workspace.named(model, parts) if names else {}
@@ -427,5 +448,5 @@ class Arm:
             self.private[i].named = dict(own["private"])
 
     def named_files(self) -> set[str]:
-        """The files of private states that :meth:`state` names."""
-        return {name for states in self.private for name in states.named.values()}
+        """The files of private states that :meth:`state` names; there are none where clients keep them."""
+        return set() if self._home else {name for states in self.private for name in states.named.values()}

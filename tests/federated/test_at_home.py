@@ -1,0 +1,172 @@
+"""Private state stays at its silo: the server knows names, and a run that goes on finds the states of its checkpoint."""
+
+import json
+
+import pytest
+import torch
+
+from tests.federated.deploy.given import Given
+from tests.federated.tiny import arm, federation, finish, settings
+from uefl.deploy.kept import Kept
+from uefl.deploy.setting import Setting, task
+from uefl.deploy.silo import SiloProgram
+from uefl.engines.codec import decode, encode, packed_message, reply_of
+from uefl.errors import RunError
+
+NAMES = [f"silo-{i}" for i in range(3)]
+ALGORITHMS = {
+    "scaffold": {},
+    "fedper": {"reference": False},
+    "fedbn": {"reference": False, "participation": 0.6},
+    "local": {"reference": False},
+    "fedcr": {"reference": False},
+    "fedper-ensemble": {"reference": False, "uncertainty": "ensemble", "members": 2},
+}
+
+
+class Silos:
+    """An engine over a program for each client, which keeps what is its own in a folder; counts the bytes of packets."""
+
+    def __init__(self, cfg, fed, folder):
+        self._head = task(Setting.of(cfg, fed, torch.get_num_threads()), "arm")
+        self.sent, self.received, self.said, self.folder = 0, 0, [], folder
+        self.programs = {name: self.program(name, fed) for name in NAMES}
+
+    def program(self, name, fed):
+        kept = Kept(self.folder / name)
+        kept.secret = None  # as simulated clients draw
+        return SiloProgram(Given(name, fed), torch.device("cpu"), kept=kept)
+
+    def clients(self):
+        return sorted(self.programs)
+
+    def round(self, messages, deadline=None):
+        for name in sorted(messages):
+            asked = encode(packed_message(messages[name], self._head | {"client": name}))
+            found = self.programs[name](decode(asked))
+            assert found.parts["private"] == {}
+            answer = encode(found)
+            self.sent, self.received = self.sent + len(asked), self.received + len(answer)
+            reply = reply_of(decode(answer))
+            self.said.append(reply)
+            yield reply
+
+
+def configured(name):
+    keys = ALGORITHMS[name]
+    return settings(name.partition("-")[0], **keys)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_trains_as_the_local_engine(name, tmp_path):
+    cfg, fed = configured(name), federation()
+    local = arm(cfg, fed)[0]
+    remote = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)[0]
+    assert repr(finish(remote)) == repr(finish(local))
+    for key, tensor in local.state()[0].items():
+        assert torch.equal(remote.state()[0][key], tensor), key
+    assert remote.named_files() == set()
+    for private, mine in zip(remote.private, local.private, strict=True):
+        assert private.named == mine.named  # names of their content
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedper"])
+def test_a_run_goes_on_after_every_turn_bit_for_bit(name, tmp_path):
+    """Over silos that are started again, and that have already done the turn which the server asks for again."""
+    cfg, fed = configured(name), federation()
+    whole = finish(arm(cfg, fed)[0])
+    records, one = [], arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)[0]
+    while not one.finished:
+        tensors, plain = one.state()
+        tensors, plain = {k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(plain))
+        one.turn()  # the server is killed after it, before its checkpoint
+        one = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)[0]
+        one.restore(tensors, plain)
+        records += one.turn()
+    assert repr(records) == repr(whole)
+
+
+def test_few_states_are_kept(tmp_path):
+    cfg, fed = settings("scaffold", rounds=[8]), federation()
+    finish(arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)[0])
+    for name in NAMES:
+        assert len(list((tmp_path / name).glob("states/*/*.safetensors"))) == 3
+        assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / name).glob("*"))
+
+
+def test_a_state_that_is_gone_leaves_its_silo_out(tmp_path):
+    cfg, fed = settings("scaffold", quorum=0.5), federation()
+    one, _, notices = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)
+    one.turn()
+    for path in (tmp_path / "silo-1").glob("states/*/*.safetensors"):
+        path.write_bytes(b"x")
+    one.turn()
+    assert len(notices) == 1
+    assert "left out silo-1" in notices[0]
+    assert "state" in notices[0]
+
+
+@pytest.mark.parametrize("how", ["asked for", "sent", "another name"])
+def test_a_server_gets_no_state_whatever_it_asks(how, tmp_path):
+    """The attack of a server of its own: it leaves out the name, sends a state of its own, or names a file."""
+    cfg, fed = configured("fedper"), federation()
+    silos = Silos(cfg, fed, tmp_path)
+
+    class Asks(Silos):
+        def __init__(self):
+            self.engine = silos
+
+        def clients(self):
+            return NAMES
+
+        def round(self, messages, deadline=None):
+            for message in messages.values():
+                match how:
+                    case "asked for":
+                        del message.options["state"]
+                    case "sent":
+                        message.private = {"net.values": torch.zeros(3)}
+                    case "another name":
+                        message.options["state"] = "../secret"
+            yield from silos.round(dict(messages))
+
+    one = arm(cfg, fed, lambda _: Asks(), home=True)[0]
+    one_message = one._messages
+    one._messages = lambda *rest: dict(one_message(*rest))
+    with pytest.raises(RunError, match="0 of 3"):
+        one.turn()
+    assert [reply.error for reply in silos.said] == ["state" if how == "another name" else "unreadable"] * 3
+
+
+@pytest.mark.parametrize("states", [[], ["x"], ["../../x"], [32 * "0", 32 * "0"], [32 * "0"]])
+def test_names_that_are_none_are_left_out(states, tmp_path):
+    cfg, fed = configured("scaffold"), federation()
+
+    class Odd(Silos):
+        def round(self, messages, deadline=None):
+            for reply in super().round(messages, deadline):
+                reply.states = states
+                yield reply
+
+    one, _, notices = arm(settings("scaffold", quorum=0.1), fed, lambda _: Odd(cfg, fed, tmp_path), home=True)
+    if states == [32 * "0"]:
+        one.turn()
+    else:
+        with pytest.raises(RunError, match="0 of 3"):
+            one.turn()
+        assert all("private states" in notice for notice in notices)
+
+
+def test_what_travels_is_what_is_reported(tmp_path):
+    """But for a few thousand bytes of a header: the private state does not."""
+    cfg, fed = settings("fedper", reference=False, personal="all", hidden=256), federation()
+    engines = []
+    one = arm(cfg, fed, lambda _: engines.append(Silos(cfg, fed, tmp_path)) or engines[0], home=True)[0]
+    records = finish(one)
+    reported = [sum(record[key] for record in records) for key in ("bytes_sent", "bytes_received")]
+    messages = len(engines[0].said)
+    state = sum(t.numel() * t.element_size() for t in one.private[0].start.values())
+    assert state > 10_000
+    for travelled, said in zip((engines[0].sent, engines[0].received), reported, strict=True):
+        assert said <= travelled < said + 6000 * messages
+    assert state > 6000

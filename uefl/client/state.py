@@ -1,0 +1,26 @@
+"""The private state that a client begins with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..seeds import seeded
+
+if TYPE_CHECKING:
+    from ..algorithms.base import Algorithm
+
+
+def fresh(algorithm: Algorithm, client: str, device: torch.device) -> dict[str, torch.Tensor]:
+    """Make the tensors of :meth:`~uefl.Algorithm.client_state`; the same wherever and whenever they are made.
+
+    Raises:
+        TypeError: one of them is no tensor.
+    """
+    with seeded(device, algorithm.context.seed, "server", "client_state", client):
+        state = algorithm.client_state(client)
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{type(algorithm).__name__}.client_state: {name!r} is of type {type(tensor).__name__}; expected a tensor")
+    return {name: tensor.to(device) for name, tensor in state.items()}
