@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .config import Run
 
 _MOST_EXAMPLES = 2**53  # beyond it float64 does not count
-_LARGEST = 1e15  # of an element: far beyond those of any model, and their sums stay within float32 whatever the numbers of examples
+LARGEST = 1e15  # of an element: far beyond those of any model, and their sums stay within float32 whatever the numbers of examples
 
 
 class Mean(Protocol):
@@ -208,13 +208,14 @@ def magnitude(tensor: torch.Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
-def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
+def refusal(reply: Reply, message: Message, max_norm: float, largest: float = LARGEST) -> str | None:
     """Why a client's update must not be averaged, or None when it is what the message expects.
 
     Args:
         reply: the client's reply to a message to train.
         message: what the client was sent.
         max_norm: bound on the L2 distance between what was sent and what came back under the same name; 0: none.
+        largest: bound on the absolute value of an element.
     """
     if reply.error is not None:
         return reply.error
@@ -233,11 +234,11 @@ def refusal(reply: Reply, message: Message, max_norm: float) -> str | None:
             return f"{name} is missing"
         if new.dtype != expected.dtype or tuple(new.shape) != expected.shape:
             return f"{name} is {new.dtype} {list(new.shape)}, expected {expected}"
-        largest = magnitude(new)
-        if not math.isfinite(largest):
+        found = magnitude(new)
+        if not math.isfinite(found):
             return f"{name} is not finite"
-        if new.is_floating_point() and largest > _LARGEST:
-            return f"{name} has an element of {largest:.3g}, more than {_LARGEST:g}"
+        if new.is_floating_point() and found > largest:
+            return f"{name} has an element of {found:.3g}, more than {largest:g}"
         old = message.tensors.get(name)
         if max_norm > 0 and old is not None:
             part = new[tuple(map(slice, old.shape))]  # what grew is no distance

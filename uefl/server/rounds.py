@@ -288,7 +288,7 @@ class Arm:
         for reply in self._replies(whole):
             message = whole[reply.client]
             self._received[reply.client] += reply.bytes
-            reason = excess(reply, message) or refusal(reply, message, 0.0) or (None if self._named(reply, 1) else _NO_NAME)
+            reason = excess(reply, message) or refusal(reply, message, 0.0, math.inf) or (None if self._named(reply, 1) else _NO_NAME)
             if reason is not None:
                 yield Reply(reply.client, error=self._leave_out(reply.client, reason, self.round, "the answer of "))
                 continue

@@ -5,14 +5,14 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cosine_similarity, cross_entropy, gelu
 
-from tests.federated.tiny import first_turn, settings
+from tests.federated.tiny import federation, first_turn, settings
 
 IMAGES = 12
 
 
-def turn(name, **keys):
+def turn(name, fed=None, **keys):
     """A turn without dropout, away from the model that was sent, its loss of a batch, and the generator of its draws as it was before."""
-    work = first_turn(settings(name, dropout=0.0, **keys))
+    work = first_turn(settings(name, dropout=0.0, **keys), fed)
     torch.manual_seed(1)
     work.workspace.flat.values.data.add_(0.05 * torch.randn_like(work.values))
     return work, work.batch(torch.arange(IMAGES)), work.generator.get_state()
@@ -102,7 +102,7 @@ def test_vhl(epoch):
 
 def test_fedbr():
     """Pseudo-images pass batch norm by themselves."""
-    work, batch, _ = turn("fedbr", contrast=0.7, uniform=0.6, pseudo=8, pull=1.5, push=0.5)
+    work, batch, _ = turn("fedbr", federation((148, 148, 148)), contrast=0.7, uniform=0.6, pseudo=8, pull=1.5, push=0.5)
     with torch.no_grad():
         before = work.workspace.flat.buffers.clone()
         pseudo = features(work, work.memory["pseudo"])
