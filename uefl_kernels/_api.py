@@ -6,6 +6,7 @@ The estimators are imported when they are asked for, since scikit-learn comes wi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import _decompositions as _registered  # noqa: F401
 from . import _flops
 from ._library import COMPILED, backend
 from .ops.kmeans import KMeansResult, kmeans, kmeans_batched

@@ -7,7 +7,8 @@ of it, and in the first batch where a mask or other processes take part.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .. import vq_with_sums
 from . import _distributed
 from ._recompute import Memory
 from ._search import tally
-from ._shared import Float32Module, absent, by_book, fixed, no_autocast
+from ._shared import Float32Module, absent, by_book, fixed, no_autocast, no_torchscript
 
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -505,6 +506,49 @@ class Codebook(Float32Module):
             self._see(self.initted)
         else:
             self.kmeans_init, self._begun = True, bool(self.embed.any())
+
+
+class Coder(nn.Module):
+    """A layer that encodes vectors by indices and decodes them."""
+
+    __prepare_scriptable__ = no_torchscript
+
+    def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Return the indices of x as ``forward`` does in evaluation mode, and leave the layer as it is, in training too.
+
+        Args:
+            x: as for ``forward``.
+            **options: of ``forward``, as ``mask``.
+
+        Raises:
+            RuntimeError: the codebook waits for k-means of its first batch.
+        """
+        with _undisturbed(self):
+            indices: torch.Tensor = self(x, **options)[1]
+        return indices
+
+    def decode(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return what ``forward`` returns as quantized for these indices, integers of any width."""
+        output: torch.Tensor = self.get_output_from_indices(indices)  # type: ignore[operator]
+        return output
+
+
+@contextmanager
+def _undisturbed(layer: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode without gradients; modes and counts are as before at the end."""
+    modes = [(module, module.training) for module in layer.modules()]
+    counted = [(module.counts, module.counts.clone()) for module in layer.modules() if isinstance(module, Codebook)]
+    if any(isinstance(module, Codebook) and module.waiting for module, _ in modes):
+        raise RuntimeError(f"{type(layer).__name__}: the codebook waits for k-means of its first batch; call the layer once first")
+    try:
+        layer.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for counts, before in counted:
+            counts.copy_(before)
 
 
 def _version(tensor: torch.Tensor) -> int:

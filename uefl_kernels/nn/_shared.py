@@ -15,6 +15,8 @@ from torch import nn
 from .._checks import check_tensor
 from .._numbers import is_count
 
+_INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
+
 # --- arguments -----------------------------------------------------------------------------------
 
 
@@ -33,6 +35,17 @@ def numbers(layer: str, most: float | None, **values: Any) -> None:
         if not 0 <= number <= (float("inf") if most is None else most) or number == float("inf"):
             expected = "of at least 0" if most is None else f"from 0 to {most}"
             raise ValueError(f"{layer}: {name} is {value!r}, expected a number {expected}")
+
+
+def as_indices(layer: str, indices: Any) -> torch.Tensor:
+    """Return indices as int64, of any integer dtype that files hold; raise TypeError for what is no tensor of integers."""
+    if not isinstance(indices, torch.Tensor):
+        kind = type(indices).__name__
+        todo = "; torch.from_numpy makes it one" if kind == "ndarray" else "; torch.tensor makes it one" if kind == "list" else ""
+        raise TypeError(f"{layer}: indices must be a torch.Tensor, got {kind}{todo}")
+    if indices.dtype not in _INDICES:
+        raise TypeError(f"{layer}: indices have dtype {indices.dtype}, expected integers, as torch.int64")
+    return indices.long()
 
 
 def refuse_together(layer: str, *found: tuple[bool, str]) -> None:
@@ -61,6 +74,13 @@ def absent(name: str) -> Any:
         raise AttributeError(f"{type(layer).__name__}: {name} of vector-quantize-pytorch is not supported, so it cannot be set")
 
     return property(refuse, refuse)
+
+
+def no_torchscript(layer: nn.Module) -> nn.Module:
+    """Refuse ``torch.jit.script``, which calls it as ``__prepare_scriptable__``."""
+    raise NotImplementedError(
+        f"{type(layer).__name__}: torch.jit.script is not supported; use torch.export.export, torch.jit.trace or torch.onnx.export"
+    )
 
 
 # --- layout --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..ops.vq import VQOutput, vq
-from ._shared import Float32Module
+from ._shared import Float32Module, no_torchscript
 
 
 class ExtensibleCodebook(Float32Module):
@@ -51,6 +51,8 @@ class ExtensibleCodebook(Float32Module):
         self._rows: list[dict[str, slice]] = []  # of each block, where it is in the buffer of each member
         self._sizes = dict.fromkeys(self.clients, 0)
         self.extend(self.clients, shared)
+
+    __prepare_scriptable__ = no_torchscript
 
     def __repr__(self) -> str:
         """One line, however many clients there are."""

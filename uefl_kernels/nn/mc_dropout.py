@@ -31,6 +31,7 @@ from ._model_cut import (
     insertions,
     no_dropout,
 )
+from ._shared import no_torchscript
 
 _MOST_LOGITS = 2**22  # of a folded batch
 _LOCK = threading.RLock()  # of what a call changes for its time: the modes of a model, and torch's generators
@@ -110,6 +111,8 @@ class MCDropout(nn.Module):
         self.model, self.passes, self.consistent, self.max_rows, self.insert = model, passes, consistent, max_rows, insert
         self.class_dim = index(class_dim)
         self._trace()
+
+    __prepare_scriptable__ = no_torchscript
 
     @property
     def fused(self) -> bool:

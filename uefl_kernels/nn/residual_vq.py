@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,14 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .._numbers import as_integer
 from . import _distributed
+from ._codebook import Coder
 from ._losses import masked_mean
-from ._shared import Layout, counts, directional, fixed, no_autocast, refuse_together
+from ._shared import Layout, as_indices, counts, directional, fixed, no_autocast, refuse_together
 from .vector_quantize import VectorQuantize
 
 Passed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]  # total, indices, losses, input of each
 
 
-class Stack(nn.Module):
+class Stack(Coder):
     """Quantizers in a row, of which training may leave out the last ones (``quantize_dropout``)."""
 
     layers: nn.ModuleList
@@ -56,6 +58,11 @@ class Stack(nn.Module):
     def quantize_dropout_multiple_of(self, count: int) -> None:
         (self._multiple,) = counts(type(self).__name__, quantize_dropout_multiple_of=count)
 
+    @property
+    def bits_per_vector(self) -> float:
+        """Bits of the indices of a vector, the sum of log2(K)."""
+        return sum(math.log2(layer.codebook_size) for layer in self.layers)  # type: ignore[arg-type]
+
     def _kept(self, device: torch.device, seed: int | None) -> int:
         """Draw how many quantizers run, the same number in all processes; on fake tensors, which have no values, all of them."""
         if not (self.training and self.quantize_dropout):
@@ -72,6 +79,7 @@ class Stack(nn.Module):
 
     def _padded(self, indices: torch.Tensor) -> torch.Tensor:
         """Fill up indices ``[..., q]`` to ``[..., Q]`` by -1, for quantizers that are left out."""
+        indices = as_indices(type(self).__name__, indices)
         if not 1 <= indices.shape[-1] <= self._num_quantizers:
             raise ValueError(
                 f"{type(self).__name__}: indices must have shape [..., 1 to {self._num_quantizers}], got {list(indices.shape)}"
@@ -245,7 +253,7 @@ class ResidualVQ(Stack):
         """Return the codeword of every quantizer, ``[Q, ..., d]``.
 
         Args:
-            indices: int64 ``[..., q]``; with fewer than Q of them, or -1, the codeword is zero.
+            indices: integers of any width ``[..., q]``; with fewer than Q of them, or -1, the codeword is zero.
         """
         codes: list[torch.Tensor] = []
         for layer, mlp, chosen in zip(self._quantizers, (None, *self.mlps), self._padded(indices).unbind(-1), strict=True):
@@ -258,6 +266,7 @@ class ResidualVQ(Stack):
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices; a position of indices -1 alone is zero."""
+        indices = as_indices("ResidualVQ", indices)
         output: torch.Tensor = self.project_out(self.get_codes_from_indices(indices).sum(0))
         output = output.masked_fill((indices < 0).all(-1, keepdim=True), 0)
         return self.layout.outward(output, output.dim())
@@ -274,6 +283,7 @@ class ResidualVQ(Stack):
         freeze_codebook: bool | None = None,
         beam_size: int | None = None,
         rand_quantize_dropout_fixed_seed: int | None = None,
+        n_q: int | torch.Tensor | None = None,
     ) -> Any:
         """Quantize x and, in training, update the codewords (not under ``freeze_codebook``).
 
@@ -286,6 +296,8 @@ class ResidualVQ(Stack):
             return_all_codes: also return the codeword of every quantizer, ``[Q, ..., d]``.
             sample_codebook_temp, freeze_codebook, beam_size: override the constructor's for this call.
             rand_quantize_dropout_fixed_seed: which quantizers are left out then depends on it alone, as in the peer.
+            n_q: use the first quantizers only: a number for all examples, or integers ``[B]``, one for each; instead of
+                ``quantize_dropout``. An example has no part in the losses and updates of the others.
 
         Returns:
             ``(quantized, indices, losses)``, and the codes when asked. quantized has the shape of x, indices are int64 ``[..., Q]``
@@ -301,10 +313,13 @@ class ResidualVQ(Stack):
             stacked = indices if isinstance(indices, torch.Tensor) else torch.stack(list(indices), -1)
             total, loss = self._cross_entropies(start, stacked, options)
             return self._output(x, start, total, mask), loss
-        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed)
         if beam_size is None:
             beam_size = self.beam_size if self.training else self.eval_beam_size
-        if beam_size is not None and counts("ResidualVQ", beam_size=beam_size)[0] > 1:
+        searching = beam_size is not None and counts("ResidualVQ", beam_size=beam_size)[0] > 1
+        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed) if n_q is None else self._check_n_q(n_q, len(x), searching)
+        if isinstance(n_q, torch.Tensor):
+            options["n_q"] = n_q.to(x.device)
+        if searching and beam_size is not None:
             total, all_indices, losses, inputs = self._beam_search(start, kept, beam_size, options)
         else:
             total, all_indices, losses, inputs = self._in_turn(start, kept, options)
@@ -319,14 +334,35 @@ class ResidualVQ(Stack):
         """Quantize what is left over by each quantizer that is kept."""
         residual, total = start, torch.zeros_like(start)
         indices, losses, inputs = [], [], []
+        n_q, mask = options.pop("n_q", None), options.pop("mask")
         for place, layer in enumerate(self._quantizers[:kept]):
             inputs.append(residual)
-            quantized, chosen, loss = layer(residual, codebook_transform_fn=self._transform(place, total), **options)
+            used = mask
+            if n_q is not None:
+                used = (n_q > place).view(-1, *[1] * (start.dim() - 2)).expand(start.shape[:-1])
+                used = used if mask is None else used & mask
+            quantized, chosen, loss = layer(residual, mask=used, codebook_transform_fn=self._transform(place, total), **options)
             residual = residual - self._passed(quantized)
             total = total + quantized
             indices.append(chosen)
             losses.append(loss)
         return total, torch.stack(indices, -1), torch.stack(losses), inputs
+
+    def _check_n_q(self, n_q: int | torch.Tensor, examples: int, searching: bool) -> int:
+        """Return how many quantizers run; raise ValueError or TypeError for numbers that do not fit."""
+        if not isinstance(n_q, torch.Tensor):
+            (kept,) = counts("ResidualVQ", n_q=n_q)
+        else:
+            least, kept = map(int, as_indices("ResidualVQ", n_q).aminmax()) if n_q.numel() else (1, 1)
+            refuse_together(
+                "ResidualVQ",
+                (n_q.shape != (examples,), f"n_q must have shape [{examples}], got {list(n_q.shape)}"),
+                (least < 1, f"n_q holds {least}, expected at least 1"),
+                (searching, "n_q of each example excludes beam_size; give one number"),
+            )
+        if kept > self._num_quantizers:
+            raise ValueError(f"ResidualVQ: n_q is {kept}, expected at most num_quantizers={self._num_quantizers}")
+        return kept
 
     def _beam_search(self, start: torch.Tensor, kept: int, width: int, options: dict[str, Any]) -> Passed:
         """Follow the best ``width`` sums of codewords, and update by the best one at the end."""
@@ -486,7 +522,7 @@ class ImplicitCodebook(nn.Module):
         return found
 
 
-class GroupedResidualVQ(nn.Module):
+class GroupedResidualVQ(Coder):
     """Cut the channels into ``groups`` equal parts, each quantized by a :class:`ResidualVQ` of its own.
 
     Args:
@@ -525,6 +561,11 @@ class GroupedResidualVQ(nn.Module):
     @property
     def _residuals(self) -> list[ResidualVQ]:
         return [rvq for rvq in self.rvqs if isinstance(rvq, ResidualVQ)]
+
+    @property
+    def bits_per_vector(self) -> float:
+        """Bits of the indices of a vector, over all groups."""
+        return sum(rvq.bits_per_vector for rvq in self._residuals)
 
     @property
     def codebooks(self) -> torch.Tensor | tuple[tuple[torch.Tensor, ...], ...]:

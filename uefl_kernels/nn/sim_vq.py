@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,12 @@ from torch import nn
 
 from .. import vq
 from .._gather import gather
-from ._shared import Layout, counts, fixed, no_autocast, numbers
+from ._codebook import Coder
+from ._shared import Layout, as_indices, counts, fixed, no_autocast, numbers
 from .residual_vq import Stack
 
 
-class SimVQ(nn.Module):
+class SimVQ(Coder):
     """Replace every vector by its nearest codeword, where the codewords are ``code_transform`` of fixed random vectors.
 
     All codewords move with every gradient step, so none is left behind.
@@ -82,9 +84,17 @@ class SimVQ(nn.Module):
         return codes
 
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
-        """The codewords of int64 indices ``[...]``, as ``forward`` returns them; zeros for -1."""
+        """Return the codewords of integers ``[...]``, as ``forward`` returns them; zeros for -1."""
+        indices = as_indices("SimVQ", indices)
         codes = gather(self.codebook, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0)
         return codes.movedim(-1, 1) if self.channel_first else codes
+
+    get_output_from_indices = indices_to_codes
+
+    @property
+    def bits_per_vector(self) -> float:
+        """Bits of the index of a vector, log2(K)."""
+        return math.log2(self.codebook_size)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Quantize x.

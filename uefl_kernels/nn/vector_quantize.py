@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -13,13 +14,14 @@ from .. import VQOutput, vq, vq_with_sums
 from .._gather import flat_indices, gather
 from .._hold import hold
 from . import _distributed, _losses, _search
-from ._codebook import Codebook, Weight
+from ._codebook import Codebook, Coder, Weight
 from ._losses import LossBreakdown
 from ._recompute import put
 from ._search import Sampling
 from ._shared import (
     Layout,
     absent,
+    as_indices,
     at_least_float32,
     by_book,
     counts,
@@ -84,7 +86,7 @@ def _of_codebook(name: str) -> Any:
     return property(lambda layer: getattr(layer._codebook, name), lambda layer, value: setattr(layer._codebook, name, value))
 
 
-class VectorQuantize(nn.Module):
+class VectorQuantize(Coder):
     """Replace every vector by its nearest codeword, and learn the codewords from what they replace.
 
     Same constructor names, forward result and state_dict as ``vector_quantize_pytorch.VectorQuantize`` 1.32, on exact fused
@@ -341,6 +343,11 @@ class VectorQuantize(nn.Module):
     )
 
     @property
+    def bits_per_vector(self) -> float:
+        """Bits of the indices of a vector, heads * log2(K)."""
+        return float(self.heads * math.log2(self.codebook_size))
+
+    @property
     def layout(self) -> Layout:
         """Where the channels of the input are."""
         spatial = 2 if self.accept_image_fmap else 3 if self.accept_3d_fmap else 0
@@ -399,6 +406,7 @@ class VectorQuantize(nn.Module):
         layout = self.layout
         layout.check(x, mask)
         mask = layout.mask_of(x, mask, lens)
+        indices = None if indices is None else as_indices("VectorQuantize", indices)
         topk = None if topk is None else self._check_topk(topk)
         temperature = self._codebook.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp
         sampling = Sampling(temperature, self.stochastic_sample_codes, self.straight_through)
@@ -623,6 +631,7 @@ class VectorQuantize(nn.Module):
             indices: int64 as ``forward`` returns them; -1 counts for codeword 0 unless it is masked, as in the peer.
             mask: as for ``forward``.
         """
+        indices = as_indices("VectorQuantize", indices)
         if not self._codebook.tracks() or (not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1):
             return
         layout = self.layout
@@ -740,19 +749,20 @@ class VectorQuantize(nn.Module):
         """Return the codewords of indices as ``forward`` returns them; zeros for the index -1 of a masked position.
 
         Args:
-            indices: int64 ``[...]``, or ``[..., heads]``.
+            indices: integers of any width ``[...]``, or ``[..., heads]``.
 
         Returns:
             ``[..., d]``; ``[..., heads, d]`` for heads that share a codebook, ``[..., heads * d]`` where each has its own;
             channels in the second dimension where the input has them there.
         """
-        codes: torch.Tensor = self._codebook(indices, self._gather)
+        codes: torch.Tensor = self._codebook(as_indices("VectorQuantize", indices), self._gather)
         if self.heads > 1 and not self.separate_codebook_per_head:
             codes = codes.unflatten(-1, (self.heads, -1))  # type: ignore[no-untyped-call]
         return self.layout.outward(codes, codes.dim())
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, also behind projections and for several heads."""
+        indices = as_indices("VectorQuantize", indices)
         output: torch.Tensor = self.project_out(self._codebook(indices, self._gather))
         masked = (indices if self.heads == 1 else indices[..., 0]) < 0
         output = output.masked_fill(masked.unsqueeze(-1), 0)
@@ -760,8 +770,6 @@ class VectorQuantize(nn.Module):
 
     def _gather(self, indices: torch.Tensor) -> torch.Tensor:
         """Return codewords ``[..., heads * d]`` of int64 indices as returned."""
-        if indices.dtype != torch.int64:
-            raise TypeError(f"VectorQuantize: indices have dtype {indices.dtype}, expected torch.int64")
         if self.heads == 1:
             indices = indices.unsqueeze(-1)
         elif indices.dim() == 0 or indices.shape[-1] != self.heads:

@@ -1,0 +1,140 @@
+"""Codes of layers: encode and decode, how many quantizers, integers of any width, bits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, SimVQ, VectorQuantize
+
+from .conftest import normal
+from .nn_layers import state
+
+LAYERS = {
+    "plain": lambda: VectorQuantize(8, 16),
+    "drawn": lambda: VectorQuantize(8, 16, stochastic_sample_codes=True),
+    "heads": lambda: VectorQuantize(8, 16, heads=2, codebook_dim=3, threshold_ema_dead_code=2),
+    "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, quantize_dropout=True),
+    "beams": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, beam_size=3),
+    "shared": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, shared_codebook=True),
+    "implicit": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, implicit_neural_codebook=True),
+    "groups": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=16),
+    "sim": lambda: SimVQ(8, 16),
+    "residual sim": lambda: ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16, quantize_dropout=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_codes_there_and_back_leave_the_layer_as_it_is(name):
+    torch.manual_seed(0)
+    layer = LAYERS[name]()
+    layer(normal(3, 40, 8))
+    layer.train()
+    before, x = state(layer), normal(3, 40, 8, seed=1)
+    counts = [module.counts.clone() for module in layer.modules() if isinstance(module, VectorQuantize)]
+    codes = layer.encode(x)
+    assert all(module.training for module in layer.modules())
+    assert all(map(torch.equal, state(layer).values(), before.values()))
+    assert all(map(torch.equal, [m.counts for m in layer.modules() if isinstance(m, VectorQuantize)], counts))
+    quantized, indices, *_ = layer.eval()(x)
+    assert torch.equal(codes, indices)
+    torch.testing.assert_close(layer.decode(codes), quantized)
+
+
+def test_a_codebook_that_waits_for_kmeans_has_no_codes():
+    vq = VectorQuantize(8, 16, kmeans_init=True)
+    with pytest.raises(RuntimeError, match="k-means"):
+        vq.encode(normal(40, 8))
+    assert not vq._codebook.initted
+    assert vq.training
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint16, torch.uint8], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_codes_of_any_width(name, dtype):
+    layer = LAYERS[name]().eval()
+    codes = layer.encode(normal(2, 10, 8))
+    assert torch.equal(layer.decode(codes.to(dtype)), layer.decode(codes))
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "groups"])
+@pytest.mark.parametrize("wrong", [lambda i: i.numpy(), lambda i: i.tolist(), lambda i: i.float()], ids=["array", "list", "float"])
+def test_codes_that_are_no_tensor_of_integers(name, wrong):
+    layer = LAYERS[name]().eval()
+    with pytest.raises(TypeError, match=rf"^{type(layer).__name__}: indices"):
+        layer.decode(wrong(layer.encode(normal(2, 10, 8))))
+
+
+def test_given_codes_of_another_width():
+    vq, x = VectorQuantize(8, 16).eval(), normal(2, 10, 8)
+    codes = vq.encode(x)
+    assert torch.equal(vq(x, indices=codes.int())[1], vq(x, indices=codes)[1])
+
+
+def residual(**options):
+    torch.manual_seed(0)
+    return ResidualVQ(**{"dim": 8, "num_quantizers": 3, "codebook_size": 16} | options)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 3}, {"quantize_dropout": True}], ids=str)
+def test_a_number_of_quantizers(options):
+    rvq, x = residual(**options), normal(2, 10, 8)
+    quantized, indices, losses = rvq(x, n_q=2)
+    assert (indices[..., 2] == -1).all()
+    assert (indices[..., :2] >= 0).all()
+    assert losses[2] == 0
+    rvq.eval()
+    quantized, indices, _ = rvq(x, n_q=2)
+    torch.testing.assert_close(rvq.decode(indices), quantized)
+    assert torch.equal(rvq.encode(x, n_q=2), indices)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("image", [False, True])
+def test_a_number_of_quantizers_for_each_example(image, training):
+    n_q = torch.tensor([3, 1, 2])
+    x = normal(3, 8, 4, 5) if image else normal(3, 10, 8)
+    rvq, alone = residual(accept_image_fmap=image), [residual(accept_image_fmap=image) for _ in range(3)]
+    found = rvq.train(training)(x, n_q=n_q)
+    for example, other in enumerate(alone):
+        want = other.train(training)(x[example : example + 1], n_q=int(n_q[example]))
+        assert torch.equal(found[1][example], want[1][0])
+        torch.testing.assert_close(found[0][example], want[0][0])
+    assert [int((found[1][..., place] >= 0).sum()) for place in range(3)] == [size * found[1][0, ..., 0].numel() for size in (3, 2, 1)]
+    if training:  # only the rows of the first example have moved the last codebook
+        assert rvq.layers[2].counts.sum() == found[1][0, ..., 0].numel()
+
+
+def test_a_mask_and_a_number_for_each_example():
+    mask = torch.arange(10).expand(3, 10) < torch.tensor([[4], [10], [7]])
+    indices = residual().eval()(normal(3, 10, 8), mask=mask, n_q=torch.tensor([1, 2, 3]))[1]
+    assert torch.equal(indices[..., 0] >= 0, mask)
+    assert torch.equal(indices[..., 1] >= 0, mask & torch.tensor([[False], [True], [True]]))
+
+
+@pytest.mark.parametrize(
+    ("n_q", "options", "error"),
+    [
+        (0, {}, ValueError),
+        (4, {}, ValueError),
+        (1.5, {}, ValueError),
+        (torch.tensor([1, 2]), {}, ValueError),
+        (torch.tensor([1, 2, 0]), {}, ValueError),
+        (torch.tensor([1, 2, 4]), {}, ValueError),
+        (torch.tensor([1.0, 2.0, 3.0]), {}, TypeError),
+        (torch.tensor([1, 2, 3]), {"beam_size": 2}, ValueError),
+    ],
+)
+def test_numbers_of_quantizers_that_do_not_fit(n_q, options, error):
+    with pytest.raises(error):
+        residual(**options)(normal(3, 10, 8), n_q=n_q)
+
+
+def test_bits():
+    assert VectorQuantize(8, 16, heads=2, codebook_dim=4).bits_per_vector == 8
+    assert residual(codebook_size=(16, 8, 6)).bits_per_vector == 7 + math.log2(6)
+    assert GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16).bits_per_vector == 24
+    assert SimVQ(8, 32).bits_per_vector == 5
+    assert ResidualSimVQ(dim=8, num_quantizers=2, codebook_size=32).bits_per_vector == 10

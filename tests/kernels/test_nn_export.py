@@ -1,0 +1,81 @@
+"""Layers exported: ONNX run by onnxruntime; TorchScript is refused in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from uefl_kernels import COMPILED, vq, vq_assign
+from uefl_kernels._decompositions import vq as decomposed
+from uefl_kernels._decompositions import vq_assign as decomposed_assign
+from uefl_kernels.nn import ExtensibleCodebook, GroupedResidualVQ, MCDropout, ResidualSimVQ, ResidualVQ, SimVQ, VectorQuantize
+
+from .conftest import normal
+
+LAYERS = {
+    "plain": lambda: VectorQuantize(8, 16),
+    "cosine": lambda: VectorQuantize(8, 16, use_cosine_sim=True),
+    "heads": lambda: VectorQuantize(8, 16, heads=2, codebook_dim=3),
+    "per head": lambda: VectorQuantize(8, 16, heads=2, codebook_dim=4, separate_codebook_per_head=True),
+    "learned": lambda: VectorQuantize(8, 16, learnable_codebook=True),
+    "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16),
+    "groups": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=16),
+    "sim": lambda: SimVQ(8, 16),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LAYERS)
+def test_onnxruntime_agrees(name):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    torch.manual_seed(0)
+    layer = LAYERS[name]()
+    layer(normal(4, 50, 8, seed=1))
+    layer.eval()
+    shapes = ({0: torch.export.Dim("batch", min=2), 1: torch.export.Dim("length", min=2)},)
+    program = torch.onnx.export(layer, (normal(2, 5, 8),), dynamo=True, dynamic_shapes=shapes, verbose=False)
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    for x in (normal(2, 5, 8), normal(3, 200, 8, seed=2)):
+        found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        quantized, indices = layer(x)[:2]
+        assert torch.equal(torch.from_numpy(found[1]), indices)
+        torch.testing.assert_close(torch.from_numpy(found[0]), quantized, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("books", [None, 2])
+def test_decompositions_are_the_ops(metric, books):
+    x, codebook = normal(3, 40, 8), normal(16, 4, seed=1) if books is None else normal(2, 16, 4, seed=1)
+    codebook[..., 3, :] = 0
+    x[0, 0, 0], x[0, 1, 2] = torch.nan, torch.inf
+    assert torch.equal(decomposed_assign(x, codebook, metric, True), vq_assign(x, codebook, metric=metric))
+    x[0, :2] = 1.0
+    want = torch.ops.uefl.vq(x, codebook, metric, True, True, 1.0, 0.5, False)
+    got = decomposed(x, codebook, metric, True, True, 1.0, 0.5, False)
+    assert [part.dtype for part in got] == [part.dtype for part in want]
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+    assert torch.equal(got[3], want[3])
+    for place in (2, 4):
+        torch.testing.assert_close(got[place], want[place])
+    assert vq(x, codebook, metric=metric).indices.shape == (3, 40, 2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        *LAYERS.values(),
+        lambda: ResidualSimVQ(dim=8, num_quantizers=2, codebook_size=16),
+        lambda: ExtensibleCodebook(normal(4, 8), capacity=8),
+        lambda: MCDropout(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))),
+    ],
+)
+def test_torchscript_is_refused(make):
+    layer = make()
+    for model in (layer, nn.Sequential(nn.Linear(8, 8), layer)):
+        with pytest.raises(NotImplementedError, match=rf"^{type(layer).__name__}: .*torch\.export"):
+            torch.jit.script(model)

@@ -1,0 +1,66 @@
+"""Searches in plain PyTorch, for exporters that know no custom ops: ``torch.onnx.export(..., dynamo=True)`` takes them by itself.
+
+Indices are the argmin of distances by float64 products. They are those of the ops but for codewords that are equally near to some
+15 digits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._decomp import register_decomposition
+
+from . import _hold  # noqa: F401  defines the op
+from ._gather import flat_indices, gather
+from .ops import vq as _vq  # noqa: F401  defines the op
+from .ops import vq_assign as _vq_assign  # noqa: F401
+
+
+def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
+    """Return indices ``[..., S]`` for x ``[..., D]`` and codebook ``[K, d]`` or ``[S, K, d]``."""
+    rows, codes = _segments(x, codebook).double(), codebook.double()
+    if metric == "cosine":
+        length = codes.norm(dim=-1, keepdim=True)
+        codes = torch.where(length == 0, 0.0, codes / length)
+    near = (rows.unsqueeze(-2) @ codes.mT).squeeze(-2) if codes.dim() == 3 else rows @ codes.mT  # [..., S, K]
+    if metric == "l2":  # a row with an infinity or NaN is equally far from all codewords
+        near = torch.where(rows.isfinite().all(-1, keepdim=True), 2 * near - codes.square().sum(-1), 0.0)
+    return torch.where(near.isnan(), -torch.inf, near).argmax(-1)
+
+
+def vq(
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    metric: str,
+    exact: bool,
+    with_sums: bool,
+    codebook_weight: float,
+    commitment_weight: float,
+    rotation: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return quantized, indices, loss, counts and sums, without gradients."""
+    indices = vq_assign(x, codebook, metric, exact)
+    rows, codes = _segments(x, codebook).double(), gather(codebook, indices)
+    loss = (rows - codes.double()).square().mean() * (codebook_weight + commitment_weight)  # ONNX has no size of all dimensions
+    flat = flat_indices(codebook, indices)
+    counts = torch.zeros(codebook.shape[:-1].numel(), dtype=torch.int64, device=x.device).index_add(0, flat, torch.ones_like(flat))
+    sums = rows.new_zeros(0)
+    if with_sums:
+        sums = rows.new_zeros(len(counts), codebook.shape[-1]).index_add(0, flat, rows.reshape(-1, codebook.shape[-1]))
+        sums = sums.view(codebook.shape)
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return codes.to(x.dtype).reshape(x.shape), indices, loss.to(dtype), counts.view(codebook.shape[:-1]), sums
+
+
+def hold(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy."""
+    return tensor.clone()
+
+
+def _segments(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
+    """Cut x ``[..., D]`` into segments ``[..., S, d]``."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // codebook.shape[-1], codebook.shape[-1])
+
+
+register_decomposition([torch.ops.uefl.vq_assign.default])(vq_assign)
+register_decomposition([torch.ops.uefl.vq.default])(vq)
+register_decomposition([torch.ops.uefl.hold.default])(hold)
