@@ -61,7 +61,8 @@ class Stack(Coder):
     @property
     def bits_per_vector(self) -> float:
         """Bits of the indices of a vector, the sum of log2(K)."""
-        return sum(math.log2(layer.codebook_size) for layer in self.layers)  # type: ignore[arg-type]
+        sizes: list[Any] = [layer.codebook_size for layer in self.layers]
+        return sum(map(math.log2, sizes))
 
     def _kept(self, device: torch.device, seed: int | None) -> int:
         """Draw how many quantizers run, the same number in all processes; on fake tensors, which have no values, all of them."""
