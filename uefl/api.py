@@ -61,17 +61,24 @@ class Run:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """A row per arm, round and client, as in metrics.jsonl; what was not measured is NaN or None."""
+        """A row per arm, round and client; what was not measured is NaN or None.
+
+        Rounds count from 1, as in :attr:`summary` and in the report; in metrics.jsonl they count from 0.
+        """
         import pandas
 
-        return pandas.DataFrame.from_records(self._read.records)
+        table = pandas.DataFrame.from_records(self._read.records)
+        table["round"] += 1
+        return table
 
     @property
     def left_out(self) -> pandas.DataFrame:
         """A row per answer of a client that was left out: ``arm``, ``iteration``, ``round``, ``client``, and why, ``left_out``."""
         import pandas
 
-        return pandas.DataFrame(self._read.left_out, columns=["arm", "iteration", "round", "client", "left_out"])
+        table = pandas.DataFrame(self._read.left_out, columns=["arm", "iteration", "round", "client", "left_out"])
+        table["round"] += 1
+        return table
 
     def model(self, arm: str | None = None) -> saved.SavedModel:
         """The trained model of an arm; without a name, of the only one.

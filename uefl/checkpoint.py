@@ -24,7 +24,7 @@ from safetensors.torch import save as save_bytes
 from .errors import UserError
 from .paths import named
 
-SCHEMA = 3
+SCHEMA = 4
 _INDEX = "checkpoint.json"
 
 

@@ -109,7 +109,7 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
             lines.append(line)
         left[arm] -= 1
     text = "".join(lines)
-    plain = first[1] | {"arm": 0, "seconds": last[1]["seconds"], "metrics_bytes": len(text.encode())}
+    plain = first[1] | {"arm": 0, "seconds": last[1]["seconds"], "cpu_seconds": last[1]["cpu_seconds"], "metrics_bytes": len(text.encode())}
     plain["made_with"] = first[1]["made_with"] | {"config": digest}
     (out / "summary.json").unlink()
     for page in ("report.md", "report.html"):

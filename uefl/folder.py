@@ -17,7 +17,7 @@ Silos = dict[str, dict[str, str]]
 """by name, what a run knows of silos that are programs of their own: ``precision``, ``torch``, and the hash of the ``key`` that the name
 belongs to, where there are keys"""
 
-_BEGUN = frozenset(("run.lock", "manifest.json", "manifest.tmp", "config.tmp"))
+_BEGUN = frozenset(("run.lock", "manifest.json", "manifest.tmp", "made.json", "made.tmp", "config.tmp"))
 """what a start leaves that failed before config.toml was whole, as on a full disk; the next start writes them again"""
 
 

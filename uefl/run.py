@@ -2,6 +2,7 @@
 
 config.toml        the resolved configuration           metrics.jsonl   a line per arm, round and client, and per answer left out
 summary.json       the outcome, once the run has ended  checkpoint*     where to go on
+made.json          when, where and with which versions it was begun
 manifest.json      which images each client has         model-*.safetensors  the final model of each arm
 ends/              each arm before its last turn, to train it further
 private/           what is each client's own                samples.*       a few images of every client
@@ -15,9 +16,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -131,6 +134,7 @@ def train(
             raise UserError(f"{out} was taken by another process just now; choose another folder with --out")
         try:
             checkpoint.write_json(out / "manifest.json", run.federation.manifest)
+            checkpoint.write_json(out / "made.json", run.made())
             checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
         except OSError as error:  # a full disk; what is left does not keep the next start from the folder
             raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); choose another folder with --out") from None
@@ -184,7 +188,7 @@ def resume(
         return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(tensors, plain, pages)
 
 
-_START: dict[str, Any] = {"arm": 0, "seconds": {}, "metrics_bytes": 0}
+_START: dict[str, Any] = {"arm": 0, "seconds": {}, "cpu_seconds": {}, "metrics_bytes": 0}
 
 
 def _prepare(
@@ -265,6 +269,22 @@ class _Run:
             **({"network": given.digest(network, cfg.run.seed)} if network is not None else {}),
         }
 
+    def made(self) -> dict[str, Any]:
+        """When, where and with what the run is begun, for its readers; no number depends on it."""
+        from . import __version__
+
+        return {
+            "begun": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "host": platform.node(),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "python": platform.python_version(),
+            "uefl": __version__,
+            "torch": torch.__version__,
+            "device": self.device.type,
+            "threads": torch.get_num_threads(),
+            "precision": "bfloat16" if self.made_with["bf16"] else "float32",
+        }
+
     def workspace(self, name: str) -> Workspace:
         """The resident network of an arm."""
         arm = self.cfg.arms[name]
@@ -275,6 +295,7 @@ class _Run:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         self._check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
+        self.cpu_seconds: dict[str, float] = dict(plain["cpu_seconds"])
         self.metrics.cut(plain["metrics_bytes"])
         if self._deployment is not None and self._deployment.silos:
             checkpoint.write_json(self.out / "silos.json", self._deployment.silos)
@@ -352,13 +373,14 @@ class _Run:
     def _finish(self, index: int, arm: Arm, workspace: Workspace, events: report.EventWriter | None) -> None:
         self.observer.arm(arm.name, arm.round)
         while not arm.finished:
-            begun = time.monotonic()
+            begun, used = time.monotonic(), time.process_time()
             try:
                 records = arm.turn()
             finally:  # also where so many were left out that the run ends here
                 self.metrics.write(arm.left_out)
                 arm.left_out.clear()
             self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun
+            self.cpu_seconds[arm.name] = self.cpu_seconds.get(arm.name, 0.0) + time.process_time() - used
             if records:
                 self.metrics.write(records)
                 self.observer.round(arm.name, records[0]["round"], records)
@@ -367,7 +389,7 @@ class _Run:
             if arm.finished:
                 extend.keep(self.out, index, arm.name)
             tensors, state = arm.state()
-            plain = {"arm": index, "seconds": self.seconds, "metrics_bytes": self.metrics.bytes}
+            plain = {"arm": index, "seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "metrics_bytes": self.metrics.bytes}
             arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
             arm.files.sweep(arm.named_files() | extend.private_files(self.out, self.cfg))
@@ -380,6 +402,8 @@ class _Run:
         arms = report.summarize(self.metrics.lines(), self.cfg.run.target_accuracy, report.own_columns(self.cfg))
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
+            if self._deployment is None:  # else other processes do the work
+                outcome["cpu_seconds"] = round(self.cpu_seconds[name], 3)
         summary = {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
         if self.privacy is not None:
             drawn = Participants(self.context.clients, self.cfg.run.participation, self.cfg.run.seed)

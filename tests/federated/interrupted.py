@@ -47,6 +47,7 @@ def outcome(path: Path):
     summary = json.loads((path / "summary.json").read_text())
     for arm in summary["arms"].values():
         arm.pop("seconds")
+        arm.pop("cpu_seconds", None)
     return summary, (path / "metrics.jsonl").read_text(), [(f.name, f.read_bytes()) for f in sorted(path.glob("model-*"))]
 
 

@@ -88,7 +88,7 @@ def test_a_preset_with_overrides_gives_metrics_summary_and_models(tmp_path, capl
     assert run.config.data.clients == 2
     frame = run.metrics
     assert len(frame) == 2 * 2 * 2
-    last = frame[(frame.arm == "uefl") & (frame["round"] == 1)]
+    last = frame[(frame.arm == "uefl") & (frame["round"] == run.summary["uefl"]["rounds"])]
     assert last.accuracy.mean() == pytest.approx(run.summary["uefl"]["accuracy"])
     images = np.zeros((3, 28, 28), dtype=np.uint8)
     probs = run.model("uefl").predict(images, client="silo-0")

@@ -67,7 +67,7 @@ def damage(kind, directory):
         ("truncated tensors", "truncated or altered"),
         ("missing tensors", "missing"),
         ("truncated index", "truncated or no checkpoint"),
-        ("other version", "schema 99, this version of uefl reads schema 3"),
+        ("other version", "schema 99, this version of uefl reads schema 4"),
         ("no state", "incomplete"),
     ],
 )

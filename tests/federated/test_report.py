@@ -149,7 +149,9 @@ def test_report_shows_every_picture_it_links(tmp_path, clients):
     write_report(run_folder.write(tmp_path, lines))
     text = (tmp_path / "report.md").read_text()
     links = re.findall(r"!\[.*?\]\((.*?)\)", text)
-    assert links == [f"plots/{name}.png" for name in (*PICTURES[:3], "usage-one-codebook", "usage-uefl", *PICTURES[3:])]
+    assert links == [
+        f"plots/{name}.png" for name in (PICTURES[0], "loss", *PICTURES[1:3], "usage-one-codebook", "usage-uefl", *PICTURES[3:])
+    ]
     for link in links:
         with Image.open(tmp_path / link) as image:
             assert min(image.size) > 200
@@ -206,17 +208,24 @@ def test_arms_that_agree_are_all_seen(tmp_path, count):
     pixels = np.asarray(canvas.buffer_rgba())[:, : int(figure.bbox.width // 2), :3].astype(int)
     found = [(np.abs(pixels - 255 * np.array(to_rgb(style.color(run, arm)))).max(-1) < 12).sum() for arm in arms]
     assert min(found) > 0.4 * max(found) > 0
-    apart = style.lines(run, {arm: np.arange(4.0) + i for i, arm in enumerate(arms)})
-    assert [apart[arm] for arm in arms] == [style.line(run, arm) for arm in arms]
-    assert len({str(apart[arm]["linestyle"]) for arm in arms}) == len({apart[arm]["color"] for arm in arms}) == count
+    assert style.shared({arm: np.arange(4.0) + i for i, arm in enumerate(arms)}) == []
+    apart = [style.line(run, arm) for arm in arms]
+    assert len({str(own["linestyle"]) for own in apart}) == len({own["color"] for own in apart}) == count
 
 
-def test_arms_that_agree_until_one_is_extended_share_their_line(tmp_path):
+def test_arms_share_their_line_in_the_rounds_in_which_they_agree_and_are_whole_beside_it(tmp_path):
     run = read_run(run_folder.write(tmp_path, run_folder.records(("fedavg", "one-codebook", "uefl"))))
-    curves = {"fedavg": np.array([0.0, 0.1, 0.2]), "one-codebook": np.array([0.3, 0.4, 0.5]), "uefl": np.array([0.3, 0.4, 0.9])}
-    styles = style.lines(run, curves)
-    assert styles["fedavg"] == style.line(run, "fedavg")
-    assert [styles[arm]["linestyle"] for arm in ("one-codebook", "uefl")] == [(0.0, (4.0, 4.0)), (4.0, (4.0, 4.0))]
+    curves = {
+        "fedavg": np.array([0.0, 0.1, 0.2, 0.3, 0.4]),
+        "one-codebook": np.array([0.3, 0.4, 0.5, 0.3, 0.4]),
+        "uefl": np.array([0.3, 0.4, 0.9, 0.9]),
+    }
+    assert style.shared(curves) == [(("one-codebook", "uefl"), 0, 2), (("fedavg", "one-codebook"), 3, 5)]
+    ax = style.canvas(4, 3).subplots()
+    style.draw(ax, run, curves)
+    whole, striped = ax.lines[:3], ax.lines[3:]
+    assert [(line.get_color(), line.get_ydata().tolist()) for line in whole] == [(style.color(run, a), list(c)) for a, c in curves.items()]
+    assert [line.get_xdata().tolist() for line in striped] == [[1, 2], [1, 2], [4, 5], [4, 5]]
 
 
 @pytest.mark.parametrize("validation", [True, False])

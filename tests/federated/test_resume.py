@@ -70,7 +70,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", observer=Watcher(stop_after=8))
     index = tmp_path / "run" / "checkpoint.json"
-    index.write_text(index.read_text().replace('"schema": 3', '"schema": 7'))
+    index.write_text(index.read_text().replace('"schema": 4', '"schema": 7'))
     kept = index.read_text()
     with pytest.raises(UserError, match="schema 7"):
         go_on(tmp_path / "run")

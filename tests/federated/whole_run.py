@@ -58,6 +58,7 @@ def outcome(out: Path):
     summary = json.loads((out / "summary.json").read_text())
     for arm in summary["arms"].values():
         assert arm.pop("seconds") > 0
+        assert arm.pop("cpu_seconds") > 0
     models = {f.name: {k: v.tolist() for k, v in load_file(f).items()} for f in sorted(out.glob("model-*.safetensors"))}
     return summary, (out / "metrics.jsonl").read_text(), models
 

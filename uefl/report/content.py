@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from . import plots
 from .folder import Run
 from .plots import Picture
-from .tables import Table, arm_table, client_table, left_out_table, protocol_table
-from .words import count
+from .tables import Table, arm_table, client_table, last_rounds, left_out_table, protocol_table
+from .words import count, label
 
+_NORMAL = 1.96  # of a normal distribution, 95 % lie within so many standard deviations
+_MOST_CLASSES = 20  # columns of a table
 Block = str | list[str] | Table | Picture
 """A paragraph, a list, a table or a picture. In text, only `` `code` `` is markup."""
 
@@ -64,15 +70,59 @@ def content(run: Run, pictures: list[Picture]) -> Content:
         return [by_name[name] for name in names if name in by_name]
 
     sections = [
-        Section("", [_facts(run), arm_table(run), _legend(run), protocol_table(run), _PROTOCOL_LEGEND, *shown("arms.png")]),
+        Section(
+            "",
+            [
+                *verdict(run),
+                _facts(run),
+                arm_table(run),
+                _legend(run),
+                protocol_table(run),
+                _PROTOCOL_LEGEND,
+                *shown("arms.png", "loss.png"),
+            ],
+        ),
         Section("Left out of the averages", _left_out(run)),
         Section("Clients over the rounds", shown("accuracy.png", "entropy.png")),
         *_findings(run, by_name),
         Section("Predictions", shown("reliability.png", "classes.png", "confusion.png")),
         Section("Images", shown("samples.png")),
-        Section("Clients", [] if run.on_sets else [client_table(run)]),
+        Section("Clients", [*([] if run.on_sets else [client_table(run)]), *_class_counts(run)]),
     ]
     return Content(f"Run {run.path.resolve().name}", _warnings(run), [section for section in sections if section.blocks])
+
+
+def verdict(run: Run) -> list[Block]:
+    """Say which arm is ahead, and how large a difference between arms may be chance; nothing for a single arm or without accuracy."""
+    means = {name: arm["accuracy_last4"]["mean"] for name, arm in run.arms.items()}
+    ranked = sorted((name for name in means if means[name] is not None), key=lambda name: -means[name])
+    if len(ranked) < 2:
+        return []
+    best, second = ranked[:2]
+    one, two = means[best], means[second]
+    found = f"`{best}` has the highest accuracy over the {last_rounds(run)}: {one:.3f}; `{second}` follows with {two:.3f}."
+    images = sum(sum(silo.get("test", {}).get("images_of_class", ())) for silo in run.manifest.get("silos", {}).values())
+    if images:
+        half = _NORMAL * math.sqrt((one * (1 - one) + two * (1 - two)) / images)
+        chance = f"With {images} test images, a difference of up to {half:.3f} may be chance (95 %)"
+        found += f" {chance}: this one, {one - two:.3f}, is {'within' if one - two <= half else 'beyond'} that."
+    return [f"{found} This is one seed; other seeds differ too (`uefl report RUN RUN ...` compares them)."]
+
+
+def _class_counts(run: Run) -> list[Block]:
+    """The training images of each class that every client has."""
+    if len(run.classes) > _MOST_CLASSES:
+        return []
+    rows = []
+    for name, silo in _labeled(run.manifest.get("silos", {})):
+        counts = np.sum([part["images_of_class"] for use, part in silo.items() if use in ("train", "holdout")], axis=0)
+        rows.append([run.labels.get(name) or label(name), *map(str, counts)])
+    table = Table("images of each class", ["client", *run.classes], rows)
+    return ["Training images of each class, those held out included:", table] if rows else []
+
+
+def _labeled(silos: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, silo) for name, silo in silos.items() if "images_of_class" in silo.get("train", {})]
 
 
 def _legend(run: Run) -> str:
@@ -122,9 +172,20 @@ def _facts(run: Run) -> list[str]:
         **{f"arm {name}": _parameters(run, name) for name in run.arms},
         **({} if c.run.privacy == "none" else {"privacy": _privacy(run)}),
         "seed": f"{c.run.seed}",
+        **_made(run),
         "every key": "`config.toml`",
     }
     return [f"{key}: {value}" for key, value in facts.items()]
+
+
+def _made(run: Run) -> dict[str, str]:
+    """When and where the run was made, as far as its folder says."""
+    made = run.made
+    if not made:
+        return {}
+    how = f"{made['precision']}, {count(made['threads'], 'thread')}, {made['device']}"
+    versions = f"uefl {made['uefl']}, torch {made['torch']}, Python {made['python']}"
+    return {"begun": f"{made['begun']}, on {made['host']} ({made['machine']})", "computed with": f"{how}; {versions}"}
 
 
 def _privacy(run: Run) -> str:

@@ -34,6 +34,8 @@ _FOLDERS = {
     "*/seed-*": "it is a case of a suite, whose runs are in ARM/seed-N",
     "*/*/seed-*": "it is the folder of a suite, whose runs are in CASE/ARM/seed-N",
 }
+MADE = frozenset(("begun", "host", "machine", "python", "uefl", "torch", "device", "threads", "precision"))
+"""keys of made.json"""
 _SCHEMA = 2
 _WORST = 0.1  # share of the clients
 
@@ -51,6 +53,8 @@ class Run:
     finished: bool
     manifest: Record = field(default_factory=dict)
     """as in manifest.json; empty where there is none"""
+    made: Record = field(default_factory=dict)
+    """as in made.json: when, where and with which versions the run was begun; empty where there is none"""
     left_out: list[Record] = field(default_factory=list)
     """lines of the answers that were left out, each with its reason, in the order they were written"""
 
@@ -119,7 +123,7 @@ class Run:
 
     def measured(self, key: str) -> bool:
         """Whether any record has this metric."""
-        return any(r[key] is not None for r in self.records)
+        return any(r.get(key) is not None for r in self.records)
 
     @property
     def on_sets(self) -> bool:
@@ -164,7 +168,7 @@ def read_run(path: Path) -> Run:
         if finished
         else summarize([*left_out, *records], config.run.target_accuracy, own_columns(config))
     )
-    return Run(path, config, records, arms, finished, _read_manifest(path / "manifest.json"), left_out)
+    return Run(path, config, records, arms, finished, _read_manifest(path / "manifest.json"), _read_made(path), left_out)
 
 
 def parted(lines: Iterable[Record]) -> tuple[list[Record], list[Record]]:
@@ -295,6 +299,15 @@ def _read_manifest(path: Path) -> Record:
     if not isinstance(manifest, dict):
         raise UserError(f"{path} is not a manifest of a run; delete it to report without the names of the classes")
     return manifest
+
+
+def _read_made(path: Path) -> Record:
+    """What made.json says; nothing where it is absent or damaged, as no number depends on it."""
+    try:
+        made = json.loads((path / "made.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return made if isinstance(made, dict) and made.keys() >= MADE else {}
 
 
 def _text(path: Path) -> str:

@@ -18,12 +18,13 @@ from matplotlib.ticker import MaxNLocator
 from ..findings import Shares
 from . import quality, samples
 from .folder import Record, Run
-from .style import RC, Matrix, canvas, color, drawn, handles, legend, line, lines, replaced
+from .style import RC, Matrix, canvas, color, draw, drawn, handles, legend, line, replaced
 
 _DASHED = (0, (7, 4))
 _THIN = 0.8
 _MARGIN = 0.03
 _MOST_PANELS = 12
+_LOSSES = {"train_loss": "training loss", "nll": "NLL (nats)"}
 _LABEL = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
 
 
@@ -62,6 +63,8 @@ def drawings(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
     about = dict.fromkeys(what for algorithm in run.algorithms.values() for what in algorithm.marks.values())
     marks = f" Triangles, before a round: {'; '.join(about)}." if about else ""
     yield "arms.png", "Arms side by side", band, _draw_arms(run)
+    if any(run.measured(key) for key in _LOSSES):
+        yield "loss.png", "Losses of the arms over the rounds", band, _draw_arms(run, _LOSSES)
     for key in ("accuracy", "entropy"):
         alt = f"{key.capitalize()} per client over the rounds"
         dashes = dict.fromkeys(level.about for arm in run.arms for level in _levels(run, key, arm))
@@ -83,17 +86,17 @@ def shares_file(shares: Shares, arm: str) -> str:
     return f"{shares.name}-{arm}.png"
 
 
-def _draw_arms(run: Run) -> Figure:
+def _draw_arms(run: Run, labels: dict[str, str] = _LABEL) -> Figure:
     figure = canvas(8.4, 3.2)
-    keys = [key for key in _LABEL if run.measured(key)]
+    keys = [key for key in labels if run.measured(key)]
     for ax, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
         series = {arm: run.series(arm, key) for arm in run.arms}
-        styles = lines(run, {arm: np.nanmean(values, axis=1) for arm, values in series.items()})
         for arm, values in series.items():
-            _draw_mean(ax, values, styles[arm])
+            _draw_band(ax, values, line(run, arm))
+        draw(ax, run, {arm: _mean(values) for arm, values in series.items()}, _marker)
         _finish(ax, run)
         _limit(ax, key)
-        ax.set_ylabel(_LABEL[key])
+        ax.set_ylabel(labels[key])
         ax.set_xlabel("round")
     legend(figure, handles(run))
     return figure
@@ -112,9 +115,7 @@ def _draw_clients(run: Run, key: str) -> Figure:
         if i >= len(names):
             ax.set_axis_off()
             continue
-        styles = lines(run, {arm: values[:, i] for arm, values in series.items()})
-        for arm, values in series.items():
-            ax.plot(_rounds(values), values[:, i], marker=_marker(values), **styles[arm])
+        draw(ax, run, {arm: values[:, i] for arm, values in series.items()}, _marker)
         _finish(ax, run)
         _draw_levels(ax, run, key)
         for arm in run.arms:
@@ -183,9 +184,22 @@ def _draw_shares(run: Run, arm: str, shares: Shares) -> Figure:
 
 
 def _draw_mean(ax: Axes, values: Matrix, style: dict[str, Any]) -> None:
-    low, high = np.nanquantile(values, (0.1, 0.9), axis=1)
-    ax.fill_between(_rounds(values), low, high, color=style["color"], alpha=0.15, linewidth=0)
-    ax.plot(_rounds(values), np.nanmean(values, axis=1), marker=_marker(values), **style)
+    _draw_band(ax, values, style)
+    ax.plot(_rounds(values), _mean(values), marker=_marker(values), **style)
+
+
+def _draw_band(ax: Axes, values: Matrix, style: dict[str, Any]) -> None:
+    known = np.isfinite(values).any(1)
+    low, high = np.nanquantile(values[known], (0.1, 0.9), axis=1)
+    ax.fill_between(_rounds(values)[known], low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _mean(values: Matrix) -> Matrix:
+    """The mean over the clients; NaN in a round in which none was measured."""
+    known = np.isfinite(values).any(1)
+    means = np.full(len(values), np.nan)
+    means[known] = np.nanmean(values[known], axis=1)
+    return means
 
 
 class Level(NamedTuple):
@@ -242,7 +256,7 @@ def _limit(ax: Axes, key: str) -> None:
         return
     if key == "entropy":
         ax.set_ylim(-_MARGIN * high, (1 + _MARGIN) * high)
-    else:
+    elif key == "accuracy":  # a loss has no natural end
         ax.set_ylim(low, 1 + _MARGIN * (1 - low))
 
 

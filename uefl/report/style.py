@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
@@ -78,33 +79,51 @@ def of_place(place: int, arms: int) -> dict[str, Any]:
     }
 
 
-def lines(run: Run, curves: Mapping[str, Matrix]) -> dict[str, dict[str, Any]]:
-    """The lines of curves ``[rounds]`` that are drawn into one panel.
+def draw(ax: Axes, run: Run, curves: Mapping[str, Matrix], marker: Callable[[Matrix], str] = lambda curve: "") -> None:
+    """Draw a whole line for every arm; rounds in which arms agree have stripes of all their colors on top.
 
-    Arms that agree in two rounds in a row, or in the last one, share their line: each draws every n-th stripe of it.
+    Args:
+        ax: the panel.
+        run: of the arms.
+        curves: by arm, ``[rounds]``.
+        marker: of a curve.
     """
-    arms = list(curves)
+    for arm, curve in curves.items():
+        ax.plot(np.arange(1, len(curve) + 1), curve, marker=marker(curve), **line(run, arm))
+    for span in shared(curves):
+        rounds = np.arange(span.start, span.stop)
+        for place, arm in enumerate(span.arms):
+            gap = _STRIPE * (len(span.arms) - 1)
+            stripes = {"linestyle": (-_STRIPE * place % (_STRIPE + gap), (_STRIPE, gap)), "dash_capstyle": "butt", "zorder": 3.5}
+            ax.plot(rounds + 1, curves[arm][rounds], **line(run, arm) | stripes)
+
+
+class Span(NamedTuple):
+    """Rounds in which arms agree, from ``start`` to before ``stop``, counted from 0."""
+
+    arms: tuple[str, ...]
+    start: int
+    stop: int
+
+
+def shared(curves: Mapping[str, Matrix]) -> list[Span]:
+    """The longest spans of two or more rounds in which the same arms agree, in the order of their starts."""
     known = np.concatenate([curve[np.isfinite(curve)] for curve in curves.values()])
     within = _EQUAL * float(np.ptp(known)) if len(known) else 0.0
-    group = {arm: arm for arm in arms}
-    for i, arm in enumerate(arms):
-        for other in arms[:i]:
-            if _agree(curves[arm], curves[other], within):
-                old, new = group[arm], group[other]
-                group = {name: new if of == old else of for name, of in group.items()}
-    styles = {}
-    for arm in arms:
-        sharing = [name for name in arms if group[name] == group[arm]]
-        offset = -_STRIPE * sharing.index(arm) % (_STRIPE * len(sharing))
-        stripes = {"linestyle": (offset, (_STRIPE, _STRIPE * (len(sharing) - 1))), "dash_capstyle": "butt"}
-        styles[arm] = line(run, arm) | (stripes if len(sharing) > 1 else {})
-    return styles
-
-
-def _agree(one: Matrix, other: Matrix, within: float) -> bool:
-    length = min(len(one), len(other))
-    near = np.abs(one[:length] - other[:length]) <= within
-    return bool((near[1:] & near[:-1]).any() or (length and near[-1]))
+    spans: list[Span] = []
+    for start in range(max(map(len, curves.values())) - 1):
+        here = [arm for arm, curve in curves.items() if len(curve) > start + 1 and np.isfinite(curve[start : start + 2]).all()]
+        while here:
+            first, *rest = here
+            near = [arm for arm in rest if np.abs(curves[arm][start : start + 2] - curves[first][start : start + 2]).max() <= within]
+            group = (first, *near)
+            here = [arm for arm in rest if arm not in near]
+            before = next((span for span in spans if span.arms == group and span.stop == start + 1), None)
+            if before is not None:
+                spans[spans.index(before)] = before._replace(stop=start + 2)
+            elif near:
+                spans.append(Span(group, start, start + 2))
+    return spans
 
 
 def handles(run: Run) -> list[Line2D]:

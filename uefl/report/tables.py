@@ -100,6 +100,7 @@ def arm_table(run: Run) -> Table:
         "left out": lambda arm: str(arm.get("rejected", "-")),
         "rounds": lambda arm: str(arm["rounds"]),
         "seconds": lambda arm: number(arm.get("seconds"), 1),
+        "CPU s": lambda arm: number(arm.get("cpu_seconds"), 1),
     }
     own = {key: {name: own_number(_own(run, name, key)) for name in run.arms} for key in run.columns if key not in columns}
     added = [key for key, cells in own.items() if set(cells.values()) != {"-"}]

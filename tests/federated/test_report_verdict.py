@@ -1,0 +1,84 @@
+"""What a report says first: who is ahead and whether that may be chance, when and where the run was made."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from uefl.api import Run
+from uefl.report import read_run, write_report
+from uefl.report.content import content, verdict
+from uefl.report.plots import _draw_arms
+
+from . import run_folder
+
+
+def folder(path, first, second, images=None):
+    """A run of two arms whose accuracy is the same in all rounds."""
+    lines = run_folder.records(("fedavg", "uefl"))
+    for line in lines:
+        line["accuracy"] = first if line["arm"] == "fedavg" else second
+    run_folder.write(path, lines)
+    if images:
+        manifest = json.loads((path / "manifest.json").read_text())
+        names = dict.fromkeys(line["client"] for line in lines)
+        split = {"images_of_class": [images] + [0] * (len(manifest["classes"]) - 1)}
+        manifest["silos"] = {name: {"train": split, "holdout": split, "test": split} for name in names}
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    return read_run(path)
+
+
+@pytest.mark.parametrize(("second", "word"), [(0.82, "within"), (0.9, "beyond")])
+def test_the_verdict_says_whether_the_difference_may_be_chance(tmp_path, second, word):
+    run = folder(tmp_path, 0.8, second, 100)
+    (text,) = verdict(run)
+    images = 100 * len(run.clients)
+    half = 1.96 * math.sqrt((0.8 * 0.2 + second * (1 - second)) / images)
+    assert text.startswith(f"`uefl` has the highest accuracy over the last 4 rounds: {second:.3f}; `fedavg` follows with 0.800.")
+    assert f"With {images} test images, a difference of up to {half:.3f} may be chance" in text
+    assert f"{second - 0.8:.3f}, is {word} that" in text
+    assert content(run, []).sections[0].blocks[0] == text
+
+
+def test_one_arm_has_no_verdict(tmp_path):
+    assert verdict(read_run(run_folder.write(tmp_path, run_folder.records(("fedavg",))))) == []
+
+
+def test_the_images_of_each_class_are_counted(tmp_path):
+    run = folder(tmp_path, 0.8, 0.9, 30)
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "Training images of each class" in page
+    assert page.count("<td>60</td>") == len(run.clients)
+
+
+def test_losses_are_drawn(tmp_path):
+    lines = run_folder.records(("fedavg", "uefl"))
+    for line in lines:
+        line["train_loss"] = None if line["round"] == 0 else 1 / line["round"]
+    run = read_run(run_folder.write(tmp_path, lines))
+    figure = _draw_arms(run, {"train_loss": "training loss"})
+    curve = figure.axes[0].lines[0].get_ydata()
+    assert math.isnan(curve[0])
+    assert figure.axes[0].get_ylim()[1] > 1.0
+    assert curve[1:].tolist() == pytest.approx([1 / r for r in range(1, len(curve))])
+
+
+def test_a_run_says_when_where_and_with_what_it_was_made(finished):
+    out, *_ = finished
+    made, summary = json.loads((out / "made.json").read_text()), json.loads((out / "summary.json").read_text())
+    page = (out / "report.html").read_text()
+    for value in (made["begun"], made["host"], made["uefl"], made["precision"], torch.__version__, "1 thread,"):
+        assert value in page
+    assert all(arm["cpu_seconds"] > 0 for arm in summary["arms"].values())
+    assert "CPU s" in page
+
+
+def test_rounds_in_python_count_as_in_the_summary(finished):
+    run = Run(finished[0])
+    for arm, outcome in run.summary.items():
+        rows = run.metrics[run.metrics.arm == arm]
+        assert sorted(rows["round"].unique()) == list(range(1, outcome["rounds"] + 1))
+        best = rows[rows["round"] == outcome["best"]["round"]]
+        assert best.accuracy.mean() == pytest.approx(outcome["best"]["accuracy"])
