@@ -122,7 +122,7 @@ class SparseRows:
         """
         lengths, radius = self.squares.sqrt(), norms.amax().sqrt()
         bound: torch.Tensor = lengths * radius + radius**2 / 2 + (lengths + radius) ** 2 / 2
-        return bound * ((self.d + 8) * 2.0**-53 * 1.01)
+        return bound.mul_((self.d + 8) * 2.0**-53 * 1.01)
 
     def distances(self, centers: torch.Tensor) -> torch.Tensor:
         """Return the distance of each row to each center, [n, k] in the dtype of the centers."""
