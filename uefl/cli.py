@@ -274,6 +274,17 @@ def export(
     typer.echo(f"model:    {file}")
 
 
+@app.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(metavar="DATASET...", help="Such as mnist cifar100.", show_default=False)],
+    data_root: _DataRoot = None,
+) -> None:
+    """Download published data sets through torchvision into the data root."""
+    from .fetch import fetch as download
+
+    download(names, data_root, typer.echo)
+
+
 def _model(run: Path, arm: str | None) -> SavedModel:
     """The model of a file, or of an arm of a run folder."""
     from . import api

@@ -1,0 +1,49 @@
+"""Downloads the published files of data sets through torchvision, only when a user asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import UserError, nearest
+
+SETS: dict[str, tuple[str, tuple[dict[str, object], ...]]] = {
+    "mnist": ("MNIST", ({},)),
+    "fashion_mnist": ("FashionMNIST", ({},)),
+    "emnist_letters": ("EMNIST", ({"split": "letters"},)),
+    "cifar10": ("CIFAR10", ({},)),
+    "cifar100": ("CIFAR100", ({},)),
+    "gtsrb": ("GTSRB", ({"split": "train"}, {"split": "test"})),
+}
+"""By the name of a data set, torchvision's class and its arguments, one call for each."""
+
+
+def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) -> None:
+    """Download data sets into a data root; torchvision checks their hashes, and keeps what is there already.
+
+    Args:
+        names: keys of ``SETS``.
+        data_root: the folder; None: the environment variable UEFL_DATA.
+        say: is called with a line for each data set.
+
+    Raises:
+        UserError: no such data set, no data root, or a download that failed.
+    """
+    from torchvision import datasets
+
+    unknown = [name for name in names if name not in SETS]
+    if unknown:
+        raise UserError(f"{unknown[0]!r} is none of {', '.join(SETS)}{nearest(unknown[0], SETS)}")
+    root = data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
+    if root is None:
+        raise UserError("a download needs a data root, given as --data-root or in UEFL_DATA")
+    for name in dict.fromkeys(names):
+        kind, calls = SETS[name]
+        try:
+            for arguments in calls:
+                getattr(datasets, kind)(str(root), download=True, **arguments)
+        except (OSError, RuntimeError) as error:  # no network, another hash, a full disk
+            lines = str(error).splitlines()
+            raise UserError(f"{name} cannot be fetched into {root} ({lines[0] if lines else type(error).__name__})") from None
+        say(f"{name}: {root}")
