@@ -97,38 +97,38 @@ class VectorQuantize(Coder):
         dim: length of the vectors.
         codebook_size: K, the number of codewords.
         codebook_dim: d, the length of a codeword; where heads * d is not ``dim``, ``project_in`` and ``project_out`` are linear.
-        heads: codewords per vector; each head quantises its d of the heads * d elements.
+        heads: codewords per vector; each head quantizes its d of the heads * d elements.
         separate_codebook_per_head: a codebook of its own for each head instead of one for all.
-        decay: of the moving averages; a batch enters with 1 - decay.
+        decay: decay of the moving averages; a batch enters with 1 - decay.
         eps: Laplace smoothing of the averaged cluster sizes.
         freeze_codebook: never update the codewords; ``forward`` can override it.
         kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch, which must be finite: checked on
-            the CPU; on a GPU codewords become NaN. Whether it is the first is what the buffer ``initted`` says; to read it waits for
-            the device, once after each change of it.
-        kmeans_iters: see there; at least 1 (of the peer, 0 fails in the first batch).
-        sync_kmeans: of all processes together, under ``torch.distributed``.
-        use_cosine_sim: quantise unit vectors by the angle; the codewords are unit vectors too.
-        layernorm_after_project_in: normalise behind ``project_in``, where there is one.
+            the CPU; on a GPU codewords become NaN. The flag ``initted`` is read after each change; on a GPU that is one
+            synchronization.
+        kmeans_iters: rounds of ``kmeans_init``, at least 1.
+        sync_kmeans: run ``kmeans_init`` on the rows of all processes, under ``torch.distributed``.
+        use_cosine_sim: quantize unit vectors by the angle; the codewords have length 1 too.
+        layernorm_after_project_in: normalize behind ``project_in``, where there is one.
         threshold_ema_dead_code: codewords whose averaged cluster size falls below it are put onto random rows of the batch; 0 = off.
         channel_last: False for ``[B, D, N]`` input.
         accept_image_fmap: ``[B, D, H, W]`` input, read in place.
-        accept_3d_fmap: ``[B, D, L, H, W]`` input, likewise.
-        commitment_weight: of the mean squared distance between the input and its codeword; with ``learnable_codebook`` its
+        accept_3d_fmap: ``[B, D, L, H, W]`` input, read in place.
+        commitment_weight: weight of the mean squared distance between the input and its codeword; with ``learnable_codebook`` its
             gradient also moves the codewords.
         commitment_use_cross_entropy_loss: N x K; cross entropy of minus the distances instead.
-        orthogonal_reg_weight: of a loss that keeps codewords apart; makes them a parameter.
-        orthogonal_reg_active_codes_only: only those that the batch chose (waits for the device).
-        orthogonal_reg_max_codes: of at most so many, drawn.
-        codebook_diversity_loss_weight: N x K; of minus the entropy of the mean assignment probabilities.
-        codebook_diversity_temperature: the factor of the distances there.
+        orthogonal_reg_weight: weight of a loss that keeps codewords apart; makes them a parameter.
+        orthogonal_reg_active_codes_only: only codewords that the batch chose; waits for the device.
+        orthogonal_reg_max_codes: at most this many codewords, drawn at random.
+        codebook_diversity_loss_weight: N x K; weight of the negative entropy of the mean assignment probabilities.
+        codebook_diversity_temperature: factor of the distances in that loss.
         stochastic_sample_codes: in training, draw codewords with probability softmax(-distance / temperature), in blocks of rows.
-        sample_codebook_temp: that temperature; 0 takes the nearest. ``forward`` can override it.
+        sample_codebook_temp: temperature of ``stochastic_sample_codes``; 0 takes the nearest. ``forward`` can override it.
         straight_through: N x K; quantized also gets the gradient of those probabilities (Gumbel softmax).
         rotation_trick: send the gradient to the input turned and scaled as the codeword is, instead of unchanged; the default
             None means True for ``dim`` > 1. The output is the codeword to the bit either way.
         directional_reparam: the output is the input moved by its distance to the codeword in nearly that direction, so that both get a
             gradient (DiVeQ); the codewords are learned, without commitment loss. It needs ``threshold_ema_dead_code``.
-        directional_reparam_variance: of the noise on the direction.
+        directional_reparam_variance: variance of the noise on the direction.
         sync_codebook: False keeps the averages of each process to itself; None and True share them under ``torch.distributed``.
         sync_affine_param: take the statistics of ``affine_param`` over all processes.
         ema_update: move the codewords by averages; the default None means unless they are learned.
@@ -139,7 +139,7 @@ class VectorQuantize(Coder):
             the mean of the gradients of all processes; it needs ``learnable_codebook``.
         manual_in_place_optimizer_update: leave its step to ``update_in_place_optimizer()``.
         affine_param: move and scale the codewords to the averaged mean and variance of the batches.
-        affine_param_batch_decay, affine_param_codebook_decay: of those averages.
+        affine_param_batch_decay, affine_param_codebook_decay: decays of those averages.
         sync_update_v: quantized passes (1 + v) times its gradient (Huh et al. 2023, eq. 21); it needs ``learnable_codebook``.
         return_zeros_for_masked_padding: False returns the input at masked positions.
         route_gradients_to_input: False sends the gradient of quantized to learned codewords and not to the input.
@@ -149,11 +149,11 @@ class VectorQuantize(Coder):
             the averages that move them on.
         counts: how often the last forward pass of this process chose each codeword, the shape of the codebook less d, int64.
         perplexity: exp of the entropy of ``counts``; a scalar, or ``[heads]``.
-        usage: the share of codewords that ``counts`` holds at least once; likewise.
+        usage: the share of codewords that were chosen at least once; a scalar, or ``[heads]``.
 
     Raises:
         ValueError: sizes that do not fit, options that exclude each other.
-        TypeError: an argument that nobody knows.
+        TypeError: an unknown argument.
 
     Departures from the peer, all of them where its result is not what one would want: indices are exact; the output is the
     codeword without the rounding of the rotation, also where the input is zero; ``project_in`` gets its gradient also when
@@ -370,7 +370,7 @@ class VectorQuantize(Coder):
         accum_ema_update: bool = False,
         ema_update: bool | None = None,
     ) -> Any:
-        """Quantise x and, in training, update the codewords (not under ``freeze_codebook``).
+        """Quantize x and, in training, update the codewords (not under ``freeze_codebook``).
 
         Args:
             x: ``[..., dim]`` with at least two dimensions, ``[B, dim, ...]`` for ``channel_last=False``, ``[B, dim, H, W]`` for
@@ -399,7 +399,7 @@ class VectorQuantize(Coder):
 
         Raises:
             ValueError: a shape that does not fit, or arguments that exclude each other.
-            TypeError: x is not floating point or the mask not bool, or an argument that nobody knows.
+            TypeError: x is not floating point or the mask not bool, or an unknown argument.
             RuntimeError: the codewords, or the first batch of ``kmeans_init``, are not finite (checked on the CPU).
         """
         # 1. Check the arguments and make the mask of the lengths.
@@ -622,7 +622,7 @@ class VectorQuantize(Coder):
         self.in_place_codebook_optimizer.zero_grad()
 
     def update_indices(self, x: torch.Tensor, indices: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Update the codewords as if ``forward`` had chosen these indices for x; for those that ``topk`` left alone.
+        """Update the codewords as if ``forward`` had chosen these indices for x, as after ``topk``, which updates nothing.
 
         In a backward pass, where a checkpointed region runs again, it does nothing.
 
