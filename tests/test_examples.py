@@ -19,6 +19,19 @@ def run(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rounds", "arms"),
+    [("train_uefl", ["1", "1"], ["fedavg", "uefl"]), ("train_fedul", ["1"], ["fedul", "fedul-m1", "supervised"])],
+)
+def test_training_scripts(name, rounds, arms, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    monkeypatch.setattr("sys.argv", [name, "--rounds", *rounds, "--device", "cpu", "--out", str(out)])
+    run(name)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]] == arms
+    assert (out / "report.html").is_file()
+
+
+@pytest.mark.slow
 def test_vq_autoencoder():
     result = run("vq_autoencoder")
     assert result["error"] < 0.3 * result["mean image's error"]

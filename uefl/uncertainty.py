@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 import uefl_kernels
 from uefl_kernels.metrics import entropy
+from uefl_kernels.nn import MCDropout
 
 from .models.net import Head, Net
 
@@ -43,31 +45,31 @@ def of_network(net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[
 
     Args:
         net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A :class:`~uefl.models.net.Net` is asked for
-            its features once; of any other network whole passes are drawn.
+            its features once; any other network is cut where its first dropout stands by :class:`~uefl_kernels.nn.MCDropout`, so that
+            what no dropout reaches runs once.
         passes: T; 0: dropout off.
         amp: the autocast context of a pass.
     """
     if isinstance(net, Net) and isinstance(net.head, Head):
         with amp():
             return of_head(net.head, net.tokens(images), passes)
-    drops = [m for m in net.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0] if passes else []
-
-    def probs() -> torch.Tensor:
-        with amp():
-            logits = net(images)
-        probs: torch.Tensor = logits.float().softmax(-1)
-        return probs
-
-    plain = probs()
-    if not drops:
+    with amp():
+        plain = net(images).float().softmax(-1)
+    layer = _dropout_layer(net) if passes else None
+    if layer is None:
         return without_spread(plain)
-    for m in drops:
-        m.train()
-    drawn = torch.stack([probs() for _ in range(passes)])
-    for m in drops:
-        m.eval()
-    mean = drawn.mean(0)
-    return Prediction(mean, entropy(mean), entropy(drawn).mean(0), entropy(plain))
+    layer.passes = passes
+    with amp():
+        drawn = layer(images)
+    return Prediction(drawn.mean_probs, drawn.entropy, drawn.expected_entropy, entropy(plain))
+
+
+@lru_cache(maxsize=2)  # of the arm at work: a network is traced once, and its weights change in place
+def _dropout_layer(net: nn.Module) -> MCDropout | None:
+    """Return the layer that draws passes of a network; None: it has no dropout."""
+    if not any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in net.modules()):
+        return None
+    return MCDropout(net)
 
 
 def of_head(head: nn.Module, tokens: torch.Tensor, passes: int) -> Prediction:

@@ -77,7 +77,7 @@ def test_the_number_of_passes_says_how_a_head_is_asked(passes, dropout):
     assert torch.equal(first, second) != dropout
 
 
-def test_a_network_of_any_kind_draws_whole_passes():
+def test_a_network_of_any_kind_draws_passes_with_dropout_on():
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 3)).eval()
     images = torch.randn(9, 3, 2, 2)
@@ -91,6 +91,23 @@ def test_a_network_of_any_kind_draws_whole_passes():
     certain_ = of_network(net, images, 0, contextlib.nullcontext)
     torch.testing.assert_close(certain_.probs, net(images).softmax(-1))
     assert float(certain_.mutual_info.detach().max()) == 0
+
+
+def test_what_no_dropout_reaches_runs_once_for_all_passes(monkeypatch):
+    """And once more for the pass with dropout off; a network is traced once, and seen with the weights that it has now."""
+    torch.manual_seed(0)
+    calls, forward = [], torch.nn.Flatten.forward
+    monkeypatch.setattr(torch.nn.Flatten, "forward", lambda self, x: calls.append(len(x)) or forward(self, x))
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(12, 3)).eval()
+    images = torch.randn(9, 3, 2, 2)
+    of_network(net, images, 20, contextlib.nullcontext)
+    calls.clear()
+    of_network(net, images, 20, contextlib.nullcontext)
+    assert calls == [9, 9]
+    with torch.no_grad():
+        net[2].weight.zero_()
+        net[2].bias.copy_(torch.tensor([0.0, 0.0, 50.0]))
+    assert of_network(net, images, 3, contextlib.nullcontext).probs[:, 2].tolist() == pytest.approx([1.0] * 9)
 
 
 def test_predictions_of_batches_are_joined_with_what_is_extra():
