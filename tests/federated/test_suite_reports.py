@@ -125,10 +125,10 @@ def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     report.write(result, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out" / "plots").iterdir()} == {
-        "curves.png", "entropy.png", "sweep.png", "entropy-few-uefl.png", "usage-few-uefl.png",
+        "curves.png", "entropy.png", "perplexity.png", "sweep.png", "entropy-few-uefl.png", "usage-few-uefl.png",
     }  # fmt: skip
     assert "| few / uefl | 3 | 0.600 ± 0.000 | 0.920 |" in (tmp_path / "out" / "report.md").read_text()
-    assert (tmp_path / "out" / "report.html").read_text().count("data:image/png") == 5
+    assert (tmp_path / "out" / "report.html").read_text().count("data:image/png") == 6
     numbers = json.loads((tmp_path / "out" / "results.json").read_text())
     assert numbers["cases"]["few"]["uefl"]["accuracy"] == {str(seed): pytest.approx(0.6) for seed in range(3)}
 

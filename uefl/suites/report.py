@@ -285,8 +285,8 @@ def _draw(result: Result) -> list[tuple[Picture, Figure]]:
         made.append((Picture("sweep.png", f"{measure} over {result.suite.axis}", caption), _draw_sweep(result, measure)))
     marks = "triangles: rounds before which a client was given something by its algorithm, such as codewords"
     caption = f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
-    made.append((Picture("curves.png", "Accuracy over the rounds", caption), _draw_curves(result, "accuracy")))
-    made.append((Picture("entropy.png", "Entropy over the rounds", caption), _draw_curves(result, "entropy")))
+    for name, key in (("curves", "accuracy"), ("entropy", "entropy"), ("perplexity", "perplexity")):  # the last of arms with a codebook
+        made.append((Picture(f"{name}.png", f"{key.capitalize()} over the rounds", caption), _draw_curves(result, key)))
     return [(picture, figure) for picture, figure in made if figure.axes]
 
 
@@ -328,7 +328,7 @@ def _draw_curves(result: Result, key: str) -> Figure:
 
 
 def _curve(run: Run, arm: str, key: str) -> np.ndarray:
-    if not run.measured(key):
+    if not any(isinstance(r.get(key), (int, float)) for r in run.of(arm)):
         return np.empty(0)
     means: np.ndarray = np.nanmean(run.series(arm, key), axis=1)
     return means
