@@ -22,8 +22,14 @@ def main() -> None:
     args = parser.parse_args()
 
     run = uefl.train(
-        data={"source": args.data, "clients": 6, "partition": {"scheme": "rotations", "angles": [0, 0, -50, -50, 120, 120]}},
-        model={"encoder": "cnn", "width": 16},
+        data={
+            "source": args.data,
+            "clients": 6,
+            "train_per_client": 200,
+            "test_per_client": 50,
+            "partition": {"scheme": "rotations", "angles": [0, 0, -50, -50, 120, 120]},
+        },
+        model={"encoder": "cnn", "width": 8},
         training={"rounds": args.rounds, "local_epochs": 2, "lr": 1e-3, "batch_size": 64},
         arms={"fedavg": {}, "uefl": {"codewords": 32, "segments": 4, "gamma": 0.1, "stop_when_certain": False}},
         device=args.device,
