@@ -1,6 +1,7 @@
 """``kmeans`` of sparse rows by their non-zeros: centers and labels are those of the same rows in memory, to the bit.
 
-* **Labels**: scores |c|^2 / 2 - x.c in float64, whose rounding has a bound; rows that it does not decide are searched densely.
+* **Labels**: scores |c|^2 / 2 - x.c in float64, whose rounding has a bound.
+  A row that the bound does not decide is searched as a dense row.
 * **Sums**: an element of zero adds the same whole number to its column in every row, so the non-zeros add what differs from that.
 * **Seeding**: on the grid, rows less a row of zeros are sparse again, and their distances are the same whole numbers.
 
@@ -162,14 +163,14 @@ class SparseData(reference.Data):
         return zero, ((self.sparse.values - self.middle[column]) * self.grid_scale).round() - zero[column]
 
     def variance(self) -> torch.Tensor:
-        """As there."""
+        """Return what ``reference.Data`` does."""
         zero, rest = (part.long() for part in self.on_grid)
         column = self.sparse.columns
         squares = (zero * zero * self.n).index_add_(0, column, (zero[column] + rest).square() - zero[column].square())
         return self._variance((zero * self.n).index_add_(0, column, rest), squares)
 
     def step(self, step: reference.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
-        """As there; ``step`` is not needed."""
+        """Return what ``reference.Data.step`` does; ``step`` is not needed."""
         labels, squares = self.sparse.nearest(centres)
         counts = torch.bincount(labels, minlength=len(centres))
         # Sums are whole numbers, so only the rows whose label changed are moved: from their old cluster to the new one.
@@ -187,11 +188,11 @@ class SparseData(reference.Data):
         return labels, sums, counts * int(self.mass_scale), inertia
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """As there."""
+        """Return what ``reference.Data`` does."""
         return self.sparse.take(numbers)
 
     def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> reference.Far:
-        """As there: keys of the rows that may be among the farthest."""
+        """Return what ``reference.Data.farthest`` does, from keys of the rows that may be among the farthest."""
         count = min(self.n, len(centres))
         norms = centres.double().square().sum(1)
         own = self.sparse.products(centres).gather(1, labels[:, None])[:, 0]
@@ -222,20 +223,20 @@ class SparseGrid(grid.Grid):
         self.norms = torch.from_numpy(data.sparse.like(rest.square()) @ np.ones(data.sparse.d))
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
-        """As there: whole numbers below 2^53, so the products are exact."""
+        """Return what ``grid.Grid`` does; whole numbers below 2^53 make exact products."""
         picked = np.ascontiguousarray(self.rest[chosen.numpy()].toarray().T)
         return (self.norms[:, None] + self.norms[chosen] - 2 * torch.from_numpy(self.rest @ picked)).long()
 
     def nearer(self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As there."""
+        """Return what ``grid.Grid`` does."""
         return grid.nearer(self.distances, fresh, nearest, owner, count)
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """As there."""
+        """Return what ``grid.Grid`` does."""
         return (self.zero + torch.from_numpy(self.rest[numbers.numpy()].toarray())).to(torch.int16)
 
     def few(self, values: torch.Tensor, weights: torch.Tensor) -> grid.Grid:
-        """As there."""
+        """Return what ``grid.Grid`` does."""
         return grid.Grid(values, weights, self.bits)
 
 
