@@ -137,8 +137,8 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<preset>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     more_rounds: Annotated[
-        int, typer.Option(min=1, metavar="N", help="With --resume: train a finished run for N further rounds.", show_default=False)
-    ] = 0,
+        int | None, typer.Option(min=1, metavar="N", help="With --resume: train a finished run for N further rounds.", show_default=False)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
     data_root: _DataRoot = None,
@@ -164,7 +164,7 @@ def train(
         raise UserError("--superlink, --silos, --root-certificates, --secret, --insecure and --strict are for --engine flower")
     if engine in (_Engine.local, _Engine.flower) and workers is not None:
         raise UserError("--workers is for --engine distributed and --engine ray")
-    if more_rounds and resume is None:
+    if more_rounds is not None and resume is None:
         raise UserError("--more-rounds trains a finished run further: uefl train --resume DIR --more-rounds N")
     if resume is not None:
         if source is not None or settings or seed is not None or out is not None:
@@ -195,7 +195,7 @@ def train(
         with watch(console) as observer, _deployment(engine, options, device.value, observer.notice, go_on) as deployment:
             keys: dict[str, Any] = {"device": device.value, "data_root": data_root, "observer": observer, "deployment": deployment}
             if resume is not None:
-                resume_run(folder, more_rounds=more_rounds, **keys)
+                resume_run(folder, **keys, **({} if more_rounds is None else {"more_rounds": more_rounds}))
             else:
                 train_run(cfg, preset=str(source), out=folder, **keys)
         run = report.read_run(folder)
