@@ -339,6 +339,8 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
     }
     release(memory.found(tiles.place));
   }
+  // Not to leave before all copies have come, those for the books of other blocks too.
+  for (int block = 0; stages.resident && block < stages.codes; ++block) barrier_wait(memory.codes_full(block), 0);
 }
 
 template <class T, int kGroups, bool kLong, bool kCross>

@@ -104,6 +104,9 @@ inline unsigned shared_address(const void* pointer) {
 
 using Barrier = uint64_t;
 inline void barrier_init(Barrier* barrier, unsigned arrivals) {
+  for (const auto& [address, other] : emulation::counting_barriers) {
+    if (other.block != emulation::blocks_run && !other.copies.empty()) emulation::refuse("a block that ended before its copies had come");
+  }
   emulation::counting_barriers[barrier] = {emulation::blocks_run, arrivals, arrivals};
 }
 inline void barriers_are_there() {}
