@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -103,7 +104,8 @@ def half_width(values: Sequence[float]) -> float:
 
     if len(values) < 2:
         return 0.0
-    return float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+    quantile = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(values) - 1))
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | None:
