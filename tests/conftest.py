@@ -13,6 +13,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # processes that share the cores:
 
 import atexit
 import hashlib
+import importlib
 import pickle
 import random
 import shutil
@@ -40,6 +41,8 @@ from uefl_kernels._library import triton_available
 if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/kernels/test_cuda.py runs the kernels natively
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
+        for op in ("kmeans", "kmeans_step", "mc_dropout_mlp", "vq_assign", "vq_backward", "vq.forward"):
+            importlib.import_module(f"uefl_kernels.ops.{op}.triton")
 
         patch_once_a_launch()
 
