@@ -195,7 +195,8 @@ def train(
         with watch(console) as observer, _deployment(engine, options, device.value, observer.notice, go_on) as deployment:
             keys: dict[str, Any] = {"device": device.value, "data_root": data_root, "observer": observer, "deployment": deployment}
             if resume is not None:
-                resume_run(folder, **keys, **({} if more_rounds is None else {"more_rounds": more_rounds}))
+                keys |= {} if more_rounds is None else {"more_rounds": more_rounds}
+                resume_run(folder, **keys)
             else:
                 train_run(cfg, preset=str(source), out=folder, **keys)
         run = report.read_run(folder)

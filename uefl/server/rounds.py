@@ -282,7 +282,7 @@ class Arm:
         self._asked += 1
         place = f"{self.iteration}/{self.trained}/{self._asked}"
         for client, message in messages.items():
-            message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": place} | self._state(i, client)
+            message.options |= {"seed": algorithm.context.seed, "round": self.round, "ask": place, **self._state(i, client)}
         self._sent.update({name: message.bytes for name, message in messages.items()})
         whole = Lazy(messages, lambda client: replace(messages[client], private=self._private(i, client, {})))
         for reply in self._replies(whole):
