@@ -154,7 +154,7 @@ def smallest(cfg: Config) -> Iterator[Config]:
     if getattr(cfg.data.partition, "angles", ()):
         keys["data"]["partition"] = {"angles": [0, 120]}
     if cfg.kind == "labeled":
-        keys["data"]["train_per_client"] = 24
+        keys["data"]["train_per_client"] = 32  # enough for the means of fedbr beside a holdout
         keys["model"] = {"hidden": 8}
         keys["training"] |= {"max_iterations": 2, "local_steps": 2}
     else:
