@@ -17,7 +17,7 @@
 namespace uefl::cpu {
 namespace {
 
-// When bounds are looked at, measured (benchmarks/NOTES.md).
+// When bounds are looked at, measured (docs/design/kmeans-cpu.md).
 constexpr int64_t kSampleRows = 32;   // by which they are judged
 constexpr int64_t kLeastRows = 4096;  // to which the sample is little
 constexpr int64_t kLeastRounds = 16;  // to come, of which some earn what it costs to fill them

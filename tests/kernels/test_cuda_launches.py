@@ -1,6 +1,6 @@
 """What a call of an op on CUDA asks of the driver and of the allocator, counted in the launchers; needs no GPU and no nvcc.
 
-A small batch takes as long as its launches. These are the numbers that docs and benchmarks/NOTES.md give.
+A small batch takes as long as its launches. These are the numbers in docs/design/search-gpu.md.
 """
 
 from __future__ import annotations

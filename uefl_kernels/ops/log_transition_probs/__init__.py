@@ -98,7 +98,7 @@ def transition_double_softmax(
 
     It is bounded and not proper: its minimiser is not the posterior of the classes. It is here to reproduce published
     results; use :func:`transition_nll` for everything else. It is no kernel of its own but :func:`log_transition_probs` and
-    PyTorch's cross-entropy: for a training batch slower than the plain product of probabilities (benchmarks/NOTES.md).
+    PyTorch's cross-entropy: for a training batch slower than the plain product of probabilities (docs/design/learning-from-sets.md).
 
     In a batch of groups with different numbers of sets, the sets that a group lacks count neither in g nor in the sum.
 
