@@ -1,0 +1,115 @@
+"""Count turns of phrase that make prose hard to read: ``python tools/prose.py [FOLDER ...]``.
+
+The program reads docstrings, comments and Markdown. It prints the rate per 10,000 words of each folder, and the worst sentences.
+Codebases that are pleasant to read have 3 to 20.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+CODE = (".h", ".cpp", ".cu", ".cuh")
+MARKS = [
+    re.compile(mark)
+    for mark in (
+        r"that of",
+        r"those of",
+        r"(?:of|by|in|from|with) which",
+        r"in the place of",
+        r"anew",
+        r"but for",
+        r"\bbeside(?!s)\b",
+        r"\balone\b",
+        r"\bnobody\b|\bno one\b",
+        r"\bwhose\b",
+        r"\blikewise\b",
+        r"\bso many\b|\bas many\b",
+        r"\bwhat (?:is|it|a|the|was|they|he|one|does|stands|has)\b",
+        r"\bthat it\b|\bthat they\b",
+        r"\bthose (?:that|who)\b|\bthem that\b",
+        r"\bis said\b|\bsays of\b|\bsaid to\b",
+        r"\bhear of\b|\bheld to\b|\bleant\b|\breckon",
+        r"^(?:What|How|Who|Where|Whether) .*[^?]$",
+        r"^As there",
+    )
+]
+
+
+class Sentence(NamedTuple):
+    """A sentence, its place, and how many marks it has."""
+
+    place: str
+    text: str
+    words: int
+    marks: int
+
+
+def sentences(files: list[Path]) -> Iterator[Sentence]:
+    """Yield the sentences of docstrings, comments and Markdown paragraphs."""
+    for path in files:
+        for line, prose in _blocks(path.suffix, path.read_text(encoding="utf-8")):
+            plain = re.sub(r"``[^`]*``|`[^`]*`|\$[^$]*\$", "X", prose)
+            for text in re.split(r"(?<=[.!?;:])\s+|\n\s*[-*]\s", re.sub(r"\s*\n\s*", " ", plain)):
+                words, marks = len(re.findall(r"[A-Za-z']+", text)), sum(len(mark.findall(text.strip())) for mark in MARKS)
+                yield Sentence(f"{path}:{line}", text.strip(), words, marks)
+
+
+def rate(found: list[Sentence]) -> float:
+    """Return the number of marks per 10,000 words."""
+    return 1e4 * sum(sentence.marks for sentence in found) / max(1, sum(sentence.words for sentence in found))
+
+
+def files_of(*folders: str) -> list[Path]:
+    """Return the files below some folders that git knows and that have prose."""
+    listed = subprocess.run(["git", "ls-files", *folders], capture_output=True, text=True, check=True, cwd=ROOT).stdout.splitlines()
+    return [ROOT / name for name in listed if name.endswith((".py", ".md", *CODE)) and (ROOT / name).is_file()]
+
+
+def _blocks(suffix: str, text: str) -> Iterator[tuple[int, str]]:
+    if suffix == ".py":
+        yield from _python(text)
+    elif suffix in CODE:
+        for match in re.finditer(r"(?:^[^\n]*?//[^\n]*\n)+", text, re.MULTILINE):
+            yield text[: match.start()].count("\n") + 1, re.sub(r"(?m)^.*?//+ ?", "", match[0])
+    else:
+        without_code = re.sub(r"^```.*?^```", lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
+        for match in re.finditer(r"(?:^[^\n|][^\n]*\n)+", without_code, re.MULTILINE):
+            yield text[: match.start()].count("\n") + 1, match[0]
+
+
+def _python(text: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for paragraph in re.split(r"\n\s*\n", node.value.value):
+                yield node.lineno, paragraph
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folders", nargs="*", default=["."])
+    parser.add_argument("--most", type=int, default=10, help="sentences to print")
+    options = parser.parse_args()
+    everything: list[Sentence] = []
+    for folder in options.folders:
+        found = list(sentences(files_of(folder)))
+        print(f"{folder}: {rate(found):.0f} per 10,000 words")
+        everything += found
+    for sentence in sorted(everything, key=lambda sentence: -sentence.marks / max(sentence.words, 6))[: options.most]:
+        print(f"  {sentence.place}: {sentence.text[:200]}")
+
+
+if __name__ == "__main__":
+    main()
