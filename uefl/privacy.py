@@ -320,7 +320,7 @@ def check_accountant(what: str) -> None:
     try:
         import opacus  # noqa: F401
     except ImportError:
-        raise UserError(f"{what} needs an accountant; pip install 'uefl[privacy]'") from None
+        raise UserError(f"{what} needs an accountant; in a clone of uefl: pip install '.[privacy]'") from None
 
 
 def without_statistics(cfg: Config, federation: Federation) -> Federation:

@@ -67,7 +67,7 @@ class Ray:
         """
         check_installed()
         if importlib.util.find_spec("ray") is None:
-            raise UserError("Ray is not installed; install it with: pip install 'uefl[ray]'")
+            raise UserError("Ray is not installed; install it in a clone of uefl with: pip install '.[ray]'")
         from .simulation import in_simulation
 
         return in_simulation(*_processes(self.workers, device), notice, go_on)
@@ -147,7 +147,7 @@ def check_installed() -> None:
         UserError: it is not installed.
     """
     if importlib.util.find_spec("flwr") is None:
-        raise UserError("Flower is not installed; install it with: pip install 'uefl[flower]'")
+        raise UserError("Flower is not installed; install it in a clone of uefl with: pip install '.[flower]'")
 
 
 def checked_address(superlink: str, root_certificates: str | Path | None, insecure: bool) -> Address:

@@ -66,7 +66,7 @@ def test_nobody_listens(tmp_path):
 
 def test_without_flower_the_answer_is_how_to_get_it(monkeypatch):
     monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
-    assert said(*JOIN) == (2, "error: Flower is not installed; install it with: pip install 'uefl[flower]'\n")
+    assert said(*JOIN) == (2, "error: Flower is not installed; install it in a clone of uefl with: pip install '.[flower]'\n")
 
 
 @pytest.mark.parametrize(
