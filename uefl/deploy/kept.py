@@ -39,16 +39,6 @@ class Kept:
         except OSError as error:
             raise UserError(f"--state: {folder} cannot be used ({error.strerror}); name a folder of this silo's own") from None
 
-    def states(self, run: str, arm: str, client: str) -> States:
-        """The private states of a client in one arm.
-
-        Args:
-            run: all by which a run is known again when it goes on.
-            arm, client: names.
-        """
-        place = hashlib.sha256(json.dumps([run, arm, client]).encode()).hexdigest()[:32]
-        return States(self.folder / "states" / place, arm, client)
-
 
 class Absent(UserError):
     """A silo does not have the state that a message names."""
@@ -65,6 +55,18 @@ class States:
     def __init__(self, folder: Path, arm: str, client: str) -> None:
         self._folder, self._arm, self._client = folder, arm, client
         self._files = StateFiles(folder)
+
+    @classmethod
+    def of(cls, folder: Path, run: str, arm: str, client: str) -> States:
+        """Those of a client in one arm.
+
+        Args:
+            folder: what a silo keeps.
+            run: all by which a run is known again when it goes on.
+            arm, client: names.
+        """
+        place = hashlib.sha256(json.dumps([run, arm, client]).encode()).hexdigest()[:32]
+        return cls(folder / "states" / place, arm, client)
 
     def read(self, name: str) -> Tensors:
         """The state of a name.

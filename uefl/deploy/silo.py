@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -31,7 +33,7 @@ from ..errors import UserError
 from ..seeds import make_repeatable
 from ..server.checks import printable
 from .floor import Floor, Spent, TooLittle
-from .kept import Absent, Kept
+from .kept import Absent, Kept, States
 from .setting import Setting, understood, version
 from .sources import Source
 
@@ -78,6 +80,7 @@ class SiloProgram:
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
         self._kept = kept
+        self._temporary: TemporaryDirectory[str] | None = None
         self._secret = None if kept is None else kept.secret
         self._key = self._secret or secrets.token_bytes(32)
         self._images: Images
@@ -106,8 +109,8 @@ class SiloProgram:
             message = message_of(packet)
             self._log.info("arm %r: %s", header["arm"], split(message)[0].options)
             answer = self._client(header)
-            if self._kept is not None:
-                answer = partial(self._with_own_state, self._kept, header, answer)
+            if self._kept is not None or "state" in split(message)[0].options:
+                answer = partial(self._with_own_state, header, answer)
             return packed_reply(self._guarded(answer, message))
         except Exception as error:
             known = isinstance(error, UserError)  # its message is all there is to say
@@ -164,13 +167,13 @@ class SiloProgram:
             self._log.info("%s", self._floor.describe())
         return reply
 
-    def _with_own_state(self, kept: Kept, header: Header, client: Callable[[Message], Reply], message: Message) -> Reply:
+    def _with_own_state(self, header: Header, client: Callable[[Message], Reply], message: Message) -> Reply:
         """The answer of a client whose private states stay here; the server gets the names of the new ones."""
         assert self._arm is not None
         setting, workspace, members = Setting.from_plain(header["setting"]), self._arm[2], split(message)
         if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
             raise Unreadable("a private state stays at its silo, and a message names it")
-        states = kept.states(setting.known_by(), header["arm"], header["client"])
+        states = States.of(self._folder(), setting.known_by(), header["arm"], header["client"])
         names = [str(part.options["state"]) for part in members]
         had = [
             states.read(name) if name else self._fresh(workspace, header["client"], int(part.options["seed"]))
@@ -184,6 +187,14 @@ class SiloProgram:
         ]
         reply.private = {}
         return reply
+
+    def _folder(self) -> Path:
+        """Where states are kept: a client of an experiment has a folder that goes with the process."""
+        if self._kept is not None:
+            return self._kept.folder
+        if self._temporary is None:
+            self._temporary = TemporaryDirectory(prefix="uefl-silo-")
+        return Path(self._temporary.name)
 
     def _fresh(self, workspace: Workspace, client: str, seed: int) -> dict[str, torch.Tensor]:
         """The private state that a client begins with."""

@@ -62,10 +62,10 @@ class Reply:
     error: str | None = None
     """why the client did not do its work; then everything else is empty"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
-    states: list[str] = field(default_factory=list)
-    """in the place of ``private``, where a client keeps its states itself: a name for each member, empty where it has none"""
     training: dict[str, float] = field(default_factory=dict)
     """what the training of this round leaves: ``train_loss``, ``steps``, and what the algorithm put into ``work.metrics``"""
+    states: list[str] = field(default_factory=list)
+    """in the place of ``private``, where a client keeps its states itself: a name for each member, empty where it has none"""
 
     @property
     def bytes(self) -> int:

@@ -86,7 +86,7 @@ def reply_of(packet: Packet) -> Reply:
         known = known and isinstance(states, list) and all(isinstance(state, str) for state in states)
         if not known or not numbers or not all(_is_metric(value) for value in metrics.values()):
             raise TypeError("a value of another type than that of a reply")
-        return Reply(client, examples, parts["update"], metrics, error, parts["private"], states, training)
+        return Reply(client, examples, parts["update"], metrics, error, parts["private"], training, states)
     except (KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
 

@@ -55,11 +55,13 @@ def test_a_reply_comes_back():
         {"own": torch.ones(2)},
         {"train_loss": 0.1},
     )
+    reply.states = [32 * "a", ""]
     found = unpack_reply(sent(pack_reply(reply)))
     same(reply.tensors, found.tensors)
     same(reply.private, found.private)
     assert (found.client, found.examples, found.error) == ("silo-1", 7, None)
     assert repr(found.metrics) == repr(reply.metrics)
+    assert found.states == reply.states
     assert found.training == reply.training
     assert all(getattr(found, field.name) or field.name == "error" for field in fields(Reply))  # none is forgotten
 
