@@ -19,7 +19,8 @@ def model(records):
 
 
 def test_without_virtual_images_it_is_fedavg_bit_for_bit():
-    (own, room, _), average = arm(settings("vhl", virtual_batch=0)), arm(settings("fedavg"))[0]
+    # The extra classes make the flat tensor longer. Torch's fused Adam rounds its last elements in another way on some CPUs; SGD does not.
+    (own, room, _), average = arm(settings("vhl", virtual_batch=0, optimizer="sgd")), arm(settings("fedavg", optimizer="sgd"))[0]
     assert model(finish(own)) == model(finish(average))
     extra = sum(p.numel() for p in room.net.head.virtual.parameters())
     assert torch.equal(values(own)[:-extra], values(average))
