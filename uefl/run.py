@@ -278,7 +278,7 @@ class _Run:
             "host": platform.node(),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "python": platform.python_version(),
-            "uefl": __version__,
+            "version": __version__,
             "torch": torch.__version__,
             "device": self.device.type,
             "threads": torch.get_num_threads(),

@@ -69,7 +69,7 @@ def test_a_run_says_when_where_and_with_what_it_was_made(finished):
     out, *_ = finished
     made, summary = json.loads((out / "made.json").read_text()), json.loads((out / "summary.json").read_text())
     page = (out / "report.html").read_text()
-    for value in (made["begun"], made["host"], made["uefl"], made["precision"], torch.__version__, "1 thread,"):
+    for value in (made["begun"], made["host"], made["version"], made["precision"], torch.__version__, "1 thread,"):
         assert value in page
     assert all(arm["cpu_seconds"] > 0 for arm in summary["arms"].values())
     assert "CPU s" in page

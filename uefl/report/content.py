@@ -184,7 +184,7 @@ def _made(run: Run) -> dict[str, str]:
     if not made:
         return {}
     how = f"{made['precision']}, {count(made['threads'], 'thread')}, {made['device']}"
-    versions = f"uefl {made['uefl']}, torch {made['torch']}, Python {made['python']}"
+    versions = f"uefl {made['version']}, torch {made['torch']}, Python {made['python']}"
     return {"begun": f"{made['begun']}, on {made['host']} ({made['machine']})", "computed with": f"{how}; {versions}"}
 
 

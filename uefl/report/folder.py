@@ -34,7 +34,7 @@ _FOLDERS = {
     "*/seed-*": "it is a case of a suite, whose runs are in ARM/seed-N",
     "*/*/seed-*": "it is the folder of a suite, whose runs are in CASE/ARM/seed-N",
 }
-MADE = frozenset(("begun", "host", "machine", "python", "uefl", "torch", "device", "threads", "precision"))
+MADE = frozenset(("begun", "host", "machine", "python", "version", "torch", "device", "threads", "precision"))
 """keys of made.json"""
 _SCHEMA = 2
 _WORST = 0.1  # share of the clients
