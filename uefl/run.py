@@ -226,9 +226,9 @@ def _prepare(
         workspace.algorithm.check(federation, name, workspace.net)
         check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos))
         privacy.check(cfg, name, workspace)
-        if deployment is not None and deployment.home and cfg.run.reference and _keeps_what_predicts(workspace):
+        if deployment is not None and deployment.home and cfg.run.private_mean and _keeps_what_predicts(workspace):
             why = "clients keep layers or tensors that predict, and silos do not send these for a mean to be made"
-            raise UserError(f"arm {name!r}: its {why}; set run.reference = false")
+            raise UserError(f"arm {name!r}: its {why}; set run.private_mean = false")
     return run
 
 

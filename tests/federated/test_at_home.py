@@ -16,11 +16,11 @@ from uefl.errors import RunError
 NAMES = [f"silo-{i}" for i in range(3)]
 ALGORITHMS = {
     "scaffold": {},
-    "fedper": {"reference": False},
-    "fedbn": {"reference": False, "participation": 0.6},
-    "local": {"reference": False},
-    "fedcr": {"reference": False},
-    "fedper-ensemble": {"reference": False, "uncertainty": "ensemble", "members": 2},
+    "fedper": {"private_mean": False},
+    "fedbn": {"private_mean": False, "participation": 0.6},
+    "local": {"private_mean": False},
+    "fedcr": {"private_mean": False},
+    "fedper-ensemble": {"private_mean": False, "uncertainty": "ensemble", "members": 2},
 }
 
 

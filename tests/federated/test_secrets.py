@@ -95,7 +95,7 @@ def finish_and_read(one):
 
 
 def test_silos_with_secrets_of_their_own_train_as_the_local_engine_with_these(tmp_path):
-    for name, keys in {"fedbr": {"pseudo": 6}, "distrans": {"reference": False}}.items():
+    for name, keys in {"fedbr": {"pseudo": 6}, "distrans": {"private_mean": False}}.items():
         cfg, fed = settings(name, **keys), federation((148, 148, 148))
         local = arm(cfg, fed, with_secrets)[0]
         remote = arm(cfg, fed, lambda _, cfg=cfg, fed=fed, name=name: Programs(cfg, fed, tmp_path / name), home=True)[0]

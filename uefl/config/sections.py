@@ -88,7 +88,7 @@ class Run(Section):
         "last", description="the model that is saved: of the `last` round, or the best on the server's `validation` images"
     )
     personalised: bool = Field(False, description="also measure every participant's own model after its training of the round")
-    reference: bool = Field(
+    private_mean: bool = Field(
         True,
         description="measure the global model of an algorithm whose clients keep layers of their own, with the mean of these layers; for "
         "that the layers leave the clients, so silos at a SuperLink do not do it",

@@ -233,7 +233,7 @@ class Arm:
     def _messages(self, each: list[tuple[Algorithm, State, Turn]], measuring: frozenset[str], training: frozenset[str]) -> Lazy[Message]:
         """A message for every client that is asked, made when the engine or a check looks at it: it has the client's private state."""
         references: list[Tensors] = [{} for _ in each]
-        if measuring and self.run.reference:
+        if measuring and self.run.private_mean:
             references = [
                 states.reference(algorithm, self.have_trained) for (algorithm, *_), states in zip(each, self.private, strict=True)
             ]
