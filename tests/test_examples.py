@@ -18,12 +18,14 @@ def run(name):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
 
 
+SCRIPTS = {"train_uefl": (["1", "1"], ["fedavg", "uefl"]), "train_fedul": (["1"], ["fedul", "fedul-m1", "supervised"])}
+"""training scripts: the rounds that they are given, and their arms"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "rounds", "arms"),
-    [("train_uefl", ["1", "1"], ["fedavg", "uefl"]), ("train_fedul", ["1"], ["fedul", "fedul-m1", "supervised"])],
-)
-def test_training_scripts(name, rounds, arms, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_training_scripts(name, tmp_path, monkeypatch, capsys):
+    rounds, arms = SCRIPTS[name]
     out = tmp_path / "run"
     monkeypatch.setattr("sys.argv", [name, "--rounds", *rounds, "--device", "cpu", "--out", str(out)])
     run(name)
@@ -75,4 +77,4 @@ def test_federated(tmp_path, monkeypatch):
 
 def test_every_example_is_run():
     names = {path.stem for pattern in ("*.py", "*.ipynb") for path in EXAMPLES.glob(pattern)}
-    assert names == {name.removeprefix("test_") for name in globals() if name.removeprefix("test_") in names}
+    assert names == SCRIPTS.keys() | {name.removeprefix("test_") for name in globals() if name.removeprefix("test_") in names}

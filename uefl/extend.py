@@ -62,7 +62,7 @@ def private_files(out: Path, cfg: Config) -> set[str]:
     return found
 
 
-def extended(cfg: Config, rounds: int) -> Config:
+def with_more_rounds(cfg: Config, rounds: int) -> Config:
     """The configuration with more rounds in its last iteration.
 
     Raises:
@@ -92,7 +92,7 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
     """
     if not (out / "summary.json").is_file():
         raise UserError(f"{out} has not finished; go on with it first: uefl train --resume {out}")
-    longer, names = extended(cfg, rounds), list(cfg.arms)
+    longer, names = with_more_rounds(cfg, rounds), list(cfg.arms)
     states = {name: kept(out, name) for name in names}
     absent = [name for name, state in states.items() if state is None]
     if absent:

@@ -172,7 +172,7 @@ def resume(
         cfg = config.load_whole(out / "config.toml")
         preset = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         if more_rounds:
-            longer = extend.extended(cfg, more_rounds)
+            longer = extend.with_more_rounds(cfg, more_rounds)
             extend.prepare(out, cfg, more_rounds, _digest(longer), preset)
             cfg = longer
         tensors, plain = checkpoint.load(out) or ({}, _START)

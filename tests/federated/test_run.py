@@ -144,7 +144,7 @@ def test_the_number_of_threads_is_set(tmp_path):
 
 
 def test_too_few_feature_vectors_are_found_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match="too few for 2000 codewords; lower codewords"):
+    with pytest.raises(UserError, match="too few for 2000 new codewords; lower codewords"):
         start(tmp_path / "run", "codewords=2000")
     assert not (tmp_path / "run").exists()
 
@@ -163,15 +163,14 @@ def test_the_saved_model_predicts_as_the_run_measured(finished):
         hits = (model.predict(test.images, client).argmax(1) == test.labels).double().mean()
         assert float(hits) == pytest.approx(summary["arms"][arm]["clients"]["silo-1"]["accuracy"], abs=0.15)  # dropout off, float32
         assert model.classes == tuple("0123456789")
-    with pytest.raises(UserError, match="client None has no part of its own"):
-        model.predict(test.images)
+    assert model.predict(test.images).shape == (len(test.images), 10)  # of a new site, with the codebook that fits best
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", None], ids=["empty", "garbage", "absent"])
 def test_a_file_that_is_no_model(tmp_path, content):
     if content is not None:
         (tmp_path / "m.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read" if content is not None else "is not there"):
         saved.load(tmp_path / "m.safetensors")
 
 
