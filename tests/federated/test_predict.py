@@ -190,7 +190,8 @@ def test_predict_shows_a_table(models, files):
     result = cli("predict", models["fedper"][1], files / "0.png", files / "0.png", "--passes", "3")
     assert result.exit_code == 0, result.output
     assert "mutual information" in result.stdout
-    assert result.stdout.count("0.png") == result.stdout.count("  image  ")  # a row in each part of the table
+    parts = sum(line.split()[:1] == ["image"] for line in result.stdout.splitlines())  # of a table wider than the terminal
+    assert result.stdout.count("0.png") == parts >= 1
     assert "predicted with the mean of the layers of all clients" in result.output
 
 
