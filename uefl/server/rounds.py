@@ -342,6 +342,8 @@ class Arm:
     def _check_state(self, i: int, magnitudes: Mapping[str, float]) -> None:
         """Stop where what the updates of a round made is no state to go on with: the last checkpoint is of the round before.
 
+        What it predicts is not looked at where privacy has added noise to it: so much noise is no fault of an update.
+
         Args:
             i: number of the member.
             magnitudes: the largest element of each update, by client.
@@ -351,7 +353,7 @@ class Arm:
         """
         tensors = self.states[i].tensors
         bad = next((name for name, tensor in tensors.items() if not math.isfinite(magnitude(tensor))), None)
-        why = f"{bad} is not finite" if bad else self._workspace.fault(tensors, self.private[i].start)
+        why = f"{bad} is not finite" if bad else self._workspace.fault(tensors, self.private[i].start, predict=self.privacy is None)
         if why is not None:
             raise RunError(f"round {self.round + 1}: the updates make no model ({why}); {blame(magnitudes)}")
 
