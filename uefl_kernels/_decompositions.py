@@ -6,8 +6,11 @@ Indices are the argmin of distances by float64 products. They are those of the o
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+
 import torch
-from torch._decomp import register_decomposition
 
 from . import _hold  # noqa: F401  defines the op
 from ._gather import flat_indices, gather
@@ -61,6 +64,18 @@ def _segments(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     return x.reshape(*x.shape[:-1], x.shape[-1] // codebook.shape[-1], codebook.shape[-1])
 
 
-register_decomposition([torch.ops.uefl.vq_assign.default])(vq_assign)
-register_decomposition([torch.ops.uefl.vq.default])(vq)
-register_decomposition([torch.ops.uefl.hold.default])(hold)
+def _tell(exporter) -> None:
+    """Add the above to the table of torch.onnx alone: from torch's common table inductor would know them, and refuse the ops."""
+    known = exporter.create_onnx_friendly_decomposition_table
+
+    @functools.wraps(known)
+    def table(onnx_registered_ops):
+        ops = torch.ops.uefl
+        own = {ops.vq_assign.default: vq_assign, ops.vq.default: vq, ops.hold.default: hold}
+        return known(onnx_registered_ops) | {op: as_plain for op, as_plain in own.items() if op not in onnx_registered_ops}
+
+    exporter.create_onnx_friendly_decomposition_table = table
+
+
+with contextlib.suppress(ImportError, AttributeError):  # a torch that has it elsewhere: all but ONNX export works
+    _tell(importlib.import_module("torch.onnx._internal.exporter._decomp"))
