@@ -14,7 +14,8 @@
 namespace uefl::cpu {
 namespace {
 
-// Measured (docs/design/search-cpu.md). AMX pads elements and codewords to 32, and turning rows into columns costs as much as a few codewords.
+// Measured (docs/design/search-cpu.md). AMX pads elements and codewords to 32, and turning rows into columns costs as much as a few
+// codewords.
 [[maybe_unused]] bool amx_pays(int64_t d, int64_t k) { return d >= 8 && k >= 32 && d * k >= 1 << 11; }
 
 // What a pass in half the bits costs besides its products, above all for the codewords that it leaves possible, is paid by long ones.
