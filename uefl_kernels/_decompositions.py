@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+from typing import Any
 
 import torch
 
@@ -64,12 +65,12 @@ def _segments(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     return x.reshape(*x.shape[:-1], x.shape[-1] // codebook.shape[-1], codebook.shape[-1])
 
 
-def _tell(exporter) -> None:
+def _tell(exporter: Any) -> None:
     """Add the above to the table of torch.onnx alone: from torch's common table inductor would know them, and refuse the ops."""
     known = exporter.create_onnx_friendly_decomposition_table
 
     @functools.wraps(known)
-    def table(onnx_registered_ops):
+    def table(onnx_registered_ops: set[Any]) -> Any:
         ops = torch.ops.uefl
         own = {ops.vq_assign.default: vq_assign, ops.vq.default: vq, ops.hold.default: hold}
         return known(onnx_registered_ops) | {op: as_plain for op, as_plain in own.items() if op not in onnx_registered_ops}
