@@ -25,7 +25,7 @@ _BATCH = 500
 
 
 class Row(NamedTuple):
-    """What the model says of one image."""
+    """The prediction for one image."""
 
     image: str
     label: str

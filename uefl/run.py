@@ -413,7 +413,7 @@ class _Run:
 
 
 def _digest(cfg: Config) -> str:
-    """What a checkpoint says of the configuration that it belongs to."""
+    """Return the digest of a configuration, for its checkpoints."""
     return hashlib.sha256(cfg.with_run(threads=0).to_toml().encode()).hexdigest()
 
 

@@ -115,7 +115,7 @@ def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
 
 
 def lloyd_fastkmeans(inputs: Inputs) -> Call:
-    """Use blocks with 4 MB of distances instead of 51,200 rows. The initial centers that it draws are those of ``gaussian``."""
+    """Use blocks with 4 MB of distances instead of 51,200 rows. It draws the initial centers of ``gaussian``."""
     from fastkmeans import FastKMeans
 
     x, centres = inputs

@@ -94,7 +94,7 @@ def refused(report: Report) -> str | None:
 
 
 def _fits_kind(header: Mapping[str, Any], sizes: Sizes) -> bool:
-    """Whether unlabeled sets, and they alone, come with what is told of sets."""
+    """Return whether a report describes sets exactly if its data are unlabeled sets."""
     if header["kind"] == "labeled":
         return not sizes.sets
     reach = Reach(**header["reach"])

@@ -196,7 +196,7 @@ class SavedModel:
             return self.algorithm.infer(member.net, x, tensors)
 
     def _draw(self, member: Member, pixels: torch.Tensor, client: str | None, passes: int) -> Prediction:
-        """What the algorithm says of a batch in a run: from draws with dropout on, or of its own kind."""
+        """Predict a batch as in a run: by dropout passes, or by the draws of the algorithm."""
         x = (pixels.to(self.mean.device) - self.mean) / self.std
         with _layers(member, client) as tensors:
             turn = Work.alone(member.net, tensors, passes)
