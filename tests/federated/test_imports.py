@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import uefl
+from tests.import_graph import imported, module_name
 
 ROOT = Path(uefl.__file__).parent
 
@@ -15,33 +15,8 @@ ROOT = Path(uefl.__file__).parent
 @cache
 def imports() -> dict[str, set[str]]:
     """For every module the modules of the package that it imports, also inside of functions, but not for its types alone."""
-    modules = {_name(path): path for path in ROOT.rglob("*.py")}
-    return {name: {target for target in _targets(path, name, set(modules)) if target != name} for name, path in modules.items()}
-
-
-def _name(path: Path) -> str:
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _targets(path: Path, name: str, modules: set[str]) -> set[str]:
-    tree = ast.parse(path.read_text())
-    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    hidden = {id(inner) for node in typing for inner in ast.walk(node)}
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in hidden:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")
-            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
-            module = ".".join(part for part in (base, node.module) if part)
-            inner = {f"{module}.{alias.name}" for alias in node.names}
-            found |= {one if one in modules else module for one in inner}
-    return found & modules
+    modules = {module_name(path, ROOT): path for path in ROOT.rglob("*.py")}
+    return {name: imported(path, name, set(modules)) & modules.keys() - {name} for name, path in modules.items()}
 
 
 def test_there_is_no_circle():
