@@ -78,7 +78,7 @@ def failure(wheel: Path) -> str:
         subprocess.run([str(python), *install], check=True, cwd=name, env=environment)
         site = Path(sysconfig.get_path("purelib", vars={"base": str(bare)}))
         (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # behind what is installed here
-        code = f"{snippet()}\nprint(uefl_kernels.COMPILED, uefl_kernels.__file__)"
+        code = f"{snippet()}\nimport uefl_kernels\nprint(uefl_kernels.COMPILED, uefl_kernels.__file__)"
         done = subprocess.run([python, "-c", code], cwd=name, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             return f"the snippet of the README fails:\n{done.stderr}"

@@ -7,6 +7,14 @@
 #include "cuda/rows.h"
 
 namespace uefl::cuda {
+
+// Arrays that the packing of a codebook clears. Outside the unnamed namespace, because a launcher in another file takes them.
+constexpr int kSpans = 5;
+struct Spans {
+  long long* begin[kSpans];
+  int64_t size[kSpans];
+};
+
 namespace {
 
 #if defined(__CUDACC__)
@@ -95,12 +103,6 @@ __device__ inline void add_up(double value, const Total& total) {
   if (threadIdx.x == 0) *total.sum = rest;
 }
 
-// All that is added to begins at zero.
-constexpr int kSpans = 5;
-struct Spans {
-  long long* begin[kSpans];
-  int64_t size[kSpans];
-};
 __device__ inline void clear_spans(const Spans& spans) {
   UEFL_UNROLL
   for (int i = 0; i < kSpans; ++i) {
